@@ -1,0 +1,319 @@
+"""The agent: makes one node do what the master says, and tells what happened. It never decides."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+from elastic.agent import children, prctl
+from elastic.agent.log_reader import log_file, read
+from elastic.agent.ranks import Rank, Ranks
+from elastic.agent.settings import AgentSettings
+from elastic.agent.starter import StartFailed
+from elastic.agent.starters import Starters
+from elastic.agent.stores import Stores
+from elastic.agent.uplink import Uplink
+from elastic.proto import knock, link, version
+from elastic.proto import master_pb2 as pb
+from elastic.proto.errors import ElasticError, MasterRefused, MasterUnreachable
+
+log = logging.getLogger(__name__)
+
+STORE_RANK = -1
+Phase = pb.NodeReport
+
+
+class Agent:
+    """One life of a node's agent. Everything runs on one event loop."""
+
+    def __init__(self, settings: AgentSettings, knock_socket: socket.socket) -> None:
+        self._settings = settings
+        self._incarnation = int.from_bytes(os.urandom(7), "big") | 1
+        self._knock_socket = knock_socket
+        self._starters = Starters(settings)
+        self._stores = Stores(settings, self._starters, self._store_lost, self._spare_changed)
+        self._uplink = Uplink(settings.master, settings.security, self._hello, self._heard)
+        self._ranks: Ranks | None = None
+        self._report = pb.NodeReport()
+        self._unit = 0
+        self._order: pb.Directive | None = None
+        self._ordered = asyncio.Event()
+        self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._unkillable = ""
+        self._error_file: Path | None = None
+        self._reads: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Work until told to end; returns the launcher's exit code."""
+        prctl.set_child_subreaper()
+        loop = asyncio.get_running_loop()
+        for name in (*self._settings.signals, *self._settings.drain_signals):
+            number = getattr(signal, name)
+            loop.add_signal_handler(number, self._take_signal, number)
+        knocks = await asyncio.start_server(self._answer_knock, sock=self._knock_socket)
+        uplink = loop.create_task(self._uplink.run(self._patience))
+        beats = loop.create_task(self._beat())
+        work = loop.create_task(self._obey())
+        try:
+            await asyncio.wait({uplink, work, self._signal}, return_when=asyncio.FIRST_COMPLETED)
+            if self._signal.done():
+                return await self._leave(self._signal.result())
+            if work.done():
+                return await self._end(work.result())
+            return await self._give_up(uplink.exception())
+        finally:
+            for task in (uplink, beats, work):
+                task.cancel()
+            knocks.close()
+            await self._stores.close()
+            await self._starters.close()
+            await children.sweep((), self._settings.kill_timeout)
+
+    # --- what the master says ----------------------------------------------------------------
+
+    def _hello(self) -> pb.Hello:
+        settings = self._settings
+        sockname = self._knock_socket.getsockname()
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        return pb.Hello(
+            version=pb.Version(major=version.WIRE.major, minor=version.WIRE.minor),
+            run_id=settings.run_id,
+            job_uid=self._uplink.job_uid,
+            epoch=self._uplink.epoch,
+            node_id=settings.node_id,
+            incarnation=self._incarnation,
+            slots=settings.slots,
+            host=settings.host,
+            knock_address=f"{host}:{sockname[1]}",
+            role=settings.role,
+            labels=dict(settings.labels),
+            node_rank=settings.node_rank,
+            report=self._report,
+            spare_store=self._stores.address,
+        )
+
+    def _heard(self, message: pb.ToAgent) -> None:
+        if message.HasField("directive"):
+            order = message.directive
+            if order.epoch < self._uplink.epoch:
+                return
+            if self._order is None or order.round >= self._order.round:
+                self._order = order
+                self._ordered.set()
+        elif message.HasField("read_log"):
+            self._send_log(message.read_log)
+
+    async def _obey(self) -> pb.Directive:
+        """Make the node do what the newest directive says; returns it once it says exit."""
+        while True:
+            await self._ordered.wait()
+            self._ordered.clear()
+            order = self._order
+            assert order is not None
+            if self._ranks is not None and (
+                order.kind != pb.Directive.RUN or order.round != self._ranks.round
+            ):
+                await self._stop_ranks(order.stop_grace)
+            if self._ordered.is_set():
+                continue
+            if order.kind == pb.Directive.EXIT:
+                return order
+            if order.kind == pb.Directive.WAIT:
+                self._stores.retire()
+                self._tell(pb.NodeReport(round=order.round, phase=Phase.IDLE))
+            elif self._ranks is None and order.round > self._report.round:
+                await self._start_ranks(order)
+
+    async def _start_ranks(self, order: pb.Directive) -> None:
+        self._stores.use(order.store)
+        self._tell(pb.NodeReport(round=order.round, phase=Phase.STARTING))
+        try:
+            self._ranks = Ranks(self._settings, order, self._starters)
+            await self._ranks.start(self._exit_seen, self._message_seen)
+        except (OSError, StartFailed) as error:
+            self._fail(pb.RankFailure(rank=order.first_rank, exit_code=1, message=str(error)))
+            return
+        if self._report.phase == Phase.STARTING:
+            self._tell(pb.NodeReport(round=order.round, phase=Phase.RUNNING))
+
+    async def _stop_ranks(self, grace: float, number: int = signal.SIGTERM) -> None:
+        if self._ranks is None:
+            return
+        ranks = self._ranks
+        left = await ranks.stop(grace, number)
+        self._ranks = None
+        if not left and not self._starters.under_way:
+            known = self._starters.pids | self._stores.pids
+            await children.sweep(known, self._settings.kill_timeout)
+        if left:
+            stack = children.kernel_stack(left[0].pid)
+            self._unkillable = (
+                f"process {left[0].pid} of rank {left[0].number} does not end on SIGKILL; it sits "
+                f"in the kernel at: {stack}"
+            )
+            log.error("%s", self._unkillable)
+            self._take_signal(0)
+
+    # --- what happens here -------------------------------------------------------------------
+
+    def _exit_seen(self, rank: Rank) -> None:
+        ranks = self._ranks
+        if ranks is None or self._report.round != ranks.round:
+            return
+        if rank.exit_code:
+            if not self._report.failures:
+                self._error_file = ranks.error_file(rank)
+            self._fail(ranks.failure(rank))
+        elif ranks.finished:
+            self._tell(pb.NodeReport(round=ranks.round, phase=Phase.FINISHED))
+
+    def _fail(self, failure: pb.RankFailure) -> None:
+        report = pb.NodeReport(round=self._report.round, phase=Phase.FAILED)
+        report.failures.extend([*self._report.failures, failure])
+        self._tell(report)
+
+    def _store_lost(self) -> None:
+        self._fail(pb.RankFailure(rank=STORE_RANK, exit_code=1, message="the store died"))
+
+    def _spare_changed(self, address: str) -> None:
+        self._uplink.send(pb.FromAgent(spare_store=pb.SpareStore(address=address)))
+
+    def _tell(self, report: pb.NodeReport) -> None:
+        self._report = report
+        self._uplink.send(pb.FromAgent(report=report))
+
+    def _message_seen(self, rank: Rank, message: link.Message) -> None:
+        ranks = self._ranks
+        if ranks is None:
+            return
+        if isinstance(message, link.TorchNote):
+            local_ranks = len(ranks.ranks)
+            self._starters.note_torch(
+                rank.local_rank, local_ranks, rank.environ, message.environ
+            )
+        elif isinstance(message, link.ModulesNote):
+            self._starters.note_modules(message.modules)
+        elif isinstance(message, link.FirstStep):
+            self._send_heartbeat()
+        elif isinstance(message, link.UnitAsked):
+            self._unit = message.ranks
+            unit = pb.UnitDeclared(round=ranks.round, unit=message.ranks)
+            self._uplink.send(pb.FromAgent(unit=unit))
+            world = ranks.order.world_size
+            fits = world % message.ranks == 0
+            reason = "" if fits else f"{world} ranks are no multiple of {message.ranks}"
+            rank.answer(link.UnitAnswered(reason=reason))
+
+    # --- signs of life -----------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            await self._uplink.attached.wait()
+            self._send_heartbeat()
+            if self._unit and self._ranks is not None:  # a lost one is said again
+                unit = pb.UnitDeclared(round=self._ranks.round, unit=self._unit)
+                self._uplink.send(pb.FromAgent(unit=unit))
+            await asyncio.sleep(self._uplink.heartbeat_interval)
+
+    def _send_heartbeat(self) -> None:
+        beat = pb.Heartbeat(round=self._report.round)
+        if self._ranks is not None:
+            beat.ranks.extend(rank.progress() for rank in self._ranks.ranks)
+        self._uplink.send(pb.FromAgent(heartbeat=beat))
+
+    async def _answer_knock(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        with contextlib.suppress(OSError):
+            writer.write(knock.answer(self._incarnation))
+            await writer.drain()
+        writer.close()
+
+    def _patience(self) -> float:
+        """With ranks that train, a master's absence is no reason to end."""
+        return float("inf") if self._ranks is not None else self._settings.join_timeout
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def _take_signal(self, number: int) -> None:
+        if not self._signal.done():
+            self._signal.set_result(number)
+
+    async def _end(self, order: pb.Directive) -> int:
+        """The master says exit."""
+        if order.exit_code == 1:
+            log.error("%s", order.reason)
+            self._copy_error_file(order.reason)
+        return order.exit_code
+
+    async def _leave(self, number: int) -> int:
+        """A signal to the launcher, or a process that does not end: this node leaves."""
+        started = self._report.round > 0
+        if self._unkillable:
+            reason, code = self._unkillable, 1
+        else:
+            name = signal.Signals(number).name
+            reason, code = f"its launcher got {name}", 1 if started else 128 + number
+            log.warning("%s: ending", name)
+        self._uplink.send(pb.FromAgent(leaving=pb.Leaving(reason=reason)))
+        await self._stop_ranks(self._settings.shutdown_timeout, number or signal.SIGTERM)
+        await self._uplink.flush(1.0)
+        return code
+
+    async def _give_up(self, error: BaseException | None) -> int:
+        """The master refused, or was never found."""
+        await self._stop_ranks(0.0)
+        if not isinstance(error, (MasterRefused, MasterUnreachable)):
+            raise error or RuntimeError("the stream to the master ended")
+        log.error("%s", error)
+        return 1
+
+    def _copy_error_file(self, reason: str) -> None:
+        """What @record promises: the root cause in the launcher's own error file."""
+        target = self._settings.workload.environ.get("TORCHELASTIC_ERROR_FILE")
+        if not target:
+            return
+        with contextlib.suppress(OSError):
+            if self._error_file is not None:
+                shutil.copyfile(self._error_file, target)
+            else:
+                text = {"message": {"message": reason, "extraInfo": {}}}
+                Path(target).write_text(json.dumps(text))
+
+    # --- logs --------------------------------------------------------------------------------
+
+    def _send_log(self, request: pb.ReadLogRequest) -> None:
+        task = asyncio.get_running_loop().create_task(self._read_log(request))
+        self._reads.add(task)
+        task.add_done_callback(self._reads.discard)
+
+    async def _read_log(self, request: pb.ReadLogRequest) -> None:
+        end = pb.LogChunk(request=request.request, end=True)
+        try:
+            attempt = request.attempt if request.HasField("attempt") else None
+            run_dir = self._settings.logs.run_dir
+            path = log_file(run_dir, request.rank, attempt, request.stream)
+            async for data in read(path, request.tail_bytes, request.follow):
+                chunk = pb.LogChunk(request=request.request, data=data)
+                self._uplink.send(pb.FromAgent(log=chunk))
+        except (ElasticError, OSError) as error:
+            end.error = str(error)
+        self._uplink.send(pb.FromAgent(log=end))
+
+
+async def run(settings: AgentSettings, knock_socket: socket.socket) -> int:
+    return await Agent(settings, knock_socket).run()
+
+
+def main(settings: AgentSettings, knock_socket: socket.socket) -> int:
+    """Run an agent; returns the exit code of the launcher."""
+    try:
+        return asyncio.run(run(settings, knock_socket))
+    except ElasticError as error:
+        log.error("%s", error)
+        return 1

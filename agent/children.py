@@ -1,0 +1,121 @@
+"""Processes that are ours by birth or by adoption: how they end, and what they leave behind."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Collection
+from pathlib import Path
+
+
+def watch(pid: int) -> "asyncio.Future[int]":
+    """The exit code of our child `pid`, negative for a signal, once it has ended and was reaped."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:  # reaped by somebody else, which nobody does
+        ended.set_result(-signal.SIGKILL)
+        return ended
+
+    def reap() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        try:
+            _, status = os.waitpid(pid, 0)
+            code = os.waitstatus_to_exitcode(status)
+        except ChildProcessError:
+            code = -signal.SIGKILL
+        if not ended.done():
+            ended.set_result(code)
+
+    loop.add_reader(pidfd, reap)
+    return ended
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Send a signal to the process group that `pid` leads; to it alone if it leads none yet."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+
+
+def orphans(known: Collection[int]) -> list[int]:
+    """Our direct children that are not among `known`: what ranks left behind."""
+    return [pid for pid in _children(os.getpid()) if pid not in known]
+
+
+async def sweep(known: Collection[int], patience: float) -> list[int]:
+    """End and reap all orphans with all that descends from them; returns what would not end.
+
+    Only call it while no start is under way: a process that was just adopted looks like an orphan.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience
+    while found := orphans(known):
+        for pid in found:
+            kill_tree(pid)
+        left = [pid for pid in found if not _reap(pid)]
+        if left:
+            if loop.time() > deadline:
+                return left
+            await _ended(left[0], deadline - loop.time())
+    return []
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL for a process and all that descends from it."""
+    for descendant in _tree(pid):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(descendant, signal.SIGKILL)
+
+
+async def _ended(pid: int, timeout: float) -> None:
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        ended = asyncio.Event()
+        loop.add_reader(pidfd, ended.set)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await ended.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+
+def _reap(pid: int) -> bool:
+    try:
+        done, _ = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return True
+    return done == pid
+
+
+def _tree(pid: int) -> list[int]:
+    """`pid` and its descendants, parents first."""
+    found = [pid]
+    for parent in found:
+        found.extend(_children(parent))
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found.extend(int(child) for child in (task / "children").read_text().split())
+    return found
+
+
+def kernel_stack(pid: int) -> str:
+    """Where an unkillable process sits in the kernel, as far as we may know."""
+    for name in ("stack", "wchan"):
+        with contextlib.suppress(OSError):
+            if text := Path(f"/proc/{pid}/{name}").read_text().strip():
+                return text[:2000]
+    return "unknown"

@@ -1,0 +1,183 @@
+"""The guardian: `elastic-run` itself. Starts the agent, and the master where this node has it, by
+plain fork; starts each again when it dies; passes signals on; ends what is left.
+
+Single threaded, and imports neither grpc nor asyncio, so that a fork of it is always safe.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from elastic.agent import children, prctl
+
+log = logging.getLogger(__name__)
+
+CRASHED = 70
+"""Exit code of a child of ours that met a bug (EX_SOFTWARE); it is started again, like a killed one."""
+
+MOST_DEATHS = 20
+"""Deaths of one child within a minute after which the guardian gives up."""
+
+
+MOST_BUGS = 3
+"""The same, where it ended by itself with `CRASHED`."""
+
+
+@dataclass(slots=True)
+class _Child:
+    name: str
+    main: Callable[[], int]
+    pid: int = 0
+    code: int | None = None
+    """Set once it ended for good."""
+    deaths: list[float] = field(default_factory=list[float])
+
+
+class Guardian:
+    """Runs until the agent, and the master if there is one, have ended for good."""
+
+    def __init__(self, agent: Callable[[], int], master: Callable[[], int] | None) -> None:
+        self._agent = _Child("agent", agent)
+        self._master = None if master is None else _Child("master", master)
+        self._wake, self._waker = socket.socketpair()
+        self._signalled = False
+
+    def run(self, signals: tuple[int, ...]) -> int:
+        """Returns the exit code of the launcher."""
+        prctl.set_child_subreaper()
+        self._wake.setblocking(False)
+        self._waker.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *signals):
+            signal.signal(number, lambda *_: None)
+        for child in self._children():
+            self._start(child)
+        try:
+            while self._agent.code is None:
+                self._wait(None)
+            self._end_master()
+        finally:
+            self._end_all()
+        if self._master is not None and self._master.code:
+            return self._master.code
+        return self._agent.code
+
+    def _children(self) -> list[_Child]:
+        return [self._agent] if self._master is None else [self._master, self._agent]
+
+    def _start(self, child: _Child) -> None:
+        guardian = os.getpid()
+        pid = os.fork()
+        if pid:
+            child.pid = pid
+            return
+        code = CRASHED
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in signal.valid_signals():
+                with contextlib.suppress(OSError, ValueError):
+                    if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN, None):
+                        signal.signal(number, signal.SIG_DFL)
+            os.setpgid(0, 0)  # a ^C at the terminal reaches the guardian alone, which passes it on
+            prctl.set_pdeathsig(signal.SIGTERM)
+            if os.getppid() == guardian:
+                code = child.main()
+        except BaseException:
+            log.critical("the %s met a bug", child.name, exc_info=True)
+        finally:
+            logging.shutdown()
+            os._exit(code)
+
+    def _wait(self, timeout: float | None) -> None:
+        """Wait for a signal or a child's end, and deal with it."""
+        select.select([self._wake], [], [], timeout)
+        received = b""
+        with contextlib.suppress(BlockingIOError):
+            received = self._wake.recv(4096)
+        for number in received:
+            if number != signal.SIGCHLD:
+                self._pass_on(number)
+        self._reap()
+
+    def _pass_on(self, number: int) -> None:
+        self._signalled = True
+        if self._agent.code is None:
+            self._terminate(self._agent, number)
+        elif self._master is not None:
+            self._terminate(self._master, signal.SIGTERM)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for child in self._children():
+                if child.pid == pid:
+                    child.pid = 0
+                    self._ended(child, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, child: _Child, code: int) -> None:
+        if child is self._agent:
+            self._sweep()
+        if 0 <= code != CRASHED:
+            child.code = code
+            if child is self._master and code:
+                self._terminate(self._agent, signal.SIGTERM)  # there will be no master
+            return
+        if self._signalled:
+            child.code = 128 - code if code < 0 else 1
+            return
+        now = time.monotonic()
+        child.deaths = [t for t in child.deaths if now - t < 60] + [now]
+        how = f"signal {-code}" if code < 0 else "a bug"
+        if len(child.deaths) > (MOST_DEATHS if code < 0 else MOST_BUGS):
+            log.error("the %s died %d times in a minute: giving up", child.name, len(child.deaths))
+            child.code = 1
+            return
+        log.warning("the %s died (%s) and is started again", child.name, how)
+        self._start(child)
+
+    def _end_master(self) -> None:
+        """The agent has ended. Its master ends by itself once the job is over."""
+        master = self._master
+        if master is None:
+            return
+        if self._agent.code == 1 or self._signalled:
+            self._terminate(master, signal.SIGTERM)
+        while master.code is None:
+            self._wait(None)
+
+    def _terminate(self, child: _Child, number: int) -> None:
+        if child.code is None and child.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, number)
+
+    def _sweep(self) -> None:
+        """End everything that outlived the agent, but the master."""
+        keep = {child.pid for child in self._children() if child.pid}
+        deadline = time.monotonic() + 10
+        while (left := children.orphans(keep)) and time.monotonic() < deadline:
+            for pid in left:
+                children.kill_tree(pid)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            select.select([self._wake], [], [], 0.005)
+
+    def _end_all(self) -> None:
+        for child in self._children():
+            self._terminate(child, signal.SIGKILL)
+        for child in self._children():
+            if child.pid:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(child.pid, 0)
+                child.pid = 0
+        self._sweep()

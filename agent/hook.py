@@ -1,0 +1,289 @@
+"""Inside the user's process: how the agent learns about a script that was not written for it.
+
+Installed by `startup/sitecustomize.py` in a spawned rank and by `agent/rank.py` in a forked one. It
+waits for the first import of torch, notes the environment then, claims the progress page, and from
+there on turns optimizer steps into signs of life. An exception that ends the script is told to the
+agent. Imports next to nothing, since it runs before the script; never imports torch itself; and
+whatever goes wrong in it goes no further.
+"""
+
+import contextlib
+import os
+import sys
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from elastic.proto import env
+
+if TYPE_CHECKING:
+    import socket
+    import traceback
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+
+    from elastic.proto.link import Message
+    from elastic.proto.page import PageWriter
+
+SEND_TIMEOUT = 5.0
+"""Seconds that a message to the agent may hold the script up; then the link is given up."""
+
+
+class Attachment:
+    """This process's claim on its rank's page, and its end of the link."""
+
+    def __init__(self, page: "PageWriter", link: "socket.socket | None") -> None:
+        self.page = page
+        self.link = link
+
+    def send(self, message: "Message") -> bool:
+        """Tell the agent, and say whether that went well."""
+        sent = self.link is not None and _send(self.link, message)
+        if not sent:
+            self.link = None  # half a line may be on it
+        return sent
+
+
+_attachment: Attachment | None = None
+_installed_in = 0
+"""Pid of the process that `install` was called in; a fork of it is no rank."""
+
+
+def attach() -> Attachment | None:
+    """Claim this rank's page, once; None outside a rank, and in every process but its first."""
+    global _attachment
+    if _attachment is not None:
+        return _attachment if _attachment.page.pid == os.getpid() else None
+    if _installed_in not in (0, os.getpid()):
+        return None
+    variables = env.process_environment()
+    fd = variables.get(env.PAGE_FD, "")
+    if not fd.isdecimal():
+        return None
+    from elastic.proto.errors import ElasticError
+    from elastic.proto.page import PageWriter
+
+    try:
+        page = PageWriter.claim(int(fd), os.getpid())
+    except (ElasticError, OSError, OverflowError):
+        return None  # a descriptor that means something else in this process
+    if page is None:
+        return None
+    _attachment = Attachment(page, _open_link())
+    return _attachment
+
+
+def install() -> None:
+    """Begin to follow this process; call it before the script runs. Does nothing twice."""
+    global _installed_in
+    if _installed_in:
+        return
+    _installed_in = os.getpid()
+    _chain_excepthook()
+    if "torch" in sys.modules:
+        if attach() is not None:
+            _quietly(_follow)
+    else:
+        sys.meta_path.insert(0, _TorchFinder())
+
+
+def _open_link() -> "socket.socket | None":
+    """Our end of the link: the inherited descriptor itself, for as long as this process lives."""
+    import socket
+
+    fd = env.process_environment().get(env.LINK_FD, "")
+    with contextlib.suppress(OSError, ValueError):
+        link = socket.socket(fileno=int(fd))
+        if link.family == socket.AF_UNIX and link.type == socket.SOCK_STREAM:
+            return link
+        link.detach()  # somebody else's
+    return None
+
+
+def _send(link: "socket.socket", message: "Message") -> bool:
+    """Send one message within `SEND_TIMEOUT`; whether all of it went."""
+    import socket
+    from time import monotonic
+
+    from elastic.proto.errors import LinkError
+    from elastic.proto.link import encode
+
+    try:
+        rest = memoryview(encode(message))
+    except (LinkError, ValueError, TypeError):
+        return True  # too much to tell; nothing of it went out
+    deadline = monotonic() + SEND_TIMEOUT
+    try:
+        while rest:
+            link.settimeout(max(0.001, deadline - monotonic()))
+            rest = rest[link.send(rest, socket.MSG_NOSIGNAL) :]
+    except OSError:
+        return False
+    return True
+
+
+# --- the first import of torch ---
+
+
+class _TorchFinder:
+    """On `sys.meta_path`: lets the others find torch, and is told when it is really imported."""
+
+    def __init__(self) -> None:
+        self._looking = False
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None", target: ModuleType | None = None
+    ) -> "ModuleSpec | None":
+        if name != "torch" or self._looking:
+            return None
+        import importlib.util
+
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec("torch")
+        finally:
+            self._looking = False
+        # The loader itself stays what it is, since tools look at `torch.__loader__`.
+        loader: Any = spec.loader if spec is not None else None
+        if loader is not None and hasattr(loader, "exec_module"):
+            with contextlib.suppress(AttributeError):
+                loader.exec_module = self._around(loader, loader.exec_module)
+        return spec
+
+    def _around(
+        self, loader: Any, execute: "Callable[[ModuleType], None]"
+    ) -> "Callable[[ModuleType], None]":
+        def exec_module(module: ModuleType) -> None:
+            with contextlib.suppress(AttributeError):
+                del loader.exec_module
+            _quietly(_before_torch)
+            execute(module)
+            with contextlib.suppress(ValueError):
+                sys.meta_path.remove(self)
+            if attach() is not None:
+                _quietly(_follow)
+
+        return exec_module
+
+
+def _before_torch() -> None:
+    attachment = attach()
+    if attachment is None:
+        return
+    from elastic.proto.link import TorchNote
+
+    environ = dict(env.process_environment())
+    attachment.send(TorchNote(environ=environ, argv=tuple(sys.argv), path=tuple(sys.path)))
+
+
+def _follow() -> None:
+    """Have torch call us after every optimizer step."""
+    optimizer = sys.modules["torch.optim.optimizer"]
+    optimizer.register_optimizer_step_post_hook(_Ticker().tick)
+
+
+class _Ticker:
+    """What torch calls after each `Optimizer.step`; several times a step with some optimizers."""
+
+    def __init__(self) -> None:
+        self._first = True
+        self._pid = os.getpid()
+
+    def tick(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """About a microsecond. A child that inherited us by a fork does nothing here."""
+        if _attachment is None or os.getpid() != self._pid:
+            return
+        _attachment.page.tick()
+        if self._first:
+            self._first = False
+            _quietly(_first_step)
+
+
+def _first_step() -> None:
+    if _attachment is None:
+        return
+    from elastic.proto.link import FirstStep, ModulesNote
+
+    _attachment.send(ModulesNote(modules=tuple(_site_modules())))
+    _attachment.send(FirstStep(step=1))
+
+
+def _site_modules() -> list[str]:
+    """Imported from site-packages, in the order of import; torch's own and ours left out."""
+    skipped = ("torch", "torchgen", "functorch", "elastic", "sitecustomize", "usercustomize")
+    names = []
+    for name, module in list(sys.modules.items()):
+        spec = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
+        origin = getattr(spec, "origin", None)
+        if name.partition(".")[0] in skipped or not isinstance(origin, str):
+            continue
+        if spec.name == name and ("site-packages" in origin or "dist-packages" in origin):
+            names.append(name)
+    return names
+
+
+# --- an exception that ends the script ---
+
+
+def _chain_excepthook() -> None:
+    previous = sys.excepthook
+
+    def excepthook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        _quietly(_tell_error, kind, error, trace)
+        previous(kind, error, trace)
+
+    sys.excepthook = excepthook
+
+
+def _tell_error(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """The rank's own process tells; a wrapper that failed before any import of torch does, too."""
+    # An interrupt has its own exit status, which our imports would change: `exec` of a text makes
+    # the interpreter forget that an interrupt is what it ends by.
+    attachment = None if issubclass(kind, KeyboardInterrupt) else attach()
+    if attachment is None:
+        return
+    import traceback
+
+    from elastic.proto.link import ErrorNote
+
+    frames = traceback.extract_tb(trace)
+    if isinstance(error, SyntaxError):  # it is where the parser stood, which no frame tells
+        frames.append(
+            traceback.FrameSummary(
+                error.filename or "", error.lineno or 0, "<module>", lookup_line=False
+            )
+        )
+    attachment.send(
+        ErrorNote(
+            type=kind.__name__
+            if kind.__module__ == "builtins"
+            else f"{kind.__module__}.{kind.__qualname__}",
+            message=str(error),
+            frame=_innermost(frames),
+            traceback="".join(traceback.format_exception(kind, error, trace)),
+        )
+    )
+
+
+def _innermost(frames: "traceback.StackSummary") -> str:
+    """`file:line in function` of the user's innermost frame, or of the innermost at all."""
+    own = [frame for frame in frames if not _foreign(frame.filename)]
+    for frame in reversed(own or frames):
+        return f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return ""
+
+
+def _foreign(filename: str) -> bool:
+    """Whether a file is a library's: installed, Python's own, or no file at all."""
+    if filename.startswith("<") or "site-packages" in filename or "dist-packages" in filename:
+        return True
+    return filename.startswith(os.path.dirname(os.__file__) + os.sep)
+
+
+def _quietly(function: "Callable[..., object]", *args: Any) -> None:
+    """Call it, and let nothing of what goes wrong reach the script."""
+    with contextlib.suppress(Exception):
+        function(*args)

@@ -1,0 +1,40 @@
+"""Whether the kernel's OOM killer struck in our cgroup: its own count, version 1 or 2."""
+
+import contextlib
+import re
+from functools import cache
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+
+
+def kills() -> int:
+    """Processes of our cgroup that the OOM killer ended so far; 0 where nobody counts."""
+    found = _counter()
+    if found is None:
+        return 0
+    with contextlib.suppress(OSError):
+        if match := re.search(r"^oom_kill (\d+)", found.read_text(), re.MULTILINE):
+            return int(match[1])
+    return 0
+
+
+@cache
+def _counter() -> Path | None:
+    """The file that holds the count."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            candidates = []
+            if not controllers:
+                candidates = [_ROOT / path.lstrip("/") / "memory.events", _ROOT / "memory.events"]
+            elif "memory" in controllers.split(","):
+                folder = _ROOT / "memory"
+                candidates = [
+                    folder / path.lstrip("/") / "memory.oom_control",
+                    folder / "memory.oom_control",
+                ]
+            for candidate in candidates:
+                if candidate.is_file():
+                    return candidate
+    return None

@@ -1,0 +1,233 @@
+"""The ranks of one round on this node: started, watched, ended."""
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from elastic.agent import children, logs, oom
+from elastic.agent.environment import rank_environment
+from elastic.agent.logs import AttemptLogs, RankStreams
+from elastic.agent.settings import AgentSettings
+from elastic.agent.spec import StartSpec
+from elastic.agent.starters import Starters
+from elastic.proto import link, page
+from elastic.proto import master_pb2 as pb
+from elastic.proto.errors import LinkError, PageError, ProtocolMismatch
+
+log = logging.getLogger(__name__)
+
+ExitSeen = Callable[["Rank"], None]
+MessageSeen = Callable[["Rank", link.Message], None]
+
+
+class Rank:
+    """One training process, from its start to its end."""
+
+    def __init__(self, number: int, local_rank: int) -> None:
+        self.number = number
+        self.local_rank = local_rank
+        self.pid = 0
+        self.started_by = ""
+        self.environ: dict[str, str] = {}
+        self.streams: RankStreams | None = None
+        self.error: link.ErrorNote | None = None
+        self.exit_code: int | None = None
+        self.ended: asyncio.Future[int] | None = None
+        self.page: mmap.mmap | None = None
+        self._link: socket.socket | None = None
+        self._parser = link.Parser()
+
+    def open(self, seen: MessageSeen) -> dict[str, int]:
+        """Make page and link; returns the rank's ends, which are the caller's to close."""
+        fd = page.create()
+        self.page = page.open_page(fd)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._link = ours
+        asyncio.get_running_loop().add_reader(ours, self._readable, seen)
+        return {"page": fd, "link": theirs.detach()}
+
+    def _readable(self, seen: MessageSeen) -> None:
+        assert self._link is not None
+        try:
+            data = self._link.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._close_link()
+            return
+        for message in self._parser.feed(data):
+            if isinstance(message, LinkError):
+                log.warning("rank %d: %s", self.number, message)
+                continue
+            if isinstance(message, link.ErrorNote):
+                self.error = message
+            seen(self, message)
+
+    def answer(self, message: link.Message) -> None:
+        with contextlib.suppress(OSError):
+            if self._link is not None:
+                self._link.send(link.encode(message))
+
+    def drain_link(self, seen: MessageSeen) -> None:
+        """Take what the rank said last; it has ended."""
+        while self._link is not None and _has_data(self._link):
+            self._readable(seen)
+
+    def _close_link(self) -> None:
+        if self._link is not None:
+            asyncio.get_running_loop().remove_reader(self._link)
+            self._link.close()
+            self._link = None
+
+    def close(self) -> None:
+        self._close_link()
+        if self.page is not None:
+            self.page.close()
+            self.page = None
+
+    def progress(self) -> pb.RankProgress:
+        """What its page says now."""
+        told = pb.RankProgress(rank=self.number, pid=self.pid, started_by=self.started_by)
+        if self.page is not None:
+            with contextlib.suppress(PageError, ProtocolMismatch):
+                seen = page.read(self.page)
+                told.step, told.ticks, told.phase = seen.step or 0, seen.ticks, seen.phase
+        return told
+
+
+class Ranks:
+    """All local ranks of one round."""
+
+    def __init__(self, settings: AgentSettings, order: pb.Directive, starters: Starters) -> None:
+        self.round = order.round
+        self.order = order
+        self.ranks = [
+            Rank(order.first_rank + local, local) for local in range(order.local_world_size)
+        ]
+        self.stopping = False
+        self._settings = settings
+        self._starters = starters
+        self._logs = AttemptLogs(settings.logs, order.round, settings.role)
+        self._oom = oom.kills()
+
+    async def start(self, exit_seen: ExitSeen, message_seen: MessageSeen) -> None:
+        """Start them all. Raises OSError or StartFailed; some may run then: `stop` ends them."""
+        starts = [self._start(rank, exit_seen, message_seen) for rank in self.ranks]
+        outcomes = await asyncio.gather(*starts, return_exceptions=True)
+        self._logs.follow()
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _start(self, rank: Rank, exit_seen: ExitSeen, message_seen: MessageSeen) -> None:
+        streams = self._logs.open(rank.number, rank.local_rank)
+        rank.streams = streams
+        spec = self._spec(rank, streams.error_file)
+        rank.environ = spec.environ
+        fds = {"stdout": streams.stdout, "stderr": streams.stderr, **rank.open(message_seen)}
+        try:
+            rank.started_by, rank.pid = await self._starters.start(spec, fds)
+        finally:
+            for fd in fds.values():
+                os.close(fd)
+        rank.ended = children.watch(rank.pid)
+        rank.ended.add_done_callback(lambda ended: self._ended(rank, ended, exit_seen, message_seen))
+        if self.stopping:
+            children.signal_group(rank.pid, signal.SIGKILL)
+
+    def _ended(
+        self,
+        rank: Rank,
+        ended: "asyncio.Future[int]",
+        exit_seen: ExitSeen,
+        message_seen: MessageSeen,
+    ) -> None:
+        if ended.cancelled():
+            return
+        rank.drain_link(message_seen)
+        rank.exit_code = ended.result()
+        if not self.stopping:
+            exit_seen(rank)
+
+    def _spec(self, rank: Rank, error_file: str) -> StartSpec:
+        work = self._settings.workload
+        local = str(rank.local_rank)
+        return StartSpec(
+            kind=work.kind,
+            target=work.entry,
+            args=tuple(arg.replace("${local_rank}", local) for arg in work.args),
+            environ=rank_environment(self._settings, self.order, rank.local_rank, error_file),
+            cwd=work.cwd,
+            python=work.python,
+        )
+
+    def failure(self, rank: Rank) -> pb.RankFailure:
+        """How a rank ended, for the master."""
+        folder = rank.streams.folder if rank.streams else None
+        told = pb.RankFailure(
+            rank=rank.number,
+            local_rank=rank.local_rank,
+            exit_code=rank.exit_code or 0,
+            log_tail=logs.tail(folder, 4096),
+            oom_killed=rank.exit_code == -signal.SIGKILL and oom.kills() > self._oom,
+        )
+        if rank.error is not None:
+            told.error_type = rank.error.type
+            told.message = rank.error.message
+            told.frame = rank.error.frame
+        return told
+
+    @property
+    def finished(self) -> bool:
+        return all(rank.exit_code == 0 for rank in self.ranks)
+
+    def error_file(self, rank: Rank) -> Path | None:
+        """The rank's error file, if it wrote one."""
+        if rank.streams is None or not rank.streams.error_file:
+            return None
+        path = Path(rank.streams.error_file)
+        return path if path.is_file() else None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to every rank's process group."""
+        for rank in self._running():
+            children.signal_group(rank.pid, number)
+
+    def _running(self) -> list[Rank]:
+        return [r for r in self.ranks if r.ended is not None and not r.ended.done()]
+
+    async def wait(self, timeout: float) -> bool:
+        """Whether all have ended within `timeout` seconds."""
+        waiting = [r.ended for r in self._running() if r.ended is not None]
+        if waiting:
+            await asyncio.wait(waiting, timeout=timeout)
+        return not self._running()
+
+    async def stop(self, grace: float, number: int = signal.SIGTERM) -> list[Rank]:
+        """End them: a signal, `grace` seconds, SIGKILL. Returns those that SIGKILL did not end."""
+        self.stopping = True
+        self.send_signal(number)
+        if grace <= 0 or not await self.wait(grace):
+            self.send_signal(signal.SIGKILL)
+            await self.wait(self._settings.kill_timeout)
+        left = self._running()
+        await self._logs.close()
+        for rank in self.ranks:
+            rank.close()
+        return left
+
+
+def _has_data(end: socket.socket) -> bool:
+    try:
+        return bool(end.recv(1, socket.MSG_PEEK))
+    except (BlockingIOError, ConnectionError):
+        return False

@@ -1,0 +1,155 @@
+"""Who starts a rank: the spawner always, the standby once it is built from what the script did."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+
+from elastic.agent.environment import mark
+from elastic.agent.settings import AgentSettings
+from elastic.agent.spec import StartSpec
+from elastic.agent.starter import Starter, StartFailed
+from elastic.proto import env
+from elastic.proto.errors import StarterDied
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 5.0
+"""Seconds after the first `import torch` until a standby is built, if no step is finished before."""
+
+_OF_A_RANK = frozenset(
+    {
+        "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "CUDA_VISIBLE_DEVICES",
+        env.PAGE_FD, env.LINK_FD, env.MARK, env.ROUND,
+    }
+)  # fmt: skip
+
+
+class Starters:
+    """Keeps a spawner and, where that is safe, a standby; starts each again when it dies."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._spawner: Starter | None = None
+        self._standby: Starter | None = None
+        self._notes: dict[int, Mapping[str, str | None]] = {}
+        """What each local rank had changed in its environment before it imported torch."""
+        self._environ: dict[str, str] | None = None
+        self._modules: tuple[str, ...] = ()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+        self._keeping = False
+        self.reason = "" if settings.fork_ranks else "--rank-start spawn"
+        """Why ranks are not forked; empty while they may be."""
+        self.under_way = 0
+        """Starts that were asked for and not answered."""
+        self.standby_ready = asyncio.Event()
+
+    @property
+    def pids(self) -> set[int]:
+        return {s.pid for s in (self._spawner, self._standby) if s and not s.died.is_set()}
+
+    async def start(self, spec: StartSpec, fds: Mapping[str, int]) -> tuple[str, int]:
+        """Start a process; returns who did and its pid. Raises StartFailed."""
+        self.under_way += 1
+        try:
+            for _ in range(5):
+                starter = self._ready_standby(spec) or await self._ensure_spawner()
+                with contextlib.suppress(StarterDied):
+                    return starter.kind, await starter.start(spec, fds)
+            raise StartFailed("the process that starts ranks died five times in a row")
+        finally:
+            self.under_way -= 1
+
+    def _ready_standby(self, spec: StartSpec) -> Starter | None:
+        standby = self._standby
+        if standby is None or spec.kind == "program" or not self.standby_ready.is_set():
+            return None
+        return None if standby.died.is_set() or standby.busy else standby
+
+    async def _ensure_spawner(self) -> Starter:
+        async with self._turn:
+            if self._spawner is None or self._spawner.died.is_set():
+                self._spawner = await Starter.launch(
+                    "spawner", environ=self._own_environ(), cwd=self._settings.workload.cwd
+                )
+            return self._spawner
+
+    def _own_environ(self) -> dict[str, str]:
+        return dict(self._settings.workload.environ) | {env.MARK: mark(self._settings, 0)}
+
+    # --- what the script does, and the standby made from it ---------------------------------
+
+    def note_torch(
+        self, local_rank: int, local_ranks: int, given: Mapping[str, str], seen: Mapping[str, str]
+    ) -> None:
+        """A rank is about to import torch, with `seen` made of the environment it was given."""
+        changed: dict[str, str | None] = {
+            key: value for key, value in seen.items() if given.get(key) != value
+        }
+        changed |= {key: None for key in given if key not in seen}
+        self._notes[local_rank] = {k: v for k, v in changed.items() if k not in _OF_A_RANK}
+        if self._keeping or self.reason or len(self._notes) < local_ranks:
+            return
+        if any(note != self._notes[0] for note in self._notes.values()):
+            self.reason = "ranks set different environments before they import torch"
+            log.warning("ranks are spawned, not forked: %s", self.reason)
+            return
+        base = {key: value for key, value in given.items() if key not in _OF_A_RANK}
+        base |= {key: value for key, value in self._notes[0].items() if value is not None}
+        self._environ = {k: v for k, v in base.items() if self._notes[0].get(k, "") is not None}
+        asyncio.get_running_loop().call_later(PATIENCE, self.build)
+
+    def note_modules(self, modules: tuple[str, ...]) -> None:
+        """A rank has finished its first step, with these modules imported."""
+        if not self._modules:
+            self._modules = modules
+        self.build()
+
+    def build(self) -> None:
+        """Build the standby now, in the background, if it is known how."""
+        if self._environ is None or self._keeping:
+            return
+        self._keeping = True
+        task = asyncio.get_running_loop().create_task(self._keep_standby())
+        self._tasks.add(task)
+
+    async def _keep_standby(self) -> None:
+        quick_deaths = 0
+        while quick_deaths < 3:
+            born = asyncio.get_running_loop().time()
+            standby = self._standby = await Starter.launch(
+                "standby",
+                environ=(self._environ or {}) | {env.MARK: mark(self._settings, 0)},
+                cwd=self._settings.workload.cwd,
+                python=self._settings.workload.python,
+            )
+            with contextlib.suppress(StarterDied):
+                await self._prepare(standby)
+            await standby.died.wait()
+            self.standby_ready.clear()
+            lived = asyncio.get_running_loop().time() - born
+            quick_deaths = quick_deaths + 1 if lived < 10 else 0
+            log.info("the standby died after %.1f s", lived)
+        self.reason = "the standby died three times as soon as it was built"
+        log.warning("ranks are spawned, not forked: %s", self.reason)
+
+    async def _prepare(self, standby: Starter) -> None:
+        ready = await standby.ready()
+        if ready.threads != 1:
+            self.reason = f"torch left {ready.threads} threads in the standby"
+            log.warning("ranks are spawned, not forked: %s", self.reason)
+            return
+        self.standby_ready.set()
+        if self._modules:
+            loaded = await standby.preload(self._modules)
+            log.info("standby preloaded %d modules in %.1f s", len(loaded.loaded), loaded.seconds)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for starter in (self._standby, self._spawner):
+            if starter is not None:
+                await starter.close()

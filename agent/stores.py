@@ -1,0 +1,129 @@
+"""This node's stores: one spare, kept ready on a socket of our own, and the one in use.
+
+Every round gets a fresh store. The socket is bound and listens from the start, so a rank that
+comes before the store process is up just waits in the kernel's queue.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+from elastic.agent import children
+from elastic.agent.environment import mark, resolver
+from elastic.agent.ports import listen
+from elastic.agent.settings import AgentSettings
+from elastic.agent.spec import StartSpec
+from elastic.agent.starters import Starters
+from elastic.proto import env
+
+
+class _Store:
+    def __init__(self, listener: socket.socket, address: str) -> None:
+        self.listener = listener
+        self.address = address
+        self.pid = 0
+        self.ended: asyncio.Future[int] | None = None
+        self.starting: asyncio.Task[None] | None = None
+
+
+class Stores:
+    """`lost` is called when the store in use dies, `changed` with each new spare's address."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        starters: Starters,
+        lost: Callable[[], None],
+        changed: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._starters = starters
+        self._lost = lost
+        self._changed = changed
+        self._spare = self._bind()
+        self._current: _Store | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port of the spare."""
+        return self._spare.address
+
+    @property
+    def pids(self) -> set[int]:
+        return {s.pid for s in (self._spare, self._current) if s is not None and s.pid}
+
+    def _bind(self) -> _Store:
+        low_high = self._settings.ports
+        ports = range(low_high[0], low_high[1] + 1) if low_high else None
+        listener = listen(self._settings.host, ports)
+        port = listener.getsockname()[1]
+        host = self._settings.host
+        return _Store(listener, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+    def use(self, address: str) -> None:
+        """Serve a round whose store is at `address`, ours or another node's."""
+        self.retire()
+        if address == self._spare.address:
+            self._current = self._spare
+            self._ensure(self._current)
+            self._renew()
+
+    def retire(self) -> None:
+        """The round of the store in use is over."""
+        if self._current is not None:
+            self._end(self._current)
+            self._current = None
+
+    def _renew(self) -> None:
+        self._spare = self._bind()
+        if self._starters.standby_ready.is_set():
+            self._ensure(self._spare)  # a fork, in milliseconds; an exec would cost ranks a core
+        self._changed(self._spare.address)
+
+    def _ensure(self, store: _Store) -> None:
+        if store.starting is None:
+            store.starting = asyncio.get_running_loop().create_task(self._start(store))
+
+    async def _start(self, store: _Store) -> None:
+        work = self._settings.workload
+        base = dict(work.environ)
+        spec = StartSpec(
+            kind="store",
+            target=self._settings.host,
+            environ=base | resolver(base) | {env.MARK: mark(self._settings, 0)},
+            cwd=work.cwd,
+            python=work.python,
+        )
+        _, pid = await self._starters.start(spec, {"listen": store.listener.fileno()})
+        store.listener.close()
+        store.pid = pid
+        store.ended = children.watch(pid)
+        store.ended.add_done_callback(lambda _: self._died(store))
+        if store not in (self._current, self._spare):
+            self._end(store)
+
+    def _died(self, store: _Store) -> None:
+        store.pid = 0
+        if store is self._current:
+            self._current = None
+            self._lost()
+        elif store is self._spare:
+            self._renew()
+
+    def _end(self, store: _Store) -> None:
+        if store.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(store.pid, signal.SIGKILL)
+        else:
+            store.listener.close()
+
+    async def close(self) -> None:
+        self.retire()
+        spare, self._spare = self._spare, _Store(socket.socket(), "")
+        self._end(spare)
+        for store in (spare,):
+            if store.ended is not None:
+                await store.ended

@@ -1,0 +1,144 @@
+"""The agent's stream to the master: attaches, attaches again when it breaks, tells and hears."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from elastic.proto import master_pb2 as pb
+from elastic.proto import master_pb2_grpc, version
+from elastic.proto.client import open_channel
+from elastic.proto.security import Security
+from elastic.proto.errors import MasterRefused, MasterUnreachable, ProtocolMismatch
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
+"""Seconds between two attempts to attach."""
+
+_REFUSALS = {
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+
+
+class Uplink:
+    """`hello` makes the first message of each stream, `heard` takes every directive and request."""
+
+    def __init__(
+        self,
+        address: str,
+        security: Security,
+        hello: Callable[[], pb.Hello],
+        heard: Callable[[pb.ToAgent], None],
+    ) -> None:
+        self.epoch = 0
+        self.job_uid = ""
+        self.heartbeat_interval = 1.0
+        self.attached = asyncio.Event()
+        self.last_contact = asyncio.get_running_loop().time()
+        self._address = address
+        self._security = security
+        self._hello = hello
+        self._heard = heard
+        self._outbox: asyncio.Queue[pb.FromAgent] = asyncio.Queue()
+
+    def send(self, message: pb.FromAgent) -> None:
+        """Say something, if a stream is open; what matters is said again in the next Hello."""
+        if self.attached.is_set():
+            self._outbox.put_nowait(message)
+
+    async def run(self, patience: Callable[[], float]) -> None:
+        """Keep a stream open for ever.
+
+        patience: seconds without a master after which to give up, asked anew each time.
+        Raises MasterRefused, or MasterUnreachable when patience is over.
+        """
+        loop = asyncio.get_running_loop()
+        pause, said = FIRST_PAUSE, False
+        while True:
+            before = self.last_contact
+            trouble = await self._attach()
+            if self.last_contact != before:
+                pause, said = FIRST_PAUSE, False
+            silent = loop.time() - self.last_contact
+            if silent > patience():
+                raise MasterUnreachable(
+                    f"no master answers at {self._address} for {silent:.0f} s ({trouble}): is the "
+                    "address right, and is elastic-run running on the node that owns it?"
+                )
+            if silent > 5 and not said:
+                said = True
+                log.warning("waiting for a master at %s (%s)", self._address, trouble)
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, LONGEST_PAUSE)
+
+    async def _attach(self) -> str:
+        """One stream, to its end; returns why it ended."""
+        channel = open_channel(self._address, self._security)
+        writer: asyncio.Task[None] | None = None
+        try:
+            stub = master_pb2_grpc.MasterStub(channel)
+            stream = stub.Attach(metadata=self._security.metadata())
+            async with asyncio.timeout(10.0):
+                await stream.write(pb.FromAgent(hello=self._hello()))
+                first = await stream.read()
+            if first is grpc.aio.EOF or not first.HasField("welcome"):
+                return self._judge(await stream.code(), await stream.details() or "")
+            self._welcome(first.welcome)
+            writer = asyncio.get_running_loop().create_task(self._write(stream))
+            while (message := await stream.read()) is not grpc.aio.EOF:
+                self.last_contact = asyncio.get_running_loop().time()
+                self._heard(message)
+            return self._judge(await stream.code(), await stream.details() or "")
+        except grpc.aio.AioRpcError as error:
+            return self._judge(error.code(), error.details() or "")
+        except (TimeoutError, asyncio.InvalidStateError, grpc.aio.UsageError):
+            return "no answer"
+        finally:
+            self.attached.clear()
+            if writer is not None:
+                writer.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await writer
+            await channel.close()
+
+    def _judge(self, code: grpc.StatusCode, details: str) -> str:
+        if code in _REFUSALS:
+            raise MasterRefused(f"the master at {self._address} refuses this node: {details}")
+        return details[:200] or code.name
+
+    def _welcome(self, welcome: pb.Welcome) -> None:
+        try:
+            theirs = version.Version(welcome.version.major, welcome.version.minor)
+            version.check("the master", theirs, version.WIRE)
+        except ProtocolMismatch as error:
+            raise MasterRefused(str(error)) from error
+        if welcome.epoch < self.epoch:
+            raise MasterRefused(f"the master at {self._address} is an old one")
+        self.epoch, self.job_uid = welcome.epoch, welcome.job_uid
+        self.heartbeat_interval = welcome.heartbeat_interval or 1.0
+        self.last_contact = asyncio.get_running_loop().time()
+        self._outbox = asyncio.Queue()
+        self.attached.set()
+
+    async def _write(self, stream: grpc.aio.StreamStreamCall) -> None:
+        outbox = self._outbox
+        with contextlib.suppress(
+            grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError
+        ):
+            while True:
+                await stream.write(await outbox.get())
+                self._outbox.task_done()
+
+    async def flush(self, timeout: float) -> None:
+        """Wait until what was said has been handed to the network."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._outbox.join()

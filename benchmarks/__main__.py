@@ -1,0 +1,89 @@
+"""Print the table of timings: `python -m benchmarks [restart|two_nodes|start ...]`."""
+
+import argparse
+import shlex
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks import peers, restart, start, two_nodes
+from benchmarks.jobs import Launcher
+from benchmarks.table import Row, render, save
+
+NAMES = ("start", "restart", "two_nodes")
+
+
+def main() -> int:
+    """Run what was asked for; figures go to stdout as a table and to a file as JSON."""
+    args = _parser().parse_args()
+    ours = None if args.no_ours else peers.OURS
+    if ours and args.ours:
+        ours = replace(ours, prefix=tuple(shlex.split(args.ours)))
+    wanted = args.peers.split(",") if args.peers else []
+    found: list[Row] = []
+    for name in args.name or NAMES:
+        found += _rows(name, args, ours, wanted)
+        save(found, args.out)
+    sys.stdout.write(render(found))
+    for row in found:
+        for sample in (*((row.ours,) if row.ours else ()), *row.peers):
+            for why, times in Counter(sample.notes).items():
+                sys.stdout.write(f"{times} x {sample.launcher}, {row.measure}: {why}\n")
+    return 0
+
+
+def _rows(
+    name: str, args: argparse.Namespace, ours: Launcher | None, wanted: list[str]
+) -> list[Row]:
+    torchrun = [peers.TORCHRUN] if "torchrun" in wanted else []
+    if name == "start":
+        return start.rows(ours, torchrun, args.n or 10)
+    if name == "two_nodes":
+        own_store = [peers.TORCHRUN_OWN_STORE] if "torchrun-own-store" in wanted else []
+        return two_nodes.rows(ours, [*torchrun, *own_store], args.scenario, args.scale)
+    if "torchrun-own-store" in wanted:
+        torchrun.append(peers.TORCHRUN_OWN_STORE)
+    if "dlrover" in wanted:
+        torchrun.append(peers.dlrover(args.dlrover_python or peers.make_venv()))
+    setting = restart.Setting(
+        kills=args.n or 20,
+        ranks=args.ranks,
+        device=args.device,
+        hold_gib=args.hold_gib,
+        settle=tuple(args.settle),
+    )
+    return restart.rows(ours, torchrun, setting)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", nargs="*", help=f"any of {', '.join(NAMES)}; all without one")
+    parser.add_argument("--ours", help="command prefix in place of `python -m elastic.run`")
+    parser.add_argument("--no-ours", action="store_true", help="peers only")
+    parser.add_argument(
+        "--peers",
+        default="torchrun,dlrover",
+        help="any of torchrun, torchrun-own-store, dlrover, comma between; '' for none",
+    )
+    parser.add_argument("--dlrover-python", type=Path, help="interpreter of a venv with DLRover")
+    parser.add_argument("--n", type=int, help="restart: kills (20); start: launches (10)")
+    parser.add_argument("--ranks", type=int, default=2, help="restart: ranks")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="restart: device")
+    parser.add_argument(
+        "--hold-gib", type=float, default=0.0, help="restart: device memory that each rank holds"
+    )
+    parser.add_argument(
+        "--settle", type=float, nargs=2, default=(1.0, 4.0), help="restart: seconds before a kill"
+    )
+    parser.add_argument(
+        "--scenario", action="append", choices=two_nodes.SCENARIOS, default=[],
+        help="two_nodes: only this one (repeatable)",
+    )  # fmt: skip
+    parser.add_argument("--scale", type=float, default=1.0, help="two_nodes: times as many tries")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks.json"), help="the JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Samples, rows, the printed table and the JSON file."""
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass(kw_only=True)
+class Sample:
+    """One launcher's figures for one measure, in seconds; `failed` tries are not among them."""
+
+    launcher: str
+    seconds: list[float] = field(default_factory=list)
+    failed: int = 0
+    notes: list[str] = field(default_factory=list)  # why tries failed, or were slow
+
+    @property
+    def tries(self) -> int:
+        """All tries, failed ones too."""
+        return len(self.seconds) + self.failed
+
+    def quantile(self, q: float) -> float | None:
+        """The q-quantile of the tries that came through (nearest rank), or None without any."""
+        if not self.seconds:
+            return None
+        ordered = sorted(self.seconds)
+        return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
+
+    def add(self, seconds: float) -> None:
+        """Count one try that came through, and show that something happens."""
+        self.seconds.append(seconds)
+        sys.stderr.write(f"{self.launcher}: {seconds:.2f} s\n")
+
+    def fail(self, why: str) -> None:
+        """Count one failed try."""
+        self.failed += 1
+        self.notes.append(why)
+        sys.stderr.write(f"{self.launcher}: failed: {why}\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measure: ours, where it was run, and the peers."""
+
+    measure: str
+    ours: Sample | None
+    peers: Sequence[Sample]
+
+
+HEADER = ("measure", "launcher", "p50", "p90", "max", "peer/ours", "n", "failed")
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
+
+
+def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """The table's cells, ours first in each measure."""
+    found: list[tuple[str, ...]] = []
+    for row in rows:
+        base = row.ours.quantile(0.5) if row.ours else None
+        for number, sample in enumerate([*([row.ours] if row.ours else []), *row.peers]):
+            p50 = sample.quantile(0.5)
+            ratio = f"{p50 / base:.1f}x" if sample is not row.ours and p50 and base else ""
+            found.append(
+                (
+                    row.measure if number == 0 else "",
+                    sample.launcher,
+                    *(_seconds(sample.quantile(q)) for q in (0.5, 0.9, 1.0)),
+                    ratio,
+                    str(sample.tries),
+                    f"{sample.failed} of {sample.tries}" if sample.failed else "0",
+                )
+            )
+    return found
+
+
+def render(rows: Sequence[Row]) -> str:
+    """The table as Markdown, columns aligned."""
+    cells = [HEADER, *lines(rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(HEADER))]
+
+    def line(values: Sequence[str]) -> str:
+        padded = (value.ljust(width) for value, width in zip(values, widths, strict=True))
+        return "| " + " | ".join(padded) + " |"
+
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([line(cells[0]), rule, *map(line, cells[1:])]) + "\n"
+
+
+def save(rows: Sequence[Row], path: Path) -> None:
+    """Every single figure and where it was taken."""
+    machine = {
+        "host": platform.node(),
+        "cpus": os.cpu_count(),
+        "load_1m": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1)
+    )

@@ -1,0 +1,178 @@
+"""Two (and three) launchers on one host, one rank each: a rank dies, a node dies, a node waits."""
+
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.jobs import SCRIPTS, Job, Launcher
+from benchmarks.table import Row, Sample
+
+START_S = 120.0
+SETTLE_S = (1.0, 3.0)
+REPLACE_S = 90.0  # torchrun loses the job after 72 s
+LEAVE_S = 30.0
+
+
+def _port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def _args(nnodes: str, port: int, script: str) -> list[str]:
+    return [
+        f"--nnodes={nnodes}",
+        "--nproc_per_node=1",
+        "--max_restarts=100",
+        "--rdzv_backend=c10d",
+        f"--rdzv_endpoint=127.0.0.1:{port}",
+        "--rdzv_id=bench",
+        "--local_addr=127.0.0.1",
+        str(SCRIPTS / script),
+    ]
+
+
+def _listening(port: int) -> bool:
+    """Whether a local socket listens on `port`; connecting would disturb it."""
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines() for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table[1:]]
+    return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)
+
+
+def _start(job: Job, launcher: Launcher, nodes: int, args: list[str], port: int) -> str | None:
+    """Start the nodes, node 0 first so that it holds the store; None, or why it did not work."""
+    job.launch(launcher, args, 0)
+    why = job.until(lambda: _listening(port), START_S)
+    for node in range(1, nodes):
+        job.launch(launcher, args, node)
+    return why
+
+
+def rank_fails(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -> None:
+    """A rank of node 1 is killed: until the first line of both new ranks."""
+    port = _port()
+    with Job() as job:
+        why = _start(job, launcher, 2, _args("2", port, "first_line.py"), port)
+        why = why or job.until(lambda: job.first_each_rank("start", set(), 0) is not None, START_S)
+        while why is None and sample.tries < n:
+            time.sleep(rng.uniform(*SETTLE_S))
+            before = job.pids()
+            victim = next(e.pid for e in reversed(job.events()) if e.node == 1)
+            killed = time.monotonic()
+            os.kill(victim, signal.SIGKILL)
+
+            def back(before: set[int] = before, killed: float = killed) -> bool:
+                return job.first_each_rank("start", before, killed) is not None
+
+            why = job.until(back, LEAVE_S)
+            if why is None:
+                new = job.first_each_rank("start", before, killed) or []
+                sample.add(max(event.at for event in new) - killed)
+        if why is not None:
+            sample.fail(why)
+
+
+def node_leaves(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -> None:
+    """nnodes 1:2, node 1 is killed whole: until node 0 finishes a step without it."""
+    del n
+    port = _port()
+    with Job() as job:
+        why = _start(job, launcher, 2, _args("1:2", port, "steps.py"), port)
+        why = why or job.until(lambda: _stepped(job, 2, set()), START_S)
+        if why is None:
+            time.sleep(rng.uniform(*SETTLE_S))
+            before, killed = job.pids(), time.monotonic()
+            job.kill_processes(node=1)
+            why = job.until(lambda: _alone(job, before, killed) is not None, LEAVE_S)
+            at = _alone(job, before, killed)
+            if at is not None:
+                sample.add(at - killed)
+        if why is not None:
+            sample.fail(why)
+
+
+def _alone(job: Job, before: set[int], killed: float) -> float | None:
+    """When a world of one finished its first step."""
+    return next(
+        (e.at for e in job.events()
+         if e.kind == "step" and e.world == 1 and e.at > killed and e.pid not in before),
+        None,
+    )  # fmt: skip
+
+
+def _stepped(job: Job, world: int, without: set[int]) -> bool:
+    ranks = {e.rank for e in job.events()
+             if e.kind == "step" and e.step >= 3 and e.world == world and e.pid not in without}  # fmt: skip
+    return len(ranks) == world
+
+
+def node_replaced(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -> None:
+    """nnodes 2 with a third waiting, node 1 is killed whole: until both new ranks finish a step."""
+    del n
+    port = _port()
+    with Job() as job:
+        args = _args("2", port, "steps.py")
+        why = _start(job, launcher, 2, args, port)
+        why = why or job.until(lambda: _stepped(job, 2, set()), START_S)
+        if why is None:
+            job.launch(launcher, args, 2)
+            time.sleep(8 + rng.uniform(*SETTLE_S))  # by then it waits
+            before, killed = job.pids(), time.monotonic()
+            job.kill_processes(node=1)
+
+            def back() -> bool:
+                return job.first_each_rank("step", before, killed) is not None
+
+            why = job.until(back, REPLACE_S)
+            new = job.first_each_rank("step", before, killed) or []
+            if new:
+                sample.add(max(event.at for event in new) - killed)
+        if why is not None:
+            sample.fail(why)
+
+
+def one_of_two(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -> None:
+    """nnodes 1:2 with one present: launch to its first step."""
+    del rng, n
+    port = _port()
+    with Job() as job:
+        job.launch(launcher, _args("1:2", port, "steps.py"))
+        why = job.until(lambda: any(e.kind == "step" for e in job.events()), START_S)
+        if why is not None:
+            sample.fail(why)
+            return
+        first = next(e.at for e in job.events() if e.kind == "step")
+        sample.add(first - job.started[0])
+
+
+Scenario = Callable[[Launcher, random.Random, Sample, int], None]
+SCENARIOS: dict[str, tuple[Scenario, str, int]] = {
+    "rank": (rank_fails, "2 nodes, a rank is killed, to all new ranks' first line", 10),
+    "leave": (node_leaves, "nnodes 1:2, a node is killed, to a step without it", 5),
+    "replace": (node_replaced, "nnodes 2, a third waits, a node is killed, to a step with it", 3),
+    "one": (one_of_two, "nnodes 1:2 with one present, launch to its first step", 3),
+}
+
+
+def rows(
+    ours: Launcher | None, peers: Sequence[Launcher], names: Sequence[str], scale: float
+) -> list[Row]:
+    """One row a scenario; `scale` multiplies how often each is tried."""
+    found = []
+    for name in names or SCENARIOS:
+        scenario, measure, usual = SCENARIOS[name]
+        n = max(round(usual * scale), 1)
+        samples = []
+        for launcher in (*((ours,) if ours else ()), *peers):
+            sample, rng = Sample(launcher=launcher.name), random.Random(0)
+            while sample.tries < n:
+                scenario(launcher, rng, sample, n)
+            samples.append(sample)
+        split = 1 if ours else 0
+        found.append(Row(measure=measure, ours=samples[0] if ours else None, peers=samples[split:]))
+    return found

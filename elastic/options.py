@@ -1,0 +1,369 @@
+"""`elastic-run`'s command line and environment, as one frozen `Options`.
+
+Every setting is read here and nowhere else. Imports little, so that `--help` and a mistake answer
+at once; what needs a look at the machine (how many GPUs, whose address) is left to the launcher.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from elastic import dlrover_flags, slurm, values
+from elastic.endpoint import Backend, ignored_conf, meeting
+from elastic.flags import OURS, TORCHRUN
+from elastic.parser import HelpFormatter, Parser
+from elastic.proto.errors import UsageError
+
+EntryKind = Literal["script", "module", "program", "run_path"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """All that a command line of `elastic-run` says; times are in seconds."""
+
+    # Size.
+    min_nodes: int
+    """Fewest nodes to train on."""
+    max_nodes: int
+    """Most nodes to train on; more wait as hot spares."""
+    nproc_per_node: str
+    """Ranks a node: digits, or `gpu`, `cpu`, `auto` and the like (`agent/slots.py` counts them)."""
+    node_unit: int
+    """Nodes of a round are a multiple of it."""
+    rank_unit: int
+    """World size is a multiple of it."""
+
+    # Where the nodes meet.
+    rdzv_backend: Backend
+    """torchrun's backend, after --standalone; etcd's are refused."""
+    endpoint_host: str
+    """Name or address of the master's host, without brackets."""
+    endpoint_port: int
+    """Port of the master; 0 is any free one, for a job of one node."""
+    run_id: str
+    """Id of the job (TORCHELASTIC_RUN_ID); a uuid for a standalone job, `none` if nobody gave one."""
+    hosts_master: bool | None
+    """True: this node hosts the master; False: it joins one; None: it hosts if it has the address."""
+    node_rank: int | None
+    """Place that this node asks for, if any."""
+    node_id: str | None
+    """Lasting name of this node, or None to make one up."""
+    labels: Mapping[str, str]
+    """Topology labels of this node."""
+    local_addr: str | None
+    """Address at which others reach this node, or None to find it."""
+    port_range: tuple[int, int] | None
+    """Ports for listeners, both included; None is any free port."""
+    join_timeout: float
+    """Time for the first round to come together, more than 0."""
+    last_call: float
+    """Wait for nodes that are on their way, once there are enough."""
+    lease: float
+    """Silence after which a node is probed, more than 0."""
+    below_min_timeout: float | None
+    """Time with fewer nodes than `min_nodes` after which the job fails; None is never."""
+
+    # What runs.
+    entry_kind: EntryKind
+    """How `entry` is run: `python -u F`, `python -u -m M`, as a program, or by runpy.run_path."""
+    entry: str
+    """Script, module or program."""
+    entry_args: tuple[str, ...]
+    """Its arguments."""
+    python: str
+    """The Python that runs scripts and modules (PYTHON_EXEC, else the one that runs us)."""
+    role: str
+    """Role of the ranks."""
+    start_method: str
+    """multiprocessing's start method, for a Python function as the entry."""
+    rank_start: Literal["auto", "spawn"]
+    """Whether ranks may be forked from a standby."""
+    spare_ranks: Literal["auto", "off"]
+    """Whether ranks may be started ahead."""
+    virtual_local_rank: bool
+    """LOCAL_RANK is 0 for all, and each rank sees its own device alone."""
+    numa_binding: str | None
+    """torchrun's affinity mode, or None."""
+
+    # Failures, and the end.
+    max_restarts: int
+    """Restarts after failures of the script itself."""
+    fault_budget: int
+    """Recoveries from other faults before the job fails."""
+    monitor_interval: float
+    """torchrun's poll interval; for whatever is still polled."""
+    failure_grace: float
+    """From SIGTERM to SIGKILL for survivors of a failed round."""
+    shutdown_timeout: float
+    """From a signal to elastic-run until SIGKILL for its ranks."""
+    drain_timeout: float
+    """Time for a drained node to save and leave."""
+    signals_to_handle: tuple[str, ...]
+    """Signals passed on to the ranks, which end the job."""
+    drain_signals: tuple[str, ...]
+    """Signals that drain this node; under srun only."""
+    requeue: bool
+    """Slurm has started this job before."""
+
+    # Logs and files.
+    log_dir: str | None
+    """Folder for logs; None is a temporary one, /dev/null none."""
+    log_keep: int
+    """Attempts whose log folders are kept."""
+    log_limit: int
+    """Most bytes of one log file; 0 is no limit."""
+    redirects: values.Std
+    """Streams that go to files; ask `values.std_for`."""
+    tee: values.Std
+    """Streams that go to files and the console; ask `values.std_for`."""
+    local_ranks_filter: frozenset[int] | None
+    """Local ranks that the console shows; None is all."""
+    duplicate_stdout_filters: tuple[str, ...]
+    """Words whose stdout lines are copied to a file of their own."""
+    duplicate_stderr_filters: tuple[str, ...]
+    """Words whose stderr lines are copied to a file of their own."""
+    log_line_prefix_template: str | None
+    """Prefix of teed lines, with ${role_name}, ${rank} and ${local_rank}."""
+    logs_specs: str | None
+    """Entry point of group torchrun.logs_specs."""
+    event_log_handler: str
+    """Name of torchrun's event handler."""
+    report: str | None
+    """File for the report of the job's end."""
+    state_dir: str | None
+    """Folder of the journal and what else outlives a process."""
+
+    # Safety.
+    token_file: str | None
+    """File with the job's token."""
+    require_token: bool
+    """Refuse whoever shows no token."""
+    tls_cert: str | None
+    """Certificate file; all three of them or none."""
+    tls_key: str | None
+    """Key file."""
+    tls_ca: str | None
+    """Authority's file."""
+
+    # About the command line itself.
+    given: frozenset[str]
+    """Names (argparse's dests) that the command line or the environment set."""
+    without_effect: tuple[str, ...]
+    """What was given and changes nothing, as a user would write it."""
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not value >= least:  # so put, it catches NaN
+                raise UsageError(f"{_flag(name)} {value}: it must be at least {least}")
+        for name in ("join_timeout", "lease"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{_flag(name)} must be more than 0 seconds")
+        if self.max_nodes // self.node_unit * self.node_unit < self.min_nodes:
+            raise UsageError(
+                f"--node-unit {self.node_unit}: no multiple of it lies in --nnodes "
+                f"{self.min_nodes}:{self.max_nodes}"
+            )
+        for name, allowed in (("rank_start", ("auto", "spawn")), ("spare_ranks", ("auto", "off"))):
+            if getattr(self, name) not in allowed:
+                raise UsageError(
+                    f"{_flag(name)} {getattr(self, name)}: write {' or '.join(allowed)}"
+                )
+        if len({self.tls_cert is None, self.tls_key is None, self.tls_ca is None}) > 1:
+            raise UsageError("--tls-cert, --tls-key and --tls-ca go together: give all or none")
+        if self.require_token and self.token_file is None:
+            raise UsageError("--require-token needs the token: add --token-file FILE")
+
+
+_LEAST: Mapping[str, float] = {
+    "min_nodes": 1,
+    "node_unit": 1,
+    "rank_unit": 1,
+    "max_restarts": 0,
+    "fault_budget": 0,
+    "monitor_interval": 0,
+    "failure_grace": 0,
+    "shutdown_timeout": 0,
+    "drain_timeout": 0,
+    "last_call": 0,
+    "log_keep": 1,
+    "log_limit": 0,
+}
+
+_AS_PARSED = (
+    "node_unit",
+    "rank_unit",
+    "node_id",
+    "local_addr",
+    "port_range",
+    "lease",
+    "below_min_timeout",
+    "role",
+    "start_method",
+    "rank_start",
+    "spare_ranks",
+    "virtual_local_rank",
+    "numa_binding",
+    "max_restarts",
+    "fault_budget",
+    "monitor_interval",
+    "failure_grace",
+    "drain_timeout",
+    "log_dir",
+    "log_keep",
+    "log_limit",
+    "logs_specs",
+    "event_log_handler",
+    "report",
+    "state_dir",
+    "token_file",
+    "require_token",
+    "tls_cert",
+    "tls_key",
+    "tls_ca",
+)
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """The options of `argv` (without the program's name), with defaults from `environ`.
+
+    As torchrun, prints usage and one line, and raises SystemExit(2), where they make no sense.
+    """
+    parser = make_parser(environ)
+    args = parser.parse(argv)
+    try:
+        return _options(args, environ)
+    except UsageError as error:
+        parser.error(str(error))
+
+
+def make_parser(environ: Mapping[str, str]) -> Parser:
+    """The parser of `elastic-run`, with defaults from `environ`."""
+    parser = Parser(
+        prog="elastic-run",
+        usage="%(prog)s [flags] script.py [arguments of the script]\n"
+        "       %(prog)s [flags] -m module [arguments]\n"
+        "       %(prog)s [flags] --no-python program [arguments]",
+        description="Run a PyTorch script on one or many nodes and keep it running. Takes "
+        "torchrun's command line. A flag may be written with dashes or with underscores.",
+        formatter_class=HelpFormatter,
+    )
+    parser.add_flags(
+        "torchrun's flags",
+        TORCHRUN,
+        environ,
+        "PET_",
+        description="PET_<NAME> in the environment gives a default (not for --logs-specs and "
+        "--numa-binding). They may be abbreviated.",
+        abbreviate=True,
+    )
+    parser.add_flags(
+        "Elastic's flags",
+        OURS,
+        environ,
+        "ELASTIC_",
+        description="ELASTIC_<NAME> in the environment gives a default.",
+        abbreviate=False,
+    )
+    parser.add_flags(
+        "dlrover-run's flags",
+        dlrover_flags.FLAGS,
+        environ,
+        "PET_",
+        description="Taken so that its command lines run here, or say what to use instead.",
+        abbreviate=False,
+    )
+    parser.add_argument(
+        "training_script", help="The script, module or program that every rank runs."
+    )
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Its arguments.")
+    return parser
+
+
+def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
+    without_effect = dlrover_flags.apply(args, environ)
+    in_step = slurm.started_by_srun(environ)
+    step = slurm.step(environ) if in_step and not _says_where(args) else None
+    if step is not None:
+        args.nnodes = str(step.nodes)
+    min_nodes, max_nodes = values.node_counts(args.nnodes)
+    conf = values.rdzv_conf(args.rdzv_conf)
+    where = meeting(args, conf, step)
+    signals = values.signal_names(args.signals_to_handle)
+    return Options(
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        nproc_per_node=values.nproc(args.nproc_per_node),
+        rdzv_backend=where.backend,
+        endpoint_host=where.host,
+        endpoint_port=where.port,
+        run_id=where.run_id,
+        node_rank=where.node_rank,
+        hosts_master=where.hosts_master,
+        labels=_labels(args.label),
+        join_timeout=values.conf_seconds(conf, "join_timeout", args.join_timeout),
+        last_call=_last_call(conf, args.last_call),
+        entry_kind=_entry_kind(args),
+        entry=args.training_script,
+        entry_args=tuple(args.training_script_args),
+        python=environ.get("PYTHON_EXEC") or sys.executable,
+        shutdown_timeout=_shutdown_timeout(args.shutdown_timeout, environ),
+        signals_to_handle=signals,
+        # One that the user asks to be passed on keeps that meaning.
+        drain_signals=tuple(s for s in slurm.DRAIN_SIGNALS if in_step and s not in signals),
+        requeue=in_step and slurm.requeued(environ),
+        redirects=values.std(args.redirects, "--redirects"),
+        tee=values.std(args.tee, "--tee"),
+        local_ranks_filter=values.local_ranks(args.local_ranks_filter),
+        duplicate_stdout_filters=tuple(args.duplicate_stdout_filters),
+        duplicate_stderr_filters=tuple(args.duplicate_stderr_filters),
+        log_line_prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        given=frozenset(args.given),
+        without_effect=(*without_effect, *where.without_effect, *ignored_conf(conf, where.backend)),
+        **{name: getattr(args, name) for name in _AS_PARSED},
+    )
+
+
+def _says_where(args: argparse.Namespace) -> bool:
+    """Whether the user said how many nodes there are or where they meet, so that Slurm does not."""
+    return bool(args.standalone or args.given & {"nnodes", "rdzv_endpoint", "master_addr"})
+
+
+def _entry_kind(args: argparse.Namespace) -> EntryKind:
+    if args.run_path:
+        return "run_path"
+    if args.no_python and args.module:
+        raise UsageError("--no-python and --module exclude each other: give one of them")
+    return "program" if args.no_python else "module" if args.module else "script"
+
+
+def _last_call(conf: Mapping[str, str], default: float) -> float:
+    # DLRover writes the key without the first line between the words.
+    default = values.conf_seconds(conf, "lastcall_timeout", default)
+    return values.conf_seconds(conf, "last_call_timeout", default)
+
+
+def _shutdown_timeout(flag: int | None, environ: Mapping[str, str]) -> float:
+    text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
+    try:
+        timeout = float(text) if flag is None else float(flag)
+    except ValueError:
+        timeout = math.nan
+    if not math.isfinite(timeout):
+        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text!r}: write a number of seconds")
+    return timeout
+
+
+def _labels(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in pairs:
+        if found.setdefault(key, value) != value:
+            raise UsageError(f"--label {key}: both {found[key]} and {value} were given; write one")
+    return found
+
+
+def _flag(name: str) -> str:
+    return "--nnodes" if name == "min_nodes" else "--" + name.replace("_", "-")

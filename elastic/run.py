@@ -1,0 +1,281 @@
+"""`elastic-run`: takes torchrun's command line, and keeps the job running.
+
+This process becomes the guardian (agent/guardian.py); here it only reads the command line, binds
+the two sockets that must outlive everything else, and hands on. Exit codes: 0 the job finished, 1 it
+failed or was ended, 2 usage, 213 drained; 128 + signal before the first round.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from elastic import options as cli
+from elastic.agent.guardian import Guardian
+from elastic.agent.ports import listen
+from elastic.agent.settings import AgentSettings, LogSettings, Workload
+from elastic.agent.slots import resolve_slots
+from elastic.options import Options
+from elastic.proto.errors import ElasticError, UsageError
+from elastic.proto.security import Security
+
+log = logging.getLogger("elastic")
+
+TOKEN = "ELASTIC_JOB_TOKEN"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a job's node to its end; returns the exit code."""
+    options = cli.parse(sys.argv[1:] if argv is None else argv, os.environ)
+    _log_to_stderr()
+    try:
+        return _launch(options)
+    except ElasticError as error:
+        log.error("%s", error)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _launch(options: Options) -> int:
+    environ = dict(os.environ)
+    slots = resolve_slots(options.nproc_per_node, environ)
+    _default_threads(environ, slots)
+    if options.without_effect:
+        log.warning("without effect here: %s", ", ".join(options.without_effect))
+    token = _token(options, environ)
+    if options.max_nodes > 1 and not token:
+        log.warning(
+            "no job token: set %s (or --token-file) on every node, so that nobody else can "
+            "join this job", TOKEN,
+        )
+    run_dir = _run_dir(options)
+    reservation = _reserve(options)
+    address = options.endpoint_host, (
+        reservation.getsockname()[1] if reservation else options.endpoint_port
+    )
+    host = _own_address(options, *address)
+    knock = _knock_socket(options, host)
+    settings = _agent_settings(options, environ, slots, token, host, _join(*address), run_dir)
+    guardian = Guardian(
+        lambda: _agent_main(settings, knock),
+        None if reservation is None else lambda: _master_main(options, token, settings, run_dir),
+    )
+    names = dict.fromkeys((*options.signals_to_handle, *options.drain_signals, "SIGTERM"))
+    return guardian.run(tuple(signal.Signals[name] for name in names))
+
+
+def _agent_main(settings: AgentSettings, knock: socket.socket) -> int:
+    from elastic.agent import agent  # after the fork: grpc has threads
+
+    return agent.main(settings, knock)
+
+
+def _master_main(
+    options: Options, token: str, settings: AgentSettings, run_dir: Path
+) -> int:
+    from elastic.master import main as master
+    from elastic.master.policy import Policy
+
+    policy = Policy(
+        min_nodes=options.min_nodes,
+        max_nodes=options.max_nodes,
+        node_unit=options.node_unit,
+        rank_unit=options.rank_unit,
+        last_call=options.last_call,
+        lease=options.lease,
+        max_restarts=options.max_restarts,
+        fault_budget=options.fault_budget,
+        below_min_timeout=options.below_min_timeout,
+        failure_grace=options.failure_grace,
+        drain_timeout=options.drain_timeout,
+    )
+    return master.main(
+        master.MasterSettings(
+            run_id=options.run_id,
+            address=settings.master,
+            run_dir=run_dir,
+            policy=policy,
+            security=settings.security,
+            report=Path(options.report) if options.report else None,
+        )
+    )
+
+
+def _agent_settings(
+    options: Options,
+    environ: dict[str, str],
+    slots: int,
+    token: str,
+    host: str,
+    master: str,
+    run_dir: Path,
+) -> AgentSettings:
+    def path(text: str | None) -> Path | None:
+        return Path(text) if text else None
+
+    return AgentSettings(
+        run_id=options.run_id,
+        node_id=options.node_id or f"{socket.gethostname()}-{os.getpid()}",
+        slots=slots,
+        master=master,
+        host=host,
+        workload=Workload(
+            kind=options.entry_kind,
+            entry=options.entry,
+            args=options.entry_args,
+            python=options.python,
+            environ=environ,
+            cwd=os.getcwd(),
+        ),
+        logs=LogSettings(
+            run_dir=None if options.log_dir == os.devnull else run_dir,
+            redirects=options.redirects,
+            tee=options.tee,
+            local_ranks=options.local_ranks_filter,
+            stdout_filters=options.duplicate_stdout_filters,
+            stderr_filters=options.duplicate_stderr_filters,
+            prefix=options.log_line_prefix_template,
+            keep=options.log_keep,
+            limit=options.log_limit,
+        ),
+        security=Security(
+            token=token,
+            cert=path(options.tls_cert),
+            key=path(options.tls_key),
+            ca=path(options.tls_ca),
+        ),
+        role=options.role,
+        labels=options.labels,
+        node_rank=options.node_rank,
+        max_restarts=options.max_restarts,
+        ports=options.port_range,
+        fork_ranks=options.rank_start == "auto",
+        spare_ranks=options.spare_ranks == "auto",
+        virtual_local_rank=options.virtual_local_rank,
+        numa_binding=options.numa_binding,
+        signals=options.signals_to_handle,
+        drain_signals=options.drain_signals,
+        shutdown_timeout=options.shutdown_timeout,
+        join_timeout=options.join_timeout,
+    )
+
+
+def _log_to_stderr() -> None:
+    level = os.environ.get("ELASTIC_LOGLEVEL") or os.environ.get("LOGLEVEL", "WARNING")
+    logging.basicConfig(
+        level=level.upper() if level.upper() in logging.getLevelNamesMapping() else "WARNING",
+        format="elastic-run: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def _default_threads(environ: dict[str, str], slots: int) -> None:
+    """As torchrun: one OpenMP thread a rank, unless the user says otherwise."""
+    if slots > 1 and "OMP_NUM_THREADS" not in environ:
+        environ["OMP_NUM_THREADS"] = "1"
+        log.warning(
+            "OMP_NUM_THREADS is 1 for each rank, so that %d of them do not overload this node; "
+            "set it to what suits your job", slots,
+        )
+
+
+def _token(options: Options, environ: dict[str, str]) -> str:
+    token = environ.get(TOKEN, "")
+    if options.token_file:
+        try:
+            token = Path(options.token_file).read_text().strip()
+        except OSError as error:
+            raise UsageError(f"--token-file {options.token_file}: {error.strerror}") from error
+    if options.require_token and not token:
+        raise UsageError(f"--require-token: set {TOKEN}, or --token-file FILE")
+    return token
+
+
+def _run_dir(options: Options) -> Path:
+    """`<log-dir>/<run id>`, or the state folder's; made here, so that a mistake shows at once."""
+    base = options.state_dir or options.log_dir
+    if base is None or base == os.devnull:
+        base = os.path.join(tempfile.gettempdir(), f"elastic-{os.getuid()}")
+    path = Path(base) / options.run_id.replace("/", "_")
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o755)
+    except OSError as error:
+        raise UsageError(f"cannot make {path} for logs and journal: {error.strerror}") from error
+    return path.absolute()
+
+
+# --- addresses -----------------------------------------------------------------------------------
+
+
+def _reserve(options: Options) -> socket.socket | None:
+    """The master's port, bound for the guardian's life; None: this node joins another's master.
+
+    Bound exclusively, which elects one of several launchers on a host; only then opened to
+    children of ours, so that a master that died finds its port still free.
+    """
+    if options.hosts_master is False:
+        return None
+    try:
+        found = socket.getaddrinfo(
+            options.endpoint_host, options.endpoint_port, type=socket.SOCK_STREAM
+        )
+    except OSError as error:
+        raise UsageError(
+            f"cannot find the address of {options.endpoint_host}: {error.strerror}"
+        ) from error
+    family, _, _, _, address = found[0]
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        holder.bind(address)
+    except OSError as error:
+        holder.close()
+        return _not_ours(options, error)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return holder
+
+
+def _not_ours(options: Options, error: OSError) -> None:
+    if options.hosts_master or (options.max_nodes == 1 and options.hosts_master is None):
+        raise UsageError(
+            f"cannot listen on {options.endpoint_host}:{options.endpoint_port}: "
+            f"{error.strerror}; choose another port"
+        ) from error
+
+
+def _own_address(options: Options, host: str, port: int) -> str:
+    """The address at which other nodes reach this one."""
+    if options.local_addr:
+        return options.local_addr
+    if options.max_nodes == 1:
+        return "127.0.0.1" if host in ("localhost", "0.0.0.0") else _numeric(host, port)
+    target = _numeric(host, port)
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # asks the routing table, sends nothing
+        try:
+            probe.connect((target, port or 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return target
+
+
+def _numeric(host: str, port: int) -> str:
+    try:
+        return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return host
+
+
+def _knock_socket(options: Options, host: str) -> socket.socket:
+    low_high = options.port_range
+    return listen(host, range(low_high[0], low_high[1] + 1) if low_high else None)
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

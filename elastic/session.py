@@ -1,0 +1,106 @@
+"""A rank's link to its agent, for scripts that have something to say. Needs no torch.
+
+    from elastic import session
+
+    session.declare_rank_unit(2)     # before any process group: this script needs pairs of ranks
+    for number in range(start, total):
+        train(number)
+        session.step(number + 1)     # the step that is now finished
+
+Every call does nothing, and costs next to nothing, in a process that `elastic-run` did not start,
+and in the children of a rank.
+"""
+
+from dataclasses import dataclass
+
+from elastic.agent import hook
+from elastic.proto import env
+from elastic.proto.errors import LinkError, UsageError
+from elastic.proto.link import LINE_LIMIT, Parser, UnitAnswered, UnitAsked
+
+ANSWER_TIMEOUT = 60.0
+"""Seconds that the agent has to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """Who this rank is, in which round. All of it stays as it is while the process lives."""
+
+    job: str
+    node: str
+    round: int
+    """Grows by one or more each time that the ranks are started anew."""
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+
+
+def current() -> Session | None:
+    """This process's session; None outside `elastic-run`."""
+    variables = env.process_environment()
+    try:
+        job, node, number = variables[env.MARK].rsplit("/", 2)
+        return Session(
+            job=job,
+            node=node,
+            round=int(number),
+            rank=int(variables["RANK"]),
+            local_rank=int(variables["LOCAL_RANK"]),
+            world_size=int(variables["WORLD_SIZE"]),
+            local_world_size=int(variables["LOCAL_WORLD_SIZE"]),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def step(number: int) -> None:
+    """Tell that step `number` has finished (an optimizer step, counted from 1)."""
+    attachment = hook.attach()
+    if attachment is not None:
+        attachment.page.step(number)
+
+
+def phase(name: str) -> None:
+    """Tell what the script does now, such as "evaluate": a long one is then not taken for a hang.
+
+    Names have up to 56 bytes; "" goes back to plain training.
+    """
+    attachment = hook.attach()
+    if attachment is not None:
+        attachment.page.phase(name)
+
+
+def declare_rank_unit(ranks: int) -> None:
+    """Say that the world must be a multiple of `ranks`; call it before making a process group.
+
+    Waits for the agent's answer. Where the world is no such multiple, raises `UsageError`: end the
+    process then; a legal world is formed at once, and this start is not counted. Raises `LinkError`
+    when no answer comes within `ANSWER_TIMEOUT` seconds.
+    """
+    if ranks < 1:
+        raise UsageError(f"declare_rank_unit takes 1 or more ranks, not {ranks}")
+    attachment = hook.attach()
+    if attachment is None or attachment.link is None:
+        return
+    if not attachment.send(UnitAsked(ranks=ranks)):
+        raise LinkError("the agent did not take what this rank needs")
+    answer = _wait_for_answer(attachment)
+    if answer.reason:
+        raise UsageError(answer.reason)
+
+
+def _wait_for_answer(attachment: hook.Attachment) -> UnitAnswered:
+    assert attachment.link is not None
+    parser = Parser()
+    attachment.link.settimeout(ANSWER_TIMEOUT)
+    while True:
+        try:
+            data = attachment.link.recv(LINE_LIMIT)
+        except OSError as error:
+            raise LinkError("the agent did not answer what this rank needs") from error
+        if not data:
+            raise LinkError("the agent closed this rank's link")
+        for message in parser.feed(data):
+            if isinstance(message, UnitAnswered):
+                return message

@@ -1,0 +1,93 @@
+"""What one node should be doing now: a pure function of the job. Stated whole, each time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from elastic.master.events import NodeId
+from elastic.master.job import DRAINED, Job, Round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node's place in a round; O(1) in the size of the world."""
+
+    node_rank: int = 0
+    num_nodes: int = 0
+    first_rank: int = 0
+    local_world_size: int = 0
+    world_size: int = 0
+    role_first_rank: int = 0
+    role_world_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directive:
+    kind: Literal["wait", "run", "exit"]
+    round: int = 0
+    place: Place = Place()
+    store: str = ""
+    restart_count: int = 0
+    stop_grace: float = 0.0
+    """Seconds between SIGTERM and SIGKILL for ranks of older rounds."""
+    exit_code: int = 0
+    reason: str = ""
+
+
+def places(current: Round | None) -> Mapping[NodeId, Place]:
+    """Every node's place in the standing round; empty if none stands."""
+    if current is None or not current.standing:
+        return {}
+    world = sum(seat.ranks for seat in current.seats)
+    roles: dict[str, int] = {}
+    for seat in current.seats:
+        role = current.roles[seat.node_id]
+        roles[role] = roles.get(role, 0) + seat.ranks
+    first, in_role = 0, dict.fromkeys(roles, 0)
+    found: dict[NodeId, Place] = {}
+    for index, seat in enumerate(current.seats):
+        role = current.roles[seat.node_id]
+        found[seat.node_id] = Place(
+            node_rank=index,
+            num_nodes=len(current.seats),
+            first_rank=first,
+            local_world_size=seat.ranks,
+            world_size=world,
+            role_first_rank=in_role[role],
+            role_world_size=roles[role],
+        )
+        first += seat.ranks
+        in_role[role] += seat.ranks
+    return found
+
+
+def directive(job: Job, node_id: NodeId, seated: Mapping[NodeId, Place]) -> Directive:
+    """What `node_id` should be doing now; `seated` is `places(job.round)`."""
+    if job.result is not None:
+        return Directive(
+            kind="exit",
+            round=job.last_round,
+            exit_code=job.result.exit_code,
+            reason=job.result.reason,
+            stop_grace=job.stop_grace,
+        )
+    node, place = job.nodes.get(node_id), seated.get(node_id)
+    if node is not None and place is not None and job.round is not None:
+        if job.round.incarnations[node_id] == node.incarnation:
+            return Directive(
+                kind="run",
+                round=job.round.number,
+                place=place,
+                store=job.round.store,
+                restart_count=job.restart_count,
+                stop_grace=job.stop_grace,
+            )
+    if node is not None and node.draining:
+        return Directive(
+            kind="exit",
+            round=job.last_round,
+            exit_code=DRAINED,
+            reason="drained",
+            stop_grace=job.stop_grace,
+        )
+    return Directive(kind="wait", round=job.last_round, stop_grace=job.stop_grace)

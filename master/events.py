@@ -1,0 +1,203 @@
+"""What can happen to a job, and what the master may do about it. All frozen, all plain data."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+NodeId = NewType("NodeId", str)
+"""Lasts as long as the node: its name, or its place on Slurm and Kubernetes."""
+
+Incarnation = NewType("Incarnation", int)
+"""One life of a node's agent."""
+
+
+class NodePhase(StrEnum):
+    IDLE = "idle"
+    STARTING = "starting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class KnockAnswer(StrEnum):
+    ALIVE = "alive"
+    """The agent answered with the incarnation that the master knows."""
+    RESTARTING = "restarting"
+    """The guardian lives, its agent does not answer or is a new one."""
+    GONE = "gone"
+    """Refused: neither guardian nor agent is there."""
+    SILENT = "silent"
+    """No answer: the host or the way to it is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailure:
+    rank: int
+    local_rank: int
+    exit_code: int
+    """Negative: the signal that ended it."""
+    error_type: str = ""
+    message: str = ""
+    frame: str = ""
+    log_tail: str = ""
+    oom_killed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What runs on a node; a level, not an edge."""
+
+    round: int = 0
+    phase: NodePhase = NodePhase.IDLE
+    failures: tuple[RankFailure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    node_id: NodeId
+    incarnation: Incarnation
+    slots: int
+    host: str = ""
+    knock_address: str = ""
+    role: str = "default"
+    labels: tuple[tuple[str, str], ...] = ()
+    node_rank: int | None = None
+    store: str = ""
+    report: Report = Report()
+
+
+@dataclass(frozen=True, slots=True)
+class MasterStarted:
+    """The journal was opened; leases start anew."""
+
+    job_uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    nodes: tuple[Attachment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """A node's stream ended, or nothing came on it for too long."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Knocked:
+    node_id: NodeId
+    incarnation: Incarnation
+    answer: KnockAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A node says goodbye: a signal, or a drain that is over."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    node_id: NodeId
+    incarnation: Incarnation
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReady:
+    node_id: NodeId
+    incarnation: Incarnation
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDeclared:
+    round: int
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The round has finished a step; `step` is its number where the script tells, else 0."""
+
+    round: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAsked:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Of one node, or of the whole job when `node_id` is None."""
+
+    node_id: NodeId | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The master was told to end."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time went by."""
+
+
+Event = (
+    MasterStarted
+    | Attached
+    | Detached
+    | Knocked
+    | Left
+    | Reported
+    | StoreReady
+    | UnitDeclared
+    | Progressed
+    | RestartAsked
+    | DrainAsked
+    | Stopping
+    | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Knock:
+    """Find out whether a node that fell silent is dead."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """The directives of these nodes may have changed; None: of all."""
+
+    node_ids: frozenset[NodeId] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The job is over; `exit_code` is every launcher's."""
+
+    exit_code: int
+    reason: str
+
+
+Effect = Knock | WakeAt | Tell | Finished

@@ -1,0 +1,35 @@
+"""Find out whether a node whose stream ended is dead; see proto/knock.py."""
+
+import asyncio
+
+from elastic.master.events import Incarnation, KnockAnswer
+from elastic.proto import knock as wire
+from elastic.proto.errors import ProtocolMismatch
+
+CONNECT_TIMEOUT = 1.0
+ANSWER_TIMEOUT = 0.5
+
+
+async def knock(address: str, incarnation: Incarnation) -> KnockAnswer:
+    """Connect to host:port and say what the outcome tells; takes 1.5 s at most."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except ConnectionRefusedError:
+        return KnockAnswer.GONE
+    except (OSError, TimeoutError, ValueError):
+        return KnockAnswer.SILENT
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT):
+            line = await reader.readline()
+        same = wire.parse(line[: wire.LIMIT]) == incarnation
+        return KnockAnswer.ALIVE if same else KnockAnswer.RESTARTING
+    except TimeoutError:
+        return KnockAnswer.RESTARTING
+    except ConnectionError:
+        return KnockAnswer.GONE
+    except (ProtocolMismatch, ValueError):
+        return KnockAnswer.SILENT
+    finally:
+        writer.close()

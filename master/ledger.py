@@ -1,0 +1,99 @@
+"""Where the seconds went: productive, or lost and to what. Pure.
+
+A second is productive when, after it, a step was finished that had not been finished before.
+Everything else is charged to the cause of the interruption that it belongs to, the recomputing of
+steps included (where the script tells its step numbers).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+START = "start"
+"""The cause to which the time before the first step is charged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    cause: str
+    reason: str
+    at: float
+    """Job time in seconds."""
+    downtime: float | None = None
+    """Seconds to the first finished step afterwards; None: none yet."""
+    step_before: int = 0
+    """Last step finished before it, where the script tells."""
+    step_after: int = 0
+    """First step finished after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    began: float = 0.0
+    cause: str = START
+    """What time is charged to now; empty while productive."""
+    since: float = 0.0
+    productive: float = 0.0
+    lost: Mapping[str, float] = field(default_factory=dict[str, float])
+    restarts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Interruptions by cause."""
+    interruptions: tuple[Interruption, ...] = ()
+    """The last of them, oldest first."""
+    stepping: bool = False
+    """Steps are being finished since the last interruption."""
+    step: int = 0
+    """The last finished step, where the script tells."""
+    high_water: int = 0
+    """The highest step ever finished."""
+
+
+KEEP = 200
+"""Interruptions kept one by one."""
+
+
+def interrupted(ledger: Ledger, cause: str, reason: str, now: float) -> Ledger:
+    """A round ended before its time."""
+    ledger = _charge(ledger, now)
+    record = Interruption(cause=cause, reason=reason, at=now, step_before=ledger.step)
+    return replace(
+        ledger,
+        cause=cause,
+        stepping=False,
+        restarts={**ledger.restarts, cause: ledger.restarts.get(cause, 0) + 1},
+        interruptions=(*ledger.interruptions, record)[-KEEP:],
+    )
+
+
+def progressed(ledger: Ledger, step: int, now: float) -> Ledger:
+    """A step was finished; `step` is its number, or 0 where the script does not tell."""
+    ledger = _charge(ledger, now)
+    high = max(ledger.high_water, step)
+    if not ledger.stepping and ledger.interruptions and ledger.interruptions[-1].downtime is None:
+        last = ledger.interruptions[-1]
+        done = replace(last, downtime=now - last.at, step_after=step)
+        ledger = replace(ledger, interruptions=(*ledger.interruptions[:-1], done))
+    new_ground = step == 0 or step > ledger.high_water
+    return replace(
+        ledger,
+        cause="" if new_ground else ledger.cause,
+        stepping=True,
+        step=step or ledger.step,
+        high_water=high,
+    )
+
+
+def closed(ledger: Ledger, now: float) -> Ledger:
+    return _charge(ledger, now)
+
+
+def goodput(ledger: Ledger) -> float:
+    """Productive seconds over all seconds, 0 to 1."""
+    total = ledger.productive + sum(ledger.lost.values())
+    return ledger.productive / total if total > 0 else 0.0
+
+
+def _charge(ledger: Ledger, now: float) -> Ledger:
+    seconds = max(0.0, now - ledger.since)
+    if not ledger.cause:
+        return replace(ledger, productive=ledger.productive + seconds, since=now)
+    lost = {**ledger.lost, ledger.cause: ledger.lost.get(ledger.cause, 0.0) + seconds}
+    return replace(ledger, lost=lost, since=now)

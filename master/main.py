@@ -1,0 +1,90 @@
+"""A master's life: open the journal, listen, serve until the job is over."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic.master import events as ev
+from elastic.master.journal import Journal
+from elastic.master.policy import Policy
+from elastic.master.report import report
+from elastic.master.server import MasterServicer
+from elastic.master.shell import Shell, journal_path
+from elastic.proto import master_pb2_grpc
+from elastic.proto.client import open_server
+from elastic.proto.security import Security
+from elastic.proto.errors import ElasticError, UsageError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterSettings:
+    run_id: str
+    address: str
+    """host:port to listen on."""
+    run_dir: Path
+    """Holds journal and report."""
+    policy: Policy
+    security: Security
+    report: Path | None = None
+    """Where the report is written too."""
+
+
+async def serve(settings: MasterSettings) -> None:
+    """Serve one job to its end."""
+    journal = Journal(journal_path(settings.run_dir))
+    servicers: list[MasterServicer] = []
+    shell = Shell(journal, settings.policy, lambda effect: servicers[0].act(effect))
+    servicer = MasterServicer(
+        shell, journal, settings.run_id, open_admin=bool(settings.security.token)
+    )
+    servicers.append(servicer)
+    shell.begin()
+    try:
+        server = open_server(settings.address, settings.security)
+    except RuntimeError as error:
+        raise UsageError(
+            f"cannot listen on {settings.address}: is another program using the port?"
+        ) from error
+    master_pb2_grpc.add_MasterServicer_to_server(servicer, server)
+    await server.start()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(
+        signal.SIGTERM, shell.fold, ev.Stopping("the launcher on the master's node was told to end")
+    )
+    watch = loop.create_task(servicer.watch_silence())
+    await servicer.over.wait()
+    _write_report(shell, settings)
+    await servicer.farewell(shell.job.stop_grace + 15.0)
+    watch.cancel()
+    await server.stop(grace=0.2)
+    journal.close()
+
+
+def _write_report(shell: Shell, settings: MasterSettings) -> None:
+    text = json.dumps(report(shell.job, shell.now()), indent=2) + "\n"
+    for path in (settings.run_dir / "report.json", settings.report):
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_name(path.name + ".part")
+            draft.write_text(text)
+            os.replace(draft, path)
+        except OSError as error:
+            log.error("cannot write the report %s: %s", path, error.strerror)
+
+
+def main(settings: MasterSettings) -> int:
+    """Serve; returns the exit code of the process."""
+    try:
+        asyncio.run(serve(settings))
+    except ElasticError as error:
+        log.error("%s", error)
+        return 1
+    return 0

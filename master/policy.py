@@ -1,0 +1,45 @@
+"""What the user asked for, as the state machines see it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    min_nodes: int = 1
+    """A round needs at least this many nodes."""
+    max_nodes: int = 1
+    """A round takes at most this many; the rest wait as hot spares."""
+    node_unit: int = 1
+    """A round holds a multiple of this many nodes."""
+    rank_unit: int = 1
+    """A round holds a multiple of this many ranks; slots may idle for it."""
+    last_call: float = 1.0
+    """Seconds to wait for more nodes once enough are here and more are allowed."""
+    agent_restart: float = 3.0
+    """Seconds that a guardian gets to bring its agent back before its node is lost."""
+    lease: float = 5.0
+    """Seconds without a word, and without an answer to a knock, after which a node is lost."""
+    settle: float = 1.0
+    """Seconds that a symptom of a lost peer waits for its cause to be reported."""
+    max_restarts: int = 0
+    """Restarts that the script's own errors may cost, as in torchrun."""
+    fault_budget: int = 100
+    """Restarts that faults of others may cost in a row; it grows back with progress."""
+    same_failure_limit: int = 3
+    """A failure seen this often with no step finished in between is deterministic."""
+    below_min_timeout: float | None = None
+    """Seconds to wait with fewer nodes than `min_nodes` before the job fails; None: for ever."""
+    failure_grace: float = 0.0
+    """Seconds between SIGTERM and SIGKILL for the survivors of a failed round."""
+    drain_timeout: float = 60.0
+    """The same on a drain, a restart by hand and a growing world."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_nodes <= self.max_nodes:
+            raise ValueError(f"nodes {self.min_nodes}:{self.max_nodes}: want 1 <= min <= max")
+        if self.node_unit < 1 or self.rank_unit < 1:
+            raise ValueError("node unit and rank unit: want 1 or more")
+        if self.max_nodes // self.node_unit * self.node_unit < self.min_nodes:
+            raise ValueError(
+                f"no multiple of {self.node_unit} in {self.min_nodes}:{self.max_nodes}"
+            )

@@ -1,0 +1,41 @@
+"""One agent's stream, as the master holds it."""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import grpc
+
+from elastic.master.directive import Directive
+from elastic.master.events import Incarnation, NodeId
+from elastic.proto import master_pb2 as pb
+
+
+class Session:
+    """Lives as long as the stream. Writing never blocks who calls `push`."""
+
+    def __init__(self, hello: pb.Hello, context: Any) -> None:
+        self.node_id = NodeId(hello.node_id)
+        self.incarnation = Incarnation(hello.incarnation)
+        self.heard = asyncio.get_running_loop().time()
+        self.progress: tuple[pb.RankProgress, ...] = ()
+        self.told: Directive | None = None
+        """The directive pushed last."""
+        self._context = context
+        self._outbox: deque[pb.ToAgent] = deque()
+        self._writer: asyncio.Task[None] | None = None
+
+    def push(self, message: pb.ToAgent) -> None:
+        self._outbox.append(message)
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.get_running_loop().create_task(self._write())
+
+    async def _write(self) -> None:
+        try:
+            while self._outbox:
+                await self._context.write(self._outbox.popleft())
+        except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+            self._outbox.clear()  # the stream ended; its reader says so
+
+    def close(self) -> None:
+        self._context.cancel()

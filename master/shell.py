@@ -1,0 +1,124 @@
+"""The shell around the pure core: clock, journal, timers. Folds events, hands effects out."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+from elastic.master import events as ev
+from elastic.master.events import Effect, Event
+from elastic.master.job import Job, handle
+from elastic.master.journal import Entry, Journal
+from elastic.master.policy import Policy
+from elastic.proto.errors import JournalError
+
+log = logging.getLogger(__name__)
+
+LONGEST_GAP = 3600.0
+"""Seconds of wall clock that a master's absence adds to job time at most."""
+
+
+class Shell:
+    """Owns a job's state. Single threaded: every call comes from the event loop."""
+
+    def __init__(self, journal: Journal, policy: Policy, act: Callable[[Effect], None]) -> None:
+        self.policy = policy
+        self.job = Job()
+        self._journal = journal
+        self._act = act
+        self._backlog: list[Event] = []
+        self.reason = ""
+        """The last one decided, in words."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._origin = time.monotonic()
+        self.noted = asyncio.Event()
+
+    def begin(self) -> None:
+        """Replay the journal and take the next epoch."""
+        job, wall, job_time, entries = self._journal.load()
+        for entry in entries:
+            job = handle(job, entry.event, entry.job, self.policy).state
+            wall, job_time = entry.wall, entry.job
+        gap = min(max(0.0, time.time() - wall), LONGEST_GAP) if wall else 0.0
+        self._origin = time.monotonic() - (job_time + gap)
+        self.job = job
+        self.fold(ev.MasterStarted(uuid4().hex))
+        if self._backlog:
+            raise JournalError(f"the journal {self._journal.path} cannot be written")
+
+    def now(self) -> float:
+        """Job time: seconds since the job began, continued over a master's death."""
+        return time.monotonic() - self._origin
+
+    def fold(self, event: Event) -> None:
+        """Take an event in; its effects leave only once the journal has it."""
+        if self._backlog:
+            self._backlog.append(event)
+            return
+        now = self.now()
+        decision = handle(self.job, event, now, self.policy)
+        if decision.state is not self.job and not self._write(event, decision.state, now):
+            return
+        broke = decision.state.ledger.restarts != self.job.ledger.restarts
+        self.job = decision.state
+        self._note(event, decision.reason, now, logging.WARNING if broke else logging.INFO)
+        for effect in decision.effects:
+            if isinstance(effect, ev.WakeAt):
+                self._wake(effect.time)
+            else:
+                self._act(effect)
+
+    def _write(self, event: Event, after: Job, now: float) -> bool:
+        before = self.job
+        fence = (
+            after.last_round != before.last_round
+            or after.epoch != before.epoch
+            or after.result != before.result
+        )
+        try:
+            entry = Entry(wall=time.time(), job=now, event=event)
+            self._journal.append(entry, fence=fence)
+            self._journal.compact(after, entry.wall, now)
+        except JournalError as error:
+            log.error("%s; ranks go on, nothing is decided until it can be written", error)
+            self._backlog.append(event)
+            asyncio.get_running_loop().call_later(1.0, self._retry)
+            return False
+        return True
+
+    def _retry(self) -> None:
+        waiting, self._backlog = self._backlog, []
+        for index, event in enumerate(waiting):
+            self.fold(event)
+            if self._backlog:
+                self._backlog.extend(waiting[index + 1 :])
+                return
+
+    def _note(self, event: Event, reason: str, now: float, level: int) -> None:
+        """Say a reason when it changes."""
+        if not reason or reason == self.reason:
+            return
+        self.reason = reason
+        log.log(level, "%s", reason)
+        kind = type(event).__name__
+        try:
+            self._journal.note(wall=time.time(), job=now, kind=kind, reason=reason)
+        except JournalError as error:
+            log.error("%s", error)
+        self.noted.set()
+        self.noted = asyncio.Event()
+
+    def _wake(self, at: float) -> None:
+        loop = asyncio.get_running_loop()
+        when = loop.time() + max(0.0, at - self.now()) + 0.001
+        if self._timer is not None and not self._timer.cancelled():
+            if loop.time() < self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(when, self.fold, ev.Tick())
+
+
+def journal_path(run_dir: Path) -> Path:
+    return run_dir / "journal.db"

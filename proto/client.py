@@ -1,0 +1,94 @@
+"""Channels and servers with token, TLS and limits; nobody else opens one."""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from elastic.proto.errors import UsageError
+from elastic.proto.security import TOKEN_KEY, Security
+
+MAX_MESSAGE = 4 << 20
+"""Bytes; a larger message is refused by the receiver."""
+
+_LIMITS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", 4 * MAX_MESSAGE),
+]
+_CHANNEL = [
+    *_LIMITS,
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+]
+_SERVER = [
+    *_LIMITS,
+    ("grpc.so_reuseport", 1),  # the guardian's reservation holds the port; see docs/architecture.md
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+]
+
+
+def open_channel(address: str, security: Security) -> grpc.aio.Channel:
+    """A channel to the master at host:port."""
+    if security.cert is None:
+        return grpc.aio.insecure_channel(address, options=_CHANNEL)
+    credentials = grpc.ssl_channel_credentials(*(_read(p) for p in _files(security)))
+    return grpc.aio.secure_channel(address, credentials, options=_CHANNEL)
+
+
+def open_server(address: str, security: Security) -> grpc.aio.Server:
+    """A server bound to host:port; RuntimeError if the port cannot be had."""
+    server = grpc.aio.server(
+        interceptors=[_TokenCheck(security.token)] if security.token else [], options=_SERVER
+    )
+    if security.cert is None:
+        server.add_insecure_port(address)
+    else:
+        ca, key, cert = (_read(p) for p in _files(security))
+        credentials = grpc.ssl_server_credentials(
+            [(key, cert)], root_certificates=ca, require_client_auth=True
+        )
+        server.add_secure_port(address, credentials)
+    return server
+
+
+def _files(security: Security) -> tuple[Path, Path, Path]:
+    assert security.ca and security.key and security.cert
+    return security.ca, security.key, security.cert
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+
+class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses every call that does not bring the job's token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+        async def refuse_stream(request: object, context: Any) -> None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing job token")
+
+        self._refuse = grpc.stream_stream_rpc_method_handler(refuse_stream)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        given = dict(details.invocation_metadata or ()).get(TOKEN_KEY, "")
+        if hmac.compare_digest(str(given), self._token):
+            return await continuation(details)
+        return self._refuse

@@ -1,0 +1,24 @@
+"""Every environment name that passes between our processes, and the one reader of the environment."""
+
+import os
+from collections.abc import MutableMapping
+
+# --- agent to the processes that it starts (agent/starter.py, agent/hook.py, elastic/session.py) ---
+
+PAGE_FD = "ELASTIC_PAGE_FD"
+"""Number of the inherited descriptor of this rank's progress page (`proto/page.py`)."""
+
+LINK_FD = "ELASTIC_LINK_FD"
+"""Number of the inherited descriptor of this rank's link to its agent (`proto/link.py`)."""
+
+MARK = "ELASTIC_MARK"
+"""`<job>/<node>/<round>`, on everything that an agent starts, so that what is left can be swept."""
+
+
+ROUND = "ELASTIC_ROUND"
+"""Number of the round that a rank belongs to."""
+
+
+def process_environment() -> MutableMapping[str, str]:
+    """This process's environment itself, not a copy: a change to it is a change to the process."""
+    return os.environ

@@ -1,0 +1,48 @@
+"""Every error that crosses a process or reaches a user; each message is one sentence.
+
+ElasticError
+├── UsageError            the command line or the environment asks for something impossible (exit 2)
+├── ProtocolMismatch      the other side speaks a version too far from ours
+├── LinkError             bytes on a rank's link that are no message
+├── PageError             bytes that are no progress page
+├── StarterDied           the process that starts ranks died; a new one takes its place
+├── JournalError          the journal cannot be read or written
+├── MasterUnreachable     no master answered in time
+└── MasterRefused         a master answered and will not have us (other job, wrong token, version)
+"""
+
+
+class ElasticError(Exception):
+    """Root of the tree; `str()` of it is what a user reads."""
+
+
+class UsageError(ElasticError):
+    """The command line or the environment asks for something impossible."""
+
+
+class ProtocolMismatch(ElasticError):
+    """The other side speaks a version too far from ours."""
+
+
+class LinkError(ElasticError):
+    """Bytes on a rank's link that are no message."""
+
+
+class PageError(ElasticError):
+    """Bytes that are no progress page."""
+
+
+class StarterDied(ElasticError):
+    """The process that starts ranks died."""
+
+
+class JournalError(ElasticError):
+    """The journal cannot be read or written."""
+
+
+class MasterUnreachable(ElasticError):
+    """No master answered in time."""
+
+
+class MasterRefused(ElasticError):
+    """A master answered and will not have us."""

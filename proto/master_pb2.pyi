@@ -1,0 +1,344 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Version(_message.Message):
+    __slots__ = ("major", "minor")
+    MAJOR_FIELD_NUMBER: _ClassVar[int]
+    MINOR_FIELD_NUMBER: _ClassVar[int]
+    major: int
+    minor: int
+    def __init__(self, major: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
+
+class FromAgent(_message.Message):
+    __slots__ = ("hello", "heartbeat", "report", "spare_store", "unit", "leaving", "log")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    SPARE_STORE_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    heartbeat: Heartbeat
+    report: NodeReport
+    spare_store: SpareStore
+    unit: UnitDeclared
+    leaving: Leaving
+    log: LogChunk
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[_Union[SpareStore, _Mapping]] = ..., unit: _Optional[_Union[UnitDeclared, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ...) -> None: ...
+
+class ToAgent(_message.Message):
+    __slots__ = ("welcome", "directive", "read_log")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
+    READ_LOG_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    directive: Directive
+    read_log: ReadLogRequest
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., read_log: _Optional[_Union[ReadLogRequest, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("version", "run_id", "job_uid", "epoch", "node_id", "incarnation", "slots", "host", "knock_address", "role", "labels", "node_rank", "report", "spare_store")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_UID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    KNOCK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    SPARE_STORE_FIELD_NUMBER: _ClassVar[int]
+    version: Version
+    run_id: str
+    job_uid: str
+    epoch: int
+    node_id: str
+    incarnation: int
+    slots: int
+    host: str
+    knock_address: str
+    role: str
+    labels: _containers.ScalarMap[str, str]
+    node_rank: int
+    report: NodeReport
+    spare_store: str
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., run_id: _Optional[str] = ..., job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., slots: _Optional[int] = ..., host: _Optional[str] = ..., knock_address: _Optional[str] = ..., role: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., node_rank: _Optional[int] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[str] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("version", "job_uid", "epoch", "heartbeat_interval")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    JOB_UID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    version: Version
+    job_uid: str
+    epoch: int
+    heartbeat_interval: float
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., heartbeat_interval: _Optional[float] = ...) -> None: ...
+
+class Directive(_message.Message):
+    __slots__ = ("kind", "epoch", "round", "node_rank", "num_nodes", "first_rank", "local_world_size", "world_size", "store", "role_first_rank", "role_world_size", "restart_count", "stop_grace", "exit_code", "reason")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        WAIT: _ClassVar[Directive.Kind]
+        RUN: _ClassVar[Directive.Kind]
+        EXIT: _ClassVar[Directive.Kind]
+    WAIT: Directive.Kind
+    RUN: Directive.Kind
+    EXIT: Directive.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
+    ROLE_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RESTART_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STOP_GRACE_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    kind: Directive.Kind
+    epoch: int
+    round: int
+    node_rank: int
+    num_nodes: int
+    first_rank: int
+    local_world_size: int
+    world_size: int
+    store: str
+    role_first_rank: int
+    role_world_size: int
+    restart_count: int
+    stop_grace: float
+    exit_code: int
+    reason: str
+    def __init__(self, kind: _Optional[_Union[Directive.Kind, str]] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., node_rank: _Optional[int] = ..., num_nodes: _Optional[int] = ..., first_rank: _Optional[int] = ..., local_world_size: _Optional[int] = ..., world_size: _Optional[int] = ..., store: _Optional[str] = ..., role_first_rank: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., stop_grace: _Optional[float] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class NodeReport(_message.Message):
+    __slots__ = ("round", "phase", "failures")
+    class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        IDLE: _ClassVar[NodeReport.Phase]
+        STARTING: _ClassVar[NodeReport.Phase]
+        RUNNING: _ClassVar[NodeReport.Phase]
+        FINISHED: _ClassVar[NodeReport.Phase]
+        FAILED: _ClassVar[NodeReport.Phase]
+    IDLE: NodeReport.Phase
+    STARTING: NodeReport.Phase
+    RUNNING: NodeReport.Phase
+    FINISHED: NodeReport.Phase
+    FAILED: NodeReport.Phase
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    phase: NodeReport.Phase
+    failures: _containers.RepeatedCompositeFieldContainer[RankFailure]
+    def __init__(self, round: _Optional[int] = ..., phase: _Optional[_Union[NodeReport.Phase, str]] = ..., failures: _Optional[_Iterable[_Union[RankFailure, _Mapping]]] = ...) -> None: ...
+
+class RankFailure(_message.Message):
+    __slots__ = ("rank", "local_rank", "exit_code", "error_type", "message", "frame", "log_tail", "oom_killed")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_TYPE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
+    OOM_KILLED_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    local_rank: int
+    exit_code: int
+    error_type: str
+    message: str
+    frame: str
+    log_tail: str
+    oom_killed: bool
+    def __init__(self, rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., error_type: _Optional[str] = ..., message: _Optional[str] = ..., frame: _Optional[str] = ..., log_tail: _Optional[str] = ..., oom_killed: bool = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("round", "ranks")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    ranks: _containers.RepeatedCompositeFieldContainer[RankProgress]
+    def __init__(self, round: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ...) -> None: ...
+
+class RankProgress(_message.Message):
+    __slots__ = ("rank", "pid", "step", "ticks", "phase", "started_by")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TICKS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    STARTED_BY_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    pid: int
+    step: int
+    ticks: int
+    phase: str
+    started_by: str
+    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., ticks: _Optional[int] = ..., phase: _Optional[str] = ..., started_by: _Optional[str] = ...) -> None: ...
+
+class SpareStore(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class UnitDeclared(_message.Message):
+    __slots__ = ("round", "unit")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    unit: int
+    def __init__(self, round: _Optional[int] = ..., unit: _Optional[int] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Status(_message.Message):
+    __slots__ = ("run_id", "job_uid", "epoch", "phase", "reason", "round", "world_size", "step", "restarts", "nodes", "report_json", "stale_messages")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_UID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    REPORT_JSON_FIELD_NUMBER: _ClassVar[int]
+    STALE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    job_uid: str
+    epoch: int
+    phase: str
+    reason: str
+    round: int
+    world_size: int
+    step: int
+    restarts: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    report_json: str
+    stale_messages: int
+    def __init__(self, run_id: _Optional[str] = ..., job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., restarts: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., report_json: _Optional[str] = ..., stale_messages: _Optional[int] = ...) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("node_id", "state", "host", "slots", "node_rank", "first_rank", "ranks")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    state: str
+    host: str
+    slots: int
+    node_rank: int
+    first_rank: int
+    ranks: _containers.RepeatedCompositeFieldContainer[RankProgress]
+    def __init__(self, node_id: _Optional[str] = ..., state: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., node_rank: _Optional[int] = ..., first_rank: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ...) -> None: ...
+
+class ListEventsRequest(_message.Message):
+    __slots__ = ("after", "follow")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    follow: bool
+    def __init__(self, after: _Optional[int] = ..., follow: bool = ...) -> None: ...
+
+class EventRecord(_message.Message):
+    __slots__ = ("sequence", "time", "job_time", "kind", "reason", "detail_json")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    JOB_TIME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_JSON_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    time: float
+    job_time: float
+    kind: str
+    reason: str
+    detail_json: str
+    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[float] = ..., job_time: _Optional[float] = ..., kind: _Optional[str] = ..., reason: _Optional[str] = ..., detail_json: _Optional[str] = ...) -> None: ...
+
+class ReadLogRequest(_message.Message):
+    __slots__ = ("request", "rank", "attempt", "stream", "follow", "tail_bytes")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    TAIL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    rank: int
+    attempt: int
+    stream: str
+    follow: bool
+    tail_bytes: int
+    def __init__(self, request: _Optional[int] = ..., rank: _Optional[int] = ..., attempt: _Optional[int] = ..., stream: _Optional[str] = ..., follow: bool = ..., tail_bytes: _Optional[int] = ...) -> None: ...
+
+class LogChunk(_message.Message):
+    __slots__ = ("request", "data", "end", "error")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    data: bytes
+    end: bool
+    error: str
+    def __init__(self, request: _Optional[int] = ..., data: _Optional[bytes] = ..., end: bool = ..., error: _Optional[str] = ...) -> None: ...
+
+class RestartRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("node_id", "reason")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    reason: str
+    def __init__(self, node_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    def __init__(self, message: _Optional[str] = ...) -> None: ...

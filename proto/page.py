@@ -1,0 +1,189 @@
+"""A rank's progress page: 4096 bytes of memory that the rank writes and its agent reads.
+
+The page is a sealed memfd, so neither side can shrink it under the other. All numbers are native
+(one host, one byte order); every field of 8 bytes lies on an 8-byte boundary and is stored and
+loaded whole, so a reader never sees half of one. Version 1.0:
+
+| offset | size | type   | field       | meaning                                                   |
+|-------:|-----:|--------|-------------|-----------------------------------------------------------|
+|      0 |    8 | bytes  | magic       | `ELASTICP`                                                |
+|      8 |    2 | uint16 | major       | version of the layout                                     |
+|     10 |    2 | uint16 | minor       |                                                           |
+|     12 |    4 | uint32 | size        | of the page, in bytes: 4096                               |
+|     16 |    8 | int64  | owner       | pid of the process that writes; 0: nobody yet             |
+|     24 |    8 | int64  | ticks       | calls of the optimizer-step hook: a sign of life, no step |
+|     32 |    8 | int64  | tick_ns     | CLOCK_MONOTONIC at the last tick; 0: none                 |
+|     40 |    8 | int64  | step        | last step that the script told + 1; 0: it never told      |
+|     48 |    8 | int64  | step_ns     | CLOCK_MONOTONIC when it told                              |
+|     56 |    8 | int64  | claims      | processes that have owned the page                        |
+|     64 |    8 | int64  | changes     | changes of phase; the current one is record `changes % 2` |
+|     72 |   56 |        |             | reserved, zero                                            |
+|    128 |    8 | int64  | phase_ns    | record 0: CLOCK_MONOTONIC at the change                   |
+|    136 |   56 | bytes  | phase       | record 0: name, UTF-8, filled up with zeros               |
+|    192 |   64 |        |             | record 1, as record 0                                     |
+|    256 | 3840 |        |             | reserved for health (collectives, clocks), zero           |
+
+A change of phase writes the record that is not current, then adds one to `changes`: a writer killed
+at any point leaves the old phase whole.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+
+from elastic.proto import version
+from elastic.proto.errors import PageError
+
+MAGIC = b"ELASTICP"
+SIZE = 4096
+OWNER_OFFSET = 16
+PHASE_BYTES = 56
+
+_HEADER = struct.Struct("=8sHHI")
+_STAMP = struct.Struct("=q")
+_OWNER, _TICKS, _TICK_NS, _STEP, _STEP_NS, _CLAIMS, _CHANGES = range(2, 9)  # in words of 8 bytes
+_RECORD = 128
+_RECORD_SIZE = 64
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a page says; stamps are CLOCK_MONOTONIC in nanoseconds, 0 where nothing happened yet."""
+
+    owner: int
+    """Pid of the process that writes the page; 0: none yet."""
+    claims: int
+    """How many processes have owned it, one after the other."""
+    phase: str
+    """What the script says it is doing; empty: it said nothing."""
+    phase_ns: int
+    step: int | None
+    """The last step that the script told, or None."""
+    step_ns: int
+    ticks: int
+    """Calls of the optimizer-step hook: they grow while it trains, but are no step number."""
+    tick_ns: int
+
+
+def create() -> int:
+    """A new empty page; returns its descriptor (close-on-exec)."""
+    fd = os.memfd_create("elastic-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, SIZE)
+    os.pwrite(fd, _HEADER.pack(MAGIC, *version.PAGE, SIZE), 0)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    return fd
+
+
+def open_page(fd: int, *, write: bool = False) -> mmap.mmap:
+    """Map the page behind `fd`, which may be closed then.
+
+    Raises `PageError` where it is no page and `ProtocolMismatch` where its version is too far off.
+    """
+    try:
+        if os.fstat(fd).st_size != SIZE:
+            raise PageError(f"descriptor {fd} is no progress page: its size is not {SIZE} bytes")
+        page = mmap.mmap(fd, SIZE, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise PageError(f"descriptor {fd} is no progress page: {error}") from error
+    _check(page)
+    return page
+
+
+def read(page: mmap.mmap | bytes) -> Progress:
+    """What the page says now; safe while the rank writes, and after it was killed."""
+    _check(page)
+    with memoryview(page) as raw, raw.cast("q") as words:
+        for _ in range(8):  # while no change has finished, only the other record can be written to
+            changes = words[_CHANGES]
+            at = _RECORD + _RECORD_SIZE * (changes % 2)
+            record = bytes(raw[at : at + _RECORD_SIZE])
+            if words[_CHANGES] == changes:
+                break
+        return Progress(
+            owner=words[_OWNER],
+            claims=words[_CLAIMS],
+            phase=record[8:].rstrip(b"\0").decode(errors="replace"),
+            phase_ns=_STAMP.unpack_from(record)[0],
+            step=words[_STEP] - 1 if words[_STEP] else None,
+            step_ns=words[_STEP_NS],
+            ticks=words[_TICKS],
+            tick_ns=words[_TICK_NS],
+        )
+
+
+def _check(page: mmap.mmap | bytes) -> None:
+    if len(page) != SIZE:
+        raise PageError(f"a progress page has {SIZE} bytes, not {len(page)}")
+    magic, major, minor, size = _HEADER.unpack_from(page)
+    if magic != MAGIC:
+        raise PageError("the bytes are no progress page: they begin with something else")
+    version.check("the progress page", version.Version(major, minor), version.PAGE)
+    if size != SIZE:
+        raise PageError(f"the progress page says it has {size} bytes, not {SIZE}")
+
+
+class PageWriter:
+    """The one process that writes a page. Its methods cost about a microsecond and never block."""
+
+    def __init__(self, page: mmap.mmap, pid: int) -> None:
+        self._page = page
+        self._words = memoryview(page).cast("q")
+        self.pid = pid
+
+    @classmethod
+    def claim(cls, fd: int, pid: int) -> "PageWriter | None":
+        """Own the page behind `fd`, or None while another process that lives owns it.
+
+        Raises what `open_page` raises.
+        """
+        page = open_page(fd, write=True)
+        fcntl.lockf(fd, fcntl.LOCK_EX)  # between two processes that claim at the same moment
+        try:
+            writer = cls(page, pid)
+            owner = writer._words[_OWNER]
+            if owner not in (0, pid) and lives(owner):
+                return None
+            if owner != pid:
+                writer._words[_CLAIMS] += 1
+                writer._words[_OWNER] = pid
+            return writer
+        finally:
+            fcntl.lockf(fd, fcntl.LOCK_UN)
+
+    def tick(self) -> None:
+        """One more sign of life."""
+        words = self._words
+        words[_TICK_NS] = time.monotonic_ns()
+        words[_TICKS] += 1
+
+    def step(self, number: int) -> None:
+        """The script has finished step `number` (0 or more)."""
+        if not 0 <= number < 2**62:
+            raise ValueError(f"a step is 0 or more, not {number}")
+        self._words[_STEP_NS] = time.monotonic_ns()
+        self._words[_STEP] = number + 1
+
+    def phase(self, name: str) -> None:
+        """The script is now doing `name`; what is beyond 56 bytes of UTF-8 is cut off."""
+        text = name.encode(errors="replace")[:PHASE_BYTES]
+        text = text.decode(errors="ignore").encode()  # no half of a character at the end
+        changes = self._words[_CHANGES] + 1
+        at = _RECORD + _RECORD_SIZE * (changes % 2)
+        self._words[at // 8] = time.monotonic_ns()
+        self._page[at + 8 : at + _RECORD_SIZE] = text.ljust(PHASE_BYTES, b"\0")
+        self._words[_CHANGES] = changes
+
+
+def lives(pid: int) -> bool:
+    """Whether a process of that number exists (a zombie does)."""
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+    return True

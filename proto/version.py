@@ -1,0 +1,39 @@
+"""Version numbers of every contract, and which of them work together.
+
+A version is (major, minor). Neighbouring minor versions of one major work together, because an
+operator, a master and a training image are never upgraded at the same instant.
+"""
+
+from typing import NamedTuple
+
+from elastic.proto.errors import ProtocolMismatch
+
+
+class Version(NamedTuple):
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+WIRE = Version(1, 0)
+"""Messages between agent, elasticctl and master (`master.proto`)."""
+
+JOURNAL = Version(1, 0)
+"""Events and snapshots in the master's journal."""
+
+PAGE = Version(1, 0)
+"""Layout of a rank's progress page."""
+
+LINK = Version(1, 0)
+"""Messages between a rank and its agent."""
+
+
+def check(what: str, theirs: Version, ours: Version) -> None:
+    """Raise `ProtocolMismatch` unless both sides are neighbours."""
+    if theirs.major != ours.major or abs(theirs.minor - ours.minor) > 1:
+        raise ProtocolMismatch(
+            f"{what} speaks version {theirs}, this side {ours}: install releases whose minor "
+            "versions are neighbours"
+        )

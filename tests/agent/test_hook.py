@@ -1,0 +1,276 @@
+"""What the agent learns about an unmodified script, and that the script learns nothing of it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.small_agent import ROOT, STARTUP, SmallAgent
+
+pytestmark = pytest.mark.xdist_group("hook")
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[SmallAgent]:
+    agent = SmallAgent()
+    agent.launch("spawner")
+    yield agent
+    agent.close()
+
+
+def kinds(found: dict[str, Any]) -> list[str]:
+    return [message["kind"] for message in found["link"]]
+
+
+TRAIN = """
+import os
+os.environ["SET_BY_SCRIPT"] = "yes"
+import torch
+layer = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for _ in range(3):
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def write(folder: Path, text: str, name: str = "train.py") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def trained(agent: SmallAgent, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = write(tmp_path_factory.mktemp("hook"), TRAIN)
+    return agent.start("spawner", target=path, args=["--x"])
+
+
+def test_unmodified_script(trained: dict[str, Any]) -> None:
+    assert trained["exit"] == 0, trained["stderr"]
+    assert kinds(trained) == ["TorchNote", "ModulesNote", "FirstStep"]
+    torch, modules, _ = trained["link"]
+    assert torch["environ"]["SET_BY_SCRIPT"] == "yes"
+    assert torch["argv"][1:] == ["--x"]
+    assert STARTUP not in torch["path"]
+    assert torch["environ"]["PYTHONPATH"].startswith(STARTUP)
+    assert "numpy" in modules["modules"]
+    assert not [name for name in modules["modules"] if name.split(".")[0] in ("torch", "elastic")]
+    progress = trained["progress"]
+    assert (progress["ticks"], progress["claims"], progress["step"]) == (3, 1, None)
+    assert progress["owner"] == trained["pid"]
+    assert progress["tick_ns"] > 0
+
+
+def test_forked_rank_ticks_too(agent: SmallAgent, tmp_path: Path) -> None:
+    agent.launch("standby")
+    found = agent.start("standby", target=write(tmp_path, TRAIN))
+    assert found["exit"] == 0, found["stderr"]
+    assert kinds(found) == ["ModulesNote", "FirstStep"]
+    assert found["progress"]["ticks"] == 3
+    assert found["progress"]["owner"] == found["pid"]
+    failed = agent.start("standby", target=write(tmp_path, "import torch\n1 / 0\n"))
+    assert kinds(failed) == ["ErrorNote"]
+    assert failed["link"][0]["frame"].endswith("train.py:2 in <module>")
+    agent.ask(verb="die", starter="standby")
+
+
+CHILDREN = """
+import os, subprocess, sys, multiprocessing
+import torch
+
+def child():
+    layer = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for method in ("fork", "spawn"):
+        process = multiprocessing.get_context(method).Process(target=child)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+    subprocess.run([sys.executable, __file__, "inner"], check=True, close_fds=False) if len(
+        sys.argv
+    ) == 1 else child()
+"""
+
+
+def test_children_of_a_rank_do_not_count(agent: SmallAgent, tmp_path: Path) -> None:
+    found = agent.start("spawner", target=write(tmp_path, CHILDREN))
+    assert found["exit"] == 0, found["stderr"]
+    assert kinds(found) == ["TorchNote"]
+    assert (found["progress"]["ticks"], found["progress"]["claims"]) == (0, 1)
+    assert found["progress"]["owner"] == found["pid"]
+
+
+def test_python_below_a_shell_script(agent: SmallAgent, tmp_path: Path) -> None:
+    prepare = write(tmp_path, "import json\n", "prepare.py")
+    text = f"exec 3>/dev/null 4</dev/null\n{sys.executable} {prepare}\n{sys.executable} {write(tmp_path, TRAIN)}\n"
+    shell = write(tmp_path, text, "run.sh")
+    found = agent.start("spawner", kind="program", target="bash", args=[shell])
+    assert found["exit"] == 0, found["stderr"]
+    assert kinds(found) == ["TorchNote", "ModulesNote", "FirstStep"]
+    assert found["progress"]["ticks"] == 3
+    assert found["progress"]["owner"] != found["pid"]
+
+
+ERRORS = {
+    "own": ("def f():\n    raise ValueError('x' * 9)\nf()\n", "ValueError", ":2 in f"),
+    "library": ("import json\njson.loads('[')\n", "json.decoder.JSONDecodeError", ":2 in <module>"),
+    "syntax": ("x = 1\ny = (\n", "SyntaxError", ":2 in <module>"),
+    "import": ("import no_such_module\n", "ModuleNotFoundError", ":1 in <module>"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_error_is_told(agent: SmallAgent, tmp_path: Path, name: str) -> None:
+    text, kind, frame = ERRORS[name]
+    found = agent.start("spawner", target=write(tmp_path, text))
+    assert found["exit"] == 1
+    assert kinds(found) == ["ErrorNote"]
+    error = found["link"][0]
+    assert error["type"] == kind
+    assert error["frame"].endswith("train.py" + frame)
+    assert error["traceback"].strip().endswith(found["stderr"].strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise SystemExit(3)",
+        "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start()\nt.join()",
+        "raise KeyboardInterrupt",
+        "import sys\nsys.excepthook = lambda *a: None\n1 / 0",
+        "import os, sys\nif os.fork(): os.wait()\nelse: 1 / 0",
+    ],
+)
+def test_what_is_no_error_is_not_told(agent: SmallAgent, tmp_path: Path, text: str) -> None:
+    assert kinds(agent.start("spawner", target=write(tmp_path, text))) == []
+
+
+def test_looking_for_torch_is_no_import(agent: SmallAgent, tmp_path: Path) -> None:
+    text = """
+import importlib.util, sys
+assert importlib.util.find_spec("torch") is not None
+assert "torch" not in sys.modules
+import os
+os.environ["LATER"] = "1"
+import torch
+print(type(torch.__loader__).__name__, "exec_module" in vars(torch.__loader__),
+      [type(f).__name__ for f in sys.meta_path if "elastic" in type(f).__module__])
+"""
+    found = agent.start("spawner", target=write(tmp_path, text))
+    assert found["stdout"] == "SourceFileLoader False []\n", found["stderr"]
+    assert found["link"][0]["environ"]["LATER"] == "1"
+
+
+COMPILED = """
+import torch
+from torch._dynamo.utils import counters
+layer = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+layer(torch.ones(1, 2)).sum().backward()
+step = torch.compile(optimizer.step, backend="eager")
+for _ in range(5):
+    step()
+print(sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"])
+print(counters["frames"])
+"""
+
+
+def test_compiled_optimizer_step_stays_as_it_is(agent: SmallAgent, tmp_path: Path) -> None:
+    path = write(tmp_path, COMPILED)
+    found = agent.start("spawner", target=path)
+    alone = agent.start("spawner", target=path, environ={"PYTHONPATH": None})
+    assert (found["exit"], found["stdout"]) == (0, alone["stdout"]), found["stderr"]
+    assert found["progress"]["ticks"] == 5
+
+
+# --- start-up without an agent ---
+
+
+def python(code: str, path: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": path} | environ
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=variables,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
+LOOK = (
+    "import sys, json; m = sys.modules.get('sitecustomize'); "
+    "print(json.dumps([getattr(m, 'NAME', None), sys.path, "
+    "sorted(n for n in sys.modules if n.split('.')[0] == 'elastic')]))"
+)
+
+
+def test_other_processes_load_nothing() -> None:
+    ours = python(LOOK, STARTUP)
+    name, path, modules = json.loads(ours.stdout)
+    assert (name, modules, ours.stderr) == (None, [], "")
+    assert path == json.loads(python(LOOK, "").stdout)[1]
+
+
+def test_chains_the_machines_own(tmp_path: Path) -> None:
+    write(tmp_path, "NAME = 'mine'\n", "sitecustomize.py")
+    name, path, _ = json.loads(python(LOOK, f"{STARTUP}:{tmp_path}").stdout)
+    assert name == "mine"
+    assert STARTUP not in path
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1 / 0\n", "import no_such\n", "raise SystemExit(3)\n", "def f(:\n", "raise KeyError\n"],
+)
+def test_a_broken_one_breaks_as_ever(tmp_path: Path, text: str) -> None:
+    write(tmp_path, text, "sitecustomize.py")
+    alone = python(LOOK, str(tmp_path))
+    behind = python(LOOK, f"{STARTUP}:{tmp_path}")
+    assert behind.returncode == alone.returncode
+    assert behind.stderr == alone.stderr or text == "raise SystemExit(3)\n"
+    if alone.stdout:
+        assert json.loads(behind.stdout)[0] is None
+
+
+@pytest.mark.parametrize("number", ["", "x", "-1", "0", "1", "999999", "9" * 30])
+def test_wrong_descriptors_harm_nobody(number: str) -> None:
+    code = "import torch; print('fine')"
+    found = python(code, STARTUP, ELASTIC_PAGE_FD=number, ELASTIC_LINK_FD=number)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "fine\n", "")
+
+
+def test_start_up_costs_less_than_a_millisecond() -> None:
+    """Outside a rank; the code alone, and the best of some, since the machine is busy."""
+    code = f"""
+import os, sys, time
+os.environ["ELASTIC_PAGE_FD"] = "0"
+source = open({STARTUP + "/sitecustomize.py"!r}).read()
+compiled = compile(source, {STARTUP + "/sitecustomize.py"!r}, "exec")
+best = 1.0
+for _ in range(20):
+    start = time.perf_counter()
+    exec(compiled, {{"__file__": {STARTUP + "/sitecustomize.py"!r}, "__name__": "sitecustomize"}})
+    best = min(best, time.perf_counter() - start)
+print(best)
+"""
+    assert float(python(code, "").stdout) < 1e-3
+
+
+def test_offset_of_the_owner_is_the_pages() -> None:
+    from elastic.proto import page
+
+    source = (ROOT / "agent" / "startup" / "sitecustomize.py").read_text()
+    assert f"head[{page.OWNER_OFFSET}:{page.OWNER_OFFSET + 8}]" in source
+    assert repr(page.MAGIC)[1:].strip("'") in source

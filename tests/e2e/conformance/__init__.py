@@ -1,0 +1,1 @@
+"""One corpus of command lines, run under torchrun and under elastic-run, and compared."""

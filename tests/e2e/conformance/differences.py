@@ -1,0 +1,101 @@
+"""The deliberate differences: each has a row, by its id, in docs/torchrun.md, and a witness case."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .normalise import ABSENT, Delta
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """What may differ, where, and a case in which it is seen to."""
+
+    id: str
+    keys: str  # a pattern that the whole key matches
+    witness: str  # a case that shows it
+    cases: str = ".*"  # a pattern that the whole case name matches
+    only_added: bool = False  # ours has the key, torchrun does not
+    forked: bool = False  # seen only when ranks are forked
+    when: Callable[[Delta], bool] = lambda delta: True  # what else must hold
+
+    def explains(self, case: str, delta: Delta, forked: bool) -> bool:
+        """Whether this row accounts for `delta` in `case`."""
+        if (self.only_added and delta.theirs != ABSENT) or (self.forked and not forked):
+            return False
+        named = re.fullmatch(self.cases, case) and re.fullmatch(self.keys, delta.key)
+        return bool(named) and self.when(delta)
+
+
+RANK = r"rank\[.*\]"
+
+
+def _hooked(delta: Delta) -> bool:
+    """Ours goes first on PYTHONPATH, and theirs follows unchanged."""
+    return bool(delta.ours == f"<root>/elastic/agent/startup:{delta.theirs}")
+
+
+def _two_more(delta: Delta) -> bool:
+    """Descriptors 200 and 201 come on top, and no other."""
+    rest = {fd: name for fd, name in delta.ours.items() if fd not in ("200", "201")}
+    return bool(rest == delta.theirs)
+
+
+def _an_address(delta: Delta) -> bool:
+    return bool(re.fullmatch(r"\d+\.\d+\.\d+\.\d+|[0-9a-f:]+", delta.ours))
+
+
+DIFFERENCES = (
+    Difference(id="console", keys=r"node\d\.stderr\.launcher", witness="exit_3"),
+    Difference(id="help", keys=r"node\d\.stdout", cases="help", witness="help"),
+    Difference(
+        id="elastic-variables", keys=RANK + r"\.env\.ELASTIC_\w+", witness="env", only_added=True
+    ),
+    Difference(
+        id="run-path", cases="run_path", witness="run_path",
+        keys=RANK + r"\.(?!argv|cwd|env|name|umask)\w+",
+    ),
+    Difference(id="hook", keys=RANK + r"\.env\.PYTHONPATH", witness="env", when=_hooked),
+    Difference(id="excepthook", keys=RANK + r"\.excepthook", witness="env"),
+    Difference(id="page", keys=RANK + r"\.fds", witness="env", when=_two_more),
+    Difference(
+        id="resolver", keys=RANK + r"\.env\.RES_OPTIONS", witness="env", only_added=True
+    ),
+    Difference(
+        id="address", keys=RANK + r"\.env\.MASTER_ADDR", witness="env", when=_an_address
+    ),
+    Difference(id="run-folder", keys="log_folders|log_beside", witness="env"),
+    Difference(id="parent", keys=RANK + r"\.parent", witness="env"),
+    Difference(
+        id="torch-preloaded", keys=RANK + r"\.(torch_preloaded|os_threads)", witness="env",
+        forked=True,
+    ),
+    Difference(
+        id="two-digit-ranks", keys=r".*", cases="redirects_two_digits",
+        witness="redirects_two_digits",
+    ),
+    Difference(
+        id="whose-fault", keys=r".*", cases="killed_first|terminated_first",
+        witness="killed_first",
+    ),
+    Difference(
+        id="failure-grace", keys=r"signals\[.*\]", cases="exit_3_other_waits|segv",
+        witness="exit_3_other_waits",
+    ),
+    Difference(
+        id="leftovers", keys="children_left", cases="child_left_.*",
+        witness="child_left_by_failure",
+    ),
+    Difference(
+        id="restart-everywhere", keys=rf"{RANK}.*|node\d\.(stdout|stderr\.ranks)",
+        cases="static_restart", witness="static_restart",
+    ),
+    Difference(
+        id="restart-count", keys=rf"{RANK}.*", cases="c10d_restart", witness="c10d_restart"
+    ),
+)  # fmt: skip
+
+
+def explained(case: str, delta: Delta, forked: bool) -> Difference | None:
+    """The row that accounts for `delta`, or None."""
+    return next((row for row in DIFFERENCES if row.explains(case, delta, forked)), None)

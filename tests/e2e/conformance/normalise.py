@@ -1,0 +1,166 @@
+"""Make two runs of one case comparable: replace what differs from run to run, flatten the rest."""
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from .runner import ROOT, Observation
+
+Flat = dict[str, Any]  # key path -> JSON value
+
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+REPLACED = (
+    (UUID, "<uuid>"),
+    (re.compile(r"torchelastic_[a-z0-9_]{8}"), "torchelastic_<random>"),
+    (re.compile(r"(?<=/)(<uuid>|none|[A-Za-z0-9.-]+)_[a-z0-9_]{8}(?=/attempt_|$)"), r"\1_<random>"),
+    (re.compile(r"\d{4}-\d\d-\d\d[_ T]\d\d:\d\d:\d\d([.,]\d+)?"), "<time>"),
+    (re.compile(r"\b([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ "), r"\1<time> <pid> "),
+    (re.compile(r"\[([IWEF])\d{3,4} \d\d:\d\d:\d\d\.\d+ "), r"[\1<time> "),
+    (re.compile(r"(\bpid\b\W{0,4})\d+", re.IGNORECASE), r"\1<pid>"),
+    (re.compile(r"(?<=process )\d+"), "<pid>"),
+    (re.compile(r"(?<=host_)\d+_0"), "<pid>_0"),
+    (re.compile(r"_\d{3,7}_\d(?=')"), "_<pid>_<n>"),
+    (re.compile(r"0x[0-9a-f]{6,}"), "<address>"),
+    (re.compile(r"\b\d+\.\d+(?= ?(s\b|sec|seconds))"), "<seconds>"),
+    (re.compile(r"('timestamp'|\"timestamp\"): (['\"]?)\d+(\.\d+)?\2"), r"\1: <time>"),
+    (re.compile(r"(localhost|127\.0\.0\.1|\[::1\]|\[?::ffff:127\.0\.0\.1\]?|vm)([:|, ]{1,3})\d{4,5}\b"),
+     r"\1\2<some port>"),
+)  # fmt: skip
+PREFIX = r"(?:\[[^\]]*\]:|<[^>]*> )?"
+WORKER_LINE = re.compile(PREFIX + r"@@ ")
+TRACEBACK = re.compile(r"^Traceback .*\n(?:[ \t].*\n)*\w+Error: @@ .*\n", re.MULTILINE)
+BANNER = "OMP_NUM_THREADS"  # the words may be a launcher's own
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One key on which two runs disagree; a side that lacks it has `ABSENT`."""
+
+    key: str
+    theirs: Any
+    ours: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}\n    torchrun: {self.theirs!r}\n    ours:     {self.ours!r}"
+
+
+ABSENT = "<absent>"
+ATTEMPT = re.compile(r"(.*?)/(attempt_\d+(?:/.*)?)")
+
+
+class _Text:
+    """Replaces what belongs to one run."""
+
+    def __init__(self, seen: Observation) -> None:
+        self.fixed = (
+            (str(seen.tmp), "<tmp>"),
+            (sys.prefix, "<venv>"),
+            (str(ROOT), "<root>"),
+        )
+        self.port = re.compile(rf"\b{seen.port}\b")
+
+    def __call__(self, text: str) -> str:
+        for old, new in self.fixed:
+            text = text.replace(old, new)
+        text = self.port.sub("<given port>", text)
+        for pattern, new in REPLACED:
+            text = pattern.sub(new, text)
+        return text
+
+    def deep(self, value: Any) -> Any:
+        """The same, inside JSON."""
+        if isinstance(value, str):
+            return self(value)
+        if isinstance(value, list):
+            return [self.deep(item) for item in value]
+        if isinstance(value, dict):
+            return {self(key): self.deep(item) for key, item in value.items()}
+        return value
+
+
+def normalise(seen: Observation) -> Flat:
+    """Flatten an observation to `key -> value`, equal for two runs that are alike."""
+    text = _Text(seen)
+    flat: Flat = {"children_left": list(seen.children_left)}
+    if seen.case == "sigterm_ignored":
+        flat["waited"] = "2-12 s" if 2 <= seen.seconds < 12 else f"{seen.seconds:.0f} s"
+    for node, code in enumerate(seen.exits):
+        flat[f"node{node}.exit"] = code if code >= 0 else 128 - code  # as a shell has it
+        flat[f"node{node}.stdout"] = sorted(text(seen.stdout[node]).splitlines())
+        flat |= {f"node{node}.stderr.{k}": v for k, v in _stderr(text(seen.stderr[node])).items()}
+    for name, dump in seen.dumps.items():
+        kind, place = name.split(".", 1)
+        if kind == "rank":
+            flat |= _rank(f"rank[{place}]", dump, seen, text)
+        else:
+            flat[f"{kind}[{place}]"] = text.deep(dump)
+    return flat | _files(seen, text)
+
+
+def _files(seen: Observation, text: _Text) -> Flat:
+    """The runs' folders; what is below them, by name (of several nodes: all); what is beside."""
+    found: dict[str, list[Any]] = {}
+    folders: set[str] = set()
+    beside: set[str] = set()
+    for name, content in seen.files.items():
+        inside = ATTEMPT.fullmatch(text(name))
+        value = None if content is None else _file(name, text(content))
+        if inside:
+            folders.add(inside[1])
+            found.setdefault(f"log.{inside[2]}", []).append(value)
+        elif name == "error.json":
+            found["error_file"] = [value]
+        elif content is not None:
+            beside.add(text(name))
+    flat: Flat = {k: v[0] if len(v) == 1 else sorted(v, key=repr) for k, v in found.items()}
+    return flat | {"log_folders": sorted(folders), "log_beside": sorted(beside)}
+
+
+def _stderr(stderr: str) -> dict[str, Any]:
+    """What the ranks wrote, apart from what the launcher did: ranks mark lines with `@@`."""
+    raised = TRACEBACK.findall(stderr)
+    rest = TRACEBACK.sub("", stderr).splitlines()
+    return {
+        "ranks": sorted(line for line in rest if WORKER_LINE.match(line)),
+        "tracebacks": sorted(raised),
+        "omp_banner": any(BANNER in line for line in rest),
+        "launcher": sorted({line for line in rest if not WORKER_LINE.match(line)}),
+    }
+
+
+def _rank(at: str, dump: Any, seen: Observation, text: _Text) -> Flat:
+    flat: Flat = {}
+    parent = dump.pop("ppid")
+    flat[f"{at}.parent"] = "launcher" if parent in seen.launcher_pids else "other"
+    dump["fds"] = {fd: re.sub(r"\[\d+\]", "[]", name) for fd, name in dump["fds"].items()}
+    env = dump.pop("env")
+    error_file = text(env.get("TORCHELASTIC_ERROR_FILE", ""))
+    env["TORCHELASTIC_ERROR_FILE"] = ATTEMPT.sub(r"<run folder>/\2", error_file)
+    port = env.get("MASTER_PORT")
+    if port is not None and port.isdigit() and int(port) not in (seen.port, 29500):
+        env["MASTER_PORT"] = "<some port>"
+    flat |= {f"{at}.env.{k}": text(v) for k, v in env.items()}
+    flat |= {f"{at}.{k}": text.deep(v) for k, v in dump.items()}
+    return flat
+
+
+def _file(name: str, content: str) -> Any:
+    """A log as text; an error file as JSON without its time."""
+    if not name.endswith(".json"):
+        return content
+    try:
+        found = json.loads(content.replace("<time>", "0"))
+    except ValueError:
+        return content
+    return found
+
+
+def compare(theirs: Flat, ours: Flat) -> list[Delta]:
+    """Every key on which the two differ, in order."""
+    return [
+        Delta(key, theirs.get(key, ABSENT), ours.get(key, ABSENT))
+        for key in sorted(theirs.keys() | ours.keys())
+        if theirs.get(key, ABSENT) != ours.get(key, ABSENT)
+    ]

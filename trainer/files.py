@@ -1,0 +1,48 @@
+"""Files that are whole or not there, whatever dies and whoever else writes."""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+DRAFT_SUFFIX = ".draft"
+"""Ends the name of a file being written; what has it after a crash is rubbish."""
+
+
+@contextmanager
+def replace_atomically(path: Path) -> Iterator[Path]:
+    """Give a draft's path to write to; on leaving, make it durable and put it in place of `path`.
+
+    The draft has a name of its own, so that several processes may write the same `path`: the last
+    one wins. On an exception the draft is removed and `path` stays as it was.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=DRAFT_SUFFIX, dir=path.parent)
+    os.close(handle)
+    draft = Path(name)
+    try:
+        yield draft
+        draft.chmod(0o644)  # mkstemp's 0600 would hide a shared directory's files from others
+        _sync(draft)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)  # the rename itself
+
+
+@contextmanager
+def exclusive(lock: Path) -> Iterator[None]:
+    """Hold the file lock `lock`, waiting for whoever has it; the kernel frees a dead holder's."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,198 @@
+"""Train a GPT: `torchrun ... -m elastic.trainer.pretrain_gpt --data-dir D --save D ...`.
+
+Data parallel: each rank has the whole model and a part of the global batch. Killed at any point
+and started again, with as many ranks or others, a run goes on from its newest checkpoint with
+the samples and the learning rates that it would have had.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from elastic import session
+from elastic.proto.errors import UsageError
+from elastic.trainer import checkpoint, optimizer, tokenizer
+from elastic.trainer.data import Batches, TokenFile
+from elastic.trainer.generate import continue_text
+from elastic.trainer.model import GPT, init_weights
+from elastic.trainer.prepare import prepare
+from elastic.trainer.settings import Settings, parse
+from elastic.trainer.world import World, joined
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What a run works with from its start to its end."""
+
+    settings: Settings
+    """What it was told."""
+    world: World
+    """Who trains."""
+    batches: Batches
+    """What is trained on."""
+    model: GPT
+    """The weights, on this rank's device."""
+    optimizer: torch.optim.AdamW
+    """Its state covers `model`'s parameters."""
+    identity: checkpoint.Identity
+    """What the checkpoints say that they belong to."""
+
+
+def build(settings: Settings, world: World, token_file: TokenFile) -> Run:
+    """Make the model with its first weights, its optimizer and its data."""
+    shape = settings.model(token_file.vocab_size)
+    model = GPT(shape)
+    init_weights(model, settings.seed, settings.init_method_std)
+    model.to(world.device)
+    fixed: dict[str, str | int] = {
+        "seed": settings.seed,
+        "global_batch_size": settings.global_batch_size,
+        "tokens": token_file.digest,
+    }
+    return Run(
+        settings=settings,
+        world=world,
+        batches=Batches(
+            tokens=token_file.tokens(),
+            seed=settings.seed,
+            global_batch_size=settings.global_batch_size,
+            seq_length=settings.seq_length,
+        ),
+        model=model,
+        optimizer=optimizer.build(
+            model,
+            weight_decay=settings.weight_decay,
+            betas=(settings.adam_beta1, settings.adam_beta2),
+        ),
+        identity=asdict(shape) | fixed,
+    )
+
+
+def resume(run: Run) -> int:
+    """Load the newest checkpoint; returns the number of finished steps, 0 without one.
+
+    Rank 0 chooses, so that all load the same. Raises UsageError when the checkpoint is of a run
+    with another model, seed, batch or corpus: it could not go on as it was.
+    """
+    directory = run.settings.save
+    found = checkpoint.newest(directory) if run.world.is_first else None
+    chosen = torch.tensor([found or 0], device=run.world.device)
+    dist.broadcast(chosen, src=0)
+    step = int(chosen)
+    if step == 0:
+        return 0
+    path = checkpoint.path_of(directory, step)
+    if not path.exists():
+        raise UsageError(f"{path} is not on this node: --save must be one directory to all nodes")
+    written = checkpoint.read_identity(directory, step)
+    for name, mine in run.identity.items():
+        if written.get(name) != mine:
+            raise UsageError(
+                f"{path} has {name} {written.get(name)}, not {mine}: "
+                "give the same value or another --save"
+            )
+    checkpoint.load(directory, step, run.model, run.optimizer)
+    return step
+
+
+def train_step(run: Run, parallel: nn.Module, step: int) -> Tensor:
+    """One optimizer step; returns this rank's part of the global batch's mean loss, a scalar.
+
+    `step` counts from 0. The parts of all ranks add up to the mean, in nats a token, and so do
+    their gradients: every token weighs the same, however unevenly the samples were shared out.
+    """
+    settings, world = run.settings, run.world
+    samples = run.batches.local(step, world.rank, world.size).to(world.device)  # [b, S + 1]
+    loss_sum: Tensor = parallel(samples)
+    part = loss_sum / (settings.global_batch_size * settings.seq_length)
+    # DDP divides the sum of the gradients by the world's size.
+    torch.autograd.backward(part * world.size)
+    nn.utils.clip_grad_norm_(run.model.parameters(), settings.clip_grad)
+    optimizer.set_lr(run.optimizer, settings.schedule.at(step))
+    run.optimizer.step()
+    run.optimizer.zero_grad()
+    return part.detach()
+
+
+def train(run: Run, start: int) -> None:
+    """Train from `start` finished steps to the last, saving and reporting as told."""
+    settings, world = run.settings, run.world
+    parallel = DistributedDataParallel(run.model, gradient_as_bucket_view=True)
+    marked_step, marked_at = start, time.perf_counter()
+    for step in range(start, settings.steps):
+        loss = train_step(run, parallel, step)
+        finished = step + 1
+        session.step(finished)
+        last = finished == settings.steps
+        if last or finished % settings.log_interval == 0:
+            dist.all_reduce(loss)
+            value = float(loss)  # waits for the device, so that the clock below is honest
+            seconds = (time.perf_counter() - marked_at) / (finished - marked_step)
+            say(world, progress(settings, world, finished, value, seconds))
+            marked_step, marked_at = finished, time.perf_counter()
+        if world.is_first and (last or finished % settings.save_interval == 0):
+            checkpoint.save(settings.save, finished, run.model, run.optimizer, run.identity)
+
+
+def progress(settings: Settings, world: World, step: int, loss: float, seconds: float) -> str:
+    """The line of `step` finished steps; `seconds` is the time of one step."""
+    width = len(str(settings.steps))
+    tokens = settings.global_batch_size * settings.seq_length
+    return (
+        f"step {step:{width}d}/{settings.steps} | loss {loss:.4f} "
+        f"| lr {settings.schedule.at(step - 1):.2e} | {seconds * 1e3:.1f} ms "
+        f"| {tokens / seconds:.0f} tokens/s | world {world.size}"
+    )
+
+
+def say(world: World, line: str) -> None:
+    """Print on rank 0, at once: whoever watches the run reads it through a pipe."""
+    if world.is_first:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+def keep_tokenizer(data_dir: Path, save: Path) -> None:
+    """Put the tokenizer beside the checkpoints, which are of no use without it."""
+    save.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(tokenizer.load(data_dir), save)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    settings = parse(arguments)
+    try:
+        _pretrain(settings)
+    except UsageError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+def _pretrain(settings: Settings) -> None:
+    # Before the ranks join, so that nobody waits inside a collective for who prepares.
+    token_file = prepare(
+        settings.data_dir, vocab_size=settings.vocab_size, max_bytes=settings.corpus_bytes
+    )
+    with joined() as world:
+        run = build(settings, world, token_file)
+        start = resume(run)
+        say(world, f"resumed from step {start}" if start else "starting from step 0")
+        if world.is_first:
+            keep_tokenizer(settings.data_dir, settings.save)
+        train(run, start)
+    if world.is_first:
+        words = tokenizer.load(settings.data_dir)
+        text = continue_text(run.model, words, "def ", max_new_tokens=64)
+        say(world, f"sample:\n{text}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
