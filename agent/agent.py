@@ -14,6 +14,7 @@ from elastic.agent import children, prctl
 from elastic.agent.log_reader import log_file, read
 from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.settings import AgentSettings
+from elastic.agent.spares import Spares
 from elastic.agent.starter import StartFailed
 from elastic.agent.starters import Starters
 from elastic.agent.stores import Stores
@@ -36,9 +37,14 @@ class Agent:
         self._incarnation = int.from_bytes(os.urandom(7), "big") | 1
         self._knock_socket = knock_socket
         self._starters = Starters(settings)
+        self._spares = Spares(settings, self._starters)
         self._stores = Stores(settings, self._starters, self._store_lost, self._spare_changed)
         self._uplink = Uplink(settings.master, settings.security, self._hello, self._heard)
         self._ranks: Ranks | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._stepped = False
+        """A rank of this round has finished a step."""
         self._report = pb.NodeReport()
         self._unit = 0
         self._order: pb.Directive | None = None
@@ -70,6 +76,7 @@ class Agent:
             for task in (uplink, beats, work):
                 task.cancel()
             knocks.close()
+            await self._spares.close()
             await self._stores.close()
             await self._starters.close()
             await children.sweep((), self._settings.kill_timeout)
@@ -118,22 +125,24 @@ class Agent:
             if self._ranks is not None and (
                 order.kind != pb.Directive.RUN or order.round != self._ranks.round
             ):
-                await self._stop_ranks(order.stop_grace)
-            if self._ordered.is_set():
-                continue
+                self._retire(order.stop_grace)
             if order.kind == pb.Directive.EXIT:
+                await self._retired()
                 return order
             if order.kind == pb.Directive.WAIT:
                 self._stores.retire()
                 self._tell(pb.NodeReport(round=order.round, phase=Phase.IDLE))
             elif self._ranks is None and order.round > self._report.round:
-                await self._start_ranks(order)
+                await self._cleared(order)
+                if not self._ordered.is_set():
+                    await self._start_ranks(order)
 
     async def _start_ranks(self, order: pb.Directive) -> None:
         self._stores.use(order.store)
         self._tell(pb.NodeReport(round=order.round, phase=Phase.STARTING))
         try:
-            self._ranks = Ranks(self._settings, order, self._starters)
+            self._stepped = False
+            self._ranks = Ranks(self._settings, order, self._starters, self._spares)
             await self._ranks.start(self._exit_seen, self._message_seen)
         except (OSError, StartFailed) as error:
             self._fail(pb.RankFailure(rank=order.first_rank, exit_code=1, message=str(error)))
@@ -141,15 +150,34 @@ class Agent:
         if self._report.phase == Phase.STARTING:
             self._tell(pb.NodeReport(round=order.round, phase=Phase.RUNNING))
 
-    async def _stop_ranks(self, grace: float, number: int = signal.SIGTERM) -> None:
-        if self._ranks is None:
+    def _retire(self, grace: float, number: int = signal.SIGTERM) -> None:
+        """Begin to end the ranks that run; `_retired` waits for it."""
+        if self._ranks is not None:
+            ranks, self._ranks = self._ranks, None
+            task = asyncio.get_running_loop().create_task(self._stop(ranks, grace, number))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+
+    async def _retired(self) -> None:
+        while self._retiring:
+            await asyncio.wait(self._retiring)
+
+    async def _cleared(self, order: pb.Directive) -> None:
+        """Wait until the ranks before are gone, or spares find room beside them."""
+        if not self._retiring:
             return
-        ranks = self._ranks
+        loop = asyncio.get_running_loop()
+        waits = {loop.create_task(self._retired())}
+        if order.stop_grace <= 0 and self._spares.complete(order.local_world_size):
+            waits.add(loop.create_task(self._spares.room()))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+
+    async def _stop(self, ranks: Ranks, grace: float, number: int) -> None:
         left = await ranks.stop(grace, number)
-        self._ranks = None
-        if not left and not self._starters.under_way:
-            known = self._starters.pids | self._stores.pids
-            await children.sweep(known, self._settings.kill_timeout)
         if left:
             stack = children.kernel_stack(left[0].pid)
             self._unkillable = (
@@ -158,6 +186,14 @@ class Agent:
             )
             log.error("%s", self._unkillable)
             self._take_signal(0)
+            return
+        await self._starters.idle.wait()  # who is just being adopted looks like an orphan
+        await children.sweep(self._known(), self._settings.kill_timeout)
+
+    def _known(self) -> set[int]:
+        """Our children that are no orphans."""
+        known = self._starters.pids | self._stores.pids | self._spares.pids
+        return known if self._ranks is None else known | set(self._ranks.pids.values())
 
     # --- what happens here -------------------------------------------------------------------
 
@@ -199,6 +235,7 @@ class Agent:
         elif isinstance(message, link.ModulesNote):
             self._starters.note_modules(message.modules)
         elif isinstance(message, link.FirstStep):
+            self._stepped = True
             self._send_heartbeat()
         elif isinstance(message, link.UnitAsked):
             self._unit = message.ranks
@@ -218,7 +255,13 @@ class Agent:
             if self._unit and self._ranks is not None:  # a lost one is said again
                 unit = pb.UnitDeclared(round=self._ranks.round, unit=self._unit)
                 self._uplink.send(pb.FromAgent(unit=unit))
+            if self._stepped and self._ranks is not None and not self._busy_looking():
+                look = self._spares.look(self._ranks.pids)
+                self._looking = asyncio.get_running_loop().create_task(look)
             await asyncio.sleep(self._uplink.heartbeat_interval)
+
+    def _busy_looking(self) -> bool:
+        return self._looking is not None and not self._looking.done()
 
     def _send_heartbeat(self) -> None:
         beat = pb.Heartbeat(round=self._report.round)
@@ -261,13 +304,15 @@ class Agent:
             reason, code = f"its launcher got {name}", 1 if started else 128 + number
             log.warning("%s: ending", name)
         self._uplink.send(pb.FromAgent(leaving=pb.Leaving(reason=reason)))
-        await self._stop_ranks(self._settings.shutdown_timeout, number or signal.SIGTERM)
+        self._retire(self._settings.shutdown_timeout, number or signal.SIGTERM)
+        await self._retired()
         await self._uplink.flush(1.0)
         return code
 
     async def _give_up(self, error: BaseException | None) -> int:
         """The master refused, or was never found."""
-        await self._stop_ranks(0.0)
+        self._retire(0.0)
+        await self._retired()
         if not isinstance(error, (MasterRefused, MasterUnreachable)):
             raise error or RuntimeError("the stream to the master ended")
         log.error("%s", error)

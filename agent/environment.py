@@ -40,7 +40,7 @@ def rank_environment(
         env.ROUND: str(order.round),
     }
     if settings.virtual_local_rank:
-        own |= _virtual(base, local_rank)
+        own |= {"LOCAL_RANK": "0"} | virtual_devices(base, local_rank)
     return base | resolver(base) | startup_path(base) | own
 
 
@@ -58,9 +58,9 @@ def mark(settings: AgentSettings, number: int) -> str:
     return f"{settings.run_id}/{settings.node_id}/{number}"
 
 
-def _virtual(base: Mapping[str, str], local_rank: int) -> dict[str, str]:
+def virtual_devices(base: Mapping[str, str], local_rank: int) -> dict[str, str]:
     """--virtual-local-rank: every rank sees one device, as number 0."""
     visible = base.get("CUDA_VISIBLE_DEVICES", "")
     devices = visible.split(",") if visible else []
     device = devices[local_rank] if local_rank < len(devices) else str(local_rank)
-    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": device}
+    return {"CUDA_VISIBLE_DEVICES": device}

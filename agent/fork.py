@@ -106,7 +106,7 @@ def start(
     if first == 0:
         try:
             return _intermediate(channel, request, fds)
-        except BaseException:  # whatever it is, there must not be a second starter
+        except BaseException:  # noqa: BLE001 - whatever it is, there must be no second starter
             os._exit(1)
     for fd in fds:
         os.close(fd)

@@ -10,6 +10,8 @@ whatever goes wrong in it goes no further.
 import contextlib
 import os
 import sys
+from os import getpid
+from time import monotonic_ns
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
     from elastic.proto.link import Message
     from elastic.proto.page import PageWriter
+
+TICKS, TICK_NS = 3, 4
+"""As in proto/page.py, in words of 8 bytes."""
 
 SEND_TIMEOUT = 5.0
 """Seconds that a message to the agent may hold the script up; then the link is given up."""
@@ -79,11 +84,7 @@ def install() -> None:
         return
     _installed_in = os.getpid()
     _chain_excepthook()
-    if "torch" in sys.modules:
-        if attach() is not None:
-            _quietly(_follow)
-    else:
-        sys.meta_path.insert(0, _TorchFinder())
+    _wait_for("torch", _before_torch, _after_torch)
 
 
 def _open_link() -> "socket.socket | None":
@@ -121,30 +122,35 @@ def _send(link: "socket.socket", message: "Message") -> bool:
     return True
 
 
-# --- the first import of torch ---
+# --- imports that we wait for ---
 
 
-class _TorchFinder:
-    """On `sys.meta_path`: lets the others find torch, and is told when it is really imported."""
+class _Finder:
+    """On `sys.meta_path`: lets the others find a module, and is told when it is really imported."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, name: str, before: "Callable[[], None]", after: "Callable[[], None]"
+    ) -> None:
+        self._name = name
+        self._before = before
+        self._after = after
         self._looking = False
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None", target: ModuleType | None = None
     ) -> "ModuleSpec | None":
-        if name != "torch" or self._looking:
+        if name != self._name or self._looking:
             return None
         import importlib.util
 
         self._looking = True
         try:
-            spec = importlib.util.find_spec("torch")
+            spec = importlib.util.find_spec(name)
         finally:
             self._looking = False
-        # The loader itself stays what it is, since tools look at `torch.__loader__`.
+        # The loader itself stays what it is, since tools look at a module's `__loader__`.
         loader: Any = spec.loader if spec is not None else None
-        if loader is not None and hasattr(loader, "exec_module"):
+        if hasattr(loader, "exec_module"):
             with contextlib.suppress(AttributeError):
                 loader.exec_module = self._around(loader, loader.exec_module)
         return spec
@@ -155,14 +161,25 @@ class _TorchFinder:
         def exec_module(module: ModuleType) -> None:
             with contextlib.suppress(AttributeError):
                 del loader.exec_module
-            _quietly(_before_torch)
+            _quietly(self._before)
             execute(module)
             with contextlib.suppress(ValueError):
                 sys.meta_path.remove(self)
-            if attach() is not None:
-                _quietly(_follow)
+            _quietly(self._after)
 
         return exec_module
+
+
+def _wait_for(name: str, before: "Callable[[], None]", after: "Callable[[], None]") -> None:
+    """Call both around the import of a module, or `after` alone where it is there already."""
+    if name in sys.modules:
+        _quietly(after)
+    else:
+        sys.meta_path.insert(0, _Finder(name, before, after))
+
+
+def _nothing() -> None:
+    """Nothing to do."""
 
 
 def _before_torch() -> None:
@@ -175,27 +192,48 @@ def _before_torch() -> None:
     attachment.send(TorchNote(environ=environ, argv=tuple(sys.argv), path=tuple(sys.path)))
 
 
-def _follow() -> None:
+def _after_torch() -> None:
     """Have torch call us after every optimizer step."""
+    attachment = attach()
+    if attachment is None:
+        return
     optimizer = sys.modules["torch.optim.optimizer"]
-    optimizer.register_optimizer_step_post_hook(_Ticker().tick)
+    optimizer.register_optimizer_step_post_hook(_Ticker(attachment).tick)
+    _wait_for(_DYNAMO_RULES, _nothing, keep_out_of_graphs)
+
+
+_DYNAMO_RULES = "torch._dynamo.trace_rules"
+
+
+def keep_out_of_graphs() -> None:
+    """A compiled `optimizer.step` calls us, and does not try to compile us. Does nothing twice."""
+    rules = sys.modules[_DYNAMO_RULES]
+    if __file__ not in rules.SKIP_DIRS:
+        rules.add(__name__)
+
+
+# --- optimizer steps ---
 
 
 class _Ticker:
     """What torch calls after each `Optimizer.step`; several times a step with some optimizers."""
 
-    def __init__(self) -> None:
+    def __init__(self, attachment: Attachment) -> None:
+        self._words = attachment.page.words
         self._first = True
         self._pid = os.getpid()
 
     def tick(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """About a microsecond. A child that inherited us by a fork does nothing here."""
-        if _attachment is None or os.getpid() != self._pid:
+        """About a microsecond, and no call of a function in Python. Does nothing in a fork of us."""
+        if getpid() != self._pid:
             return
-        _attachment.page.tick()
+        words = self._words
+        words[TICK_NS] = monotonic_ns()
+        words[TICKS] += 1
         if self._first:
             self._first = False
-            _quietly(_first_step)
+            dynamo = sys.modules.get("torch._dynamo")  # which would compile what we call, too
+            _quietly(_first_step if dynamo is None else dynamo.disable(_first_step))
 
 
 def _first_step() -> None:
@@ -212,7 +250,7 @@ def _site_modules() -> list[str]:
     skipped = ("torch", "torchgen", "functorch", "elastic", "sitecustomize", "usercustomize")
     names = []
     for name, module in list(sys.modules.items()):
-        spec = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
+        spec: Any = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
         origin = getattr(spec, "origin", None)
         if name.partition(".")[0] in skipped or not isinstance(origin, str):
             continue

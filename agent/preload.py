@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from elastic.agent.prctl import set_pdeathsig
 
@@ -21,9 +21,24 @@ TRIAL_TIMEOUT = 30.0
 """Seconds that an import may take."""
 
 RANK_VARIABLES = frozenset(
-    """RANK LOCAL_RANK GROUP_RANK ROLE_RANK ROLE_NAME WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE
-    ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS
-    TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_ERROR_FILE""".split()
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_ERROR_FILE",
+    }
 )
 """What torchrun sets for a rank: never in a standby's environment."""
 
@@ -107,7 +122,7 @@ def _judge(module: str) -> str:
     count = threads()
     try:
         importlib.import_module(module)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - a module may raise anything
         return f"its import fails: {type(error).__name__}: {error}"
     opened = sorted(_devices() - before)
     torch = sys.modules.get("torch")
@@ -148,15 +163,15 @@ def _children() -> str:
 def _watch_environment() -> set[str]:
     """From now on, the rank's variables that somebody asked for."""
     seen: set[str] = set()
-    kind = type(os.environb)  # the class of os.environ, too
+    kind: Any = os._Environ  # the class of os.environ, so that `from os import environ` counts
     look_up = kind.__getitem__
 
-    def __getitem__(self: "os._Environ[str]", name: str) -> str:
+    def __getitem__(self: object, name: object) -> object:
         if name in RANK_VARIABLES:
-            seen.add(name)
+            seen.add(str(name))
         return look_up(self, name)
 
-    kind.__getitem__ = __getitem__  # type: ignore[method-assign, assignment]
+    kind.__getitem__ = __getitem__
     return seen
 
 

@@ -8,7 +8,6 @@ shows the title; a few frames of ours lie below the script's in `sys._getframe()
 
 import builtins
 import contextlib
-import importlib
 import io
 import os
 import random
@@ -17,11 +16,11 @@ import signal
 import sys
 import tempfile
 import threading
-import warnings
 from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFileLoader
 from pkgutil import get_importer, read_code
 from types import CodeType, ModuleType, TracebackType
+from typing import Any
 
 from setproctitle import setproctitle, setthreadtitle
 
@@ -72,7 +71,7 @@ def run(spec: StartSpec) -> None:
         _report(error)
         sys.excepthook = lambda kind, error, trace: None  # it has been reported
         raise
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - as the interpreter
         _report(error)
         raise SystemExit(1) from None
 
@@ -114,7 +113,9 @@ def _set_arguments(spec: StartSpec, before: Before) -> None:
             sys.argv = [spec.target, *spec.args]
             first = os.path.dirname(os.path.realpath(spec.target))
     sys.path[:] = before.path if sys.flags.safe_path else [first, *before.path]
-    importlib.invalidate_caches()
+    for path, finder in list(sys.path_importer_cache.items()):
+        if finder is None:  # a folder that was not there when the standby looked
+            del sys.path_importer_cache[path]
 
 
 def _main_module(spec: StartSpec) -> ModuleType:
@@ -122,7 +123,7 @@ def _main_module(spec: StartSpec) -> ModuleType:
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __loader__=BuiltinImporter)
     if sys.version_info < (3, 14):
-        main.__dict__["__annotations__"] = {}
+        main.__dict__["__annotations__"] = {}  # noqa: RUF063 - a new module has none
     if spec.kind == "script":
         path = os.path.abspath(spec.target)
         loader = SourcelessFileLoader if path.endswith(".pyc") else SourceFileLoader
@@ -144,15 +145,11 @@ def _reseed() -> None:
 
 def _forget() -> None:
     """State of the standard library that a process should not share with its siblings."""
-    thread = threading.main_thread()
+    thread: Any = threading.main_thread()
     if thread.native_id != os.getpid() and hasattr(thread, "_set_native_id"):
         thread._set_native_id()  # before Python 3.13 a fork leaves the parent's
-    warnings.onceregistry.clear()
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
-            vars(module).pop("__warningregistry__", None)
     tempfile.tempdir = None
-    process = sys.modules.get("multiprocessing.process")
+    process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.ORIGINAL_DIR = os.getcwd()
         process.current_process().authkey = os.urandom(32)
@@ -166,12 +163,12 @@ def _execute(spec: StartSpec) -> None:
     if spec.kind == "module":
         runpy._run_module_as_main(spec.target)  # type: ignore[attr-defined]  # what -m itself calls
     elif spec.kind == "run_path":
-        exec(compile(RUN_PATH, "<string>", "exec", dont_inherit=True), main.__dict__)
+        exec(compile(RUN_PATH, "<string>", "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - as -c
     elif get_importer(spec.target) is not None:  # a folder or an archive with a __main__.py
         sys.path[0] = spec.target
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
     else:
-        exec(_code(spec), main.__dict__)
+        exec(_code(spec), main.__dict__)  # noqa: S102 - the script
 
 
 def _code(spec: StartSpec) -> CodeType:
@@ -185,9 +182,8 @@ def _code(spec: StartSpec) -> CodeType:
             f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n"
         )
         raise SystemExit(2) from None
-    if compiled is not None:
-        return compiled
-    return compile(source, path, "exec", dont_inherit=True)
+    code: CodeType = compiled or compile(source, path, "exec", dont_inherit=True)
+    return code
 
 
 def _report(error: BaseException) -> None:
@@ -201,7 +197,7 @@ def _report(error: BaseException) -> None:
         sys.excepthook(type(error), error, trace)
     except SystemExit:
         raise
-    except BaseException as second:
+    except BaseException as second:  # noqa: BLE001 - as the interpreter
         second.__traceback__ = _without_ours(second.__traceback__)
         second.__context__ = None
         sys.stderr.write("Error in sys.excepthook:\n")

@@ -14,6 +14,7 @@ from elastic.agent import children, logs, oom
 from elastic.agent.environment import rank_environment
 from elastic.agent.logs import AttemptLogs, RankStreams
 from elastic.agent.settings import AgentSettings
+from elastic.agent.spares import Spares
 from elastic.agent.spec import StartSpec
 from elastic.agent.starters import Starters
 from elastic.proto import link, page
@@ -107,7 +108,9 @@ class Rank:
 class Ranks:
     """All local ranks of one round."""
 
-    def __init__(self, settings: AgentSettings, order: pb.Directive, starters: Starters) -> None:
+    def __init__(
+        self, settings: AgentSettings, order: pb.Directive, starters: Starters, spares: Spares
+    ) -> None:
         self.round = order.round
         self.order = order
         self.ranks = [
@@ -116,6 +119,7 @@ class Ranks:
         self.stopping = False
         self._settings = settings
         self._starters = starters
+        self._spares = spares
         self._logs = AttemptLogs(settings.logs, order.round, settings.role)
         self._oom = oom.kills()
 
@@ -135,14 +139,25 @@ class Ranks:
         rank.environ = spec.environ
         fds = {"stdout": streams.stdout, "stderr": streams.stderr, **rank.open(message_seen)}
         try:
-            rank.started_by, rank.pid = await self._starters.start(spec, fds)
+            await self._launch(rank, spec, fds)
         finally:
             for fd in fds.values():
                 os.close(fd)
-        rank.ended = children.watch(rank.pid)
+        assert rank.ended is not None
         rank.ended.add_done_callback(lambda ended: self._ended(rank, ended, exit_seen, message_seen))
         if self.stopping:
             children.signal_group(rank.pid, signal.SIGKILL)
+
+    async def _launch(self, rank: Rank, spec: StartSpec, fds: dict[str, int]) -> None:
+        """By a spare that waits for it, else by the standby, else by the spawner."""
+        spare = self._spares.take(rank.local_rank)
+        if spare is not None:
+            with contextlib.suppress(OSError):
+                spare.order(spec, fds)
+                rank.started_by, rank.pid, rank.ended = "spare", spare.pid, spare.ended
+                return
+        rank.started_by, rank.pid = await self._starters.start(spec, fds)
+        rank.ended = children.watch(rank.pid)
 
     def _ended(
         self,
@@ -185,6 +200,11 @@ class Ranks:
             told.message = rank.error.message
             told.frame = rank.error.frame
         return told
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Pid by local rank, of those that run."""
+        return {rank.local_rank: rank.pid for rank in self._running()}
 
     @property
     def finished(self) -> bool:

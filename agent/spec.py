@@ -4,7 +4,11 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-KINDS = ("script", "module", "program", "run_path", "store")
+KINDS = ("script", "module", "program", "run_path", "store", "spare")
+
+OBEYED_AT_START = ("PYTHON", "LD_", "GLIBC_TUNABLES", "MALLOC_")
+"""Variables, by their beginning, that count when a process starts: a standby must have been started
+with those of the ranks, whatever a script changes them to later."""
 
 RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"

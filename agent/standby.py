@@ -13,15 +13,20 @@ import select
 import shutil
 import sys
 import time
+import warnings
+from types import ModuleType
 from typing import Any
 
 from setproctitle import setproctitle
 
-from elastic.agent import fork, preload, rank, store
-from elastic.agent.spec import StartSpec
+from elastic.agent import fork, hook, preload, rank, spare, store
+from elastic.agent.spec import OBEYED_AT_START, StartSpec
 from elastic.proto import env
 
 IMPORTS = ("torch", "torch.distributed", "torch._dynamo")
+
+OURS = ("elastic.proto.link", "elastic.proto.page", "traceback")
+"""What the hook imports when it is needed: here once, rather than in each rank."""
 
 
 def main(args: list[str]) -> None:
@@ -32,8 +37,9 @@ def main(args: list[str]) -> None:
     before = rank.Before(environ=dict(env.process_environment()), path=tuple(sys.path))
     for name in preload.RANK_VARIABLES:
         env.process_environment().pop(name, None)
-    for module in IMPORTS:
+    for module in (*IMPORTS, *OURS):
         importlib.import_module(module)
+    hook.keep_out_of_graphs()
     _settle()
     seconds = time.monotonic() - start
     channel.send({"ready": True, "seconds": seconds, "threads": preload.threads()})
@@ -42,6 +48,8 @@ def main(args: list[str]) -> None:
         return
     if request.spec.kind == "store":
         _become_store(request)
+    if request.spec.kind == "spare":
+        request = spare.wait(request)
     environ = fork.prepare(request)
     rank.become(request.spec, environ, before)
     rank.run(request.spec)
@@ -105,9 +113,9 @@ class _Standby:
         found = shutil.which(spec.python, path=spec.environ.get("PATH"))
         if found is None or os.path.abspath(found) != sys.executable:
             return f"the standby runs {sys.executable}, not {spec.python}"
-        if spec.kind == "store":
+        if spec.kind in ("store", "spare"):
             return None
-        names = {n for n in (*spec.environ, *self._before.environ) if n.startswith(_AT_START)}
+        names = {n for n in (*spec.environ, *self._before.environ) if n.startswith(OBEYED_AT_START)}
         for name in sorted(names):
             if spec.environ.get(name) != self._before.environ.get(name):
                 return f"{name} is not what it was when the standby started"
@@ -142,7 +150,7 @@ class _Standby:
         if reason is None:
             try:
                 importlib.import_module(trial.module)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - a module may raise anything
                 reason = f"its import fails: {type(error).__name__}: {error}"
         if reason is None:
             self._loaded.append(trial.module)
@@ -153,12 +161,12 @@ class _Standby:
         _settle()
 
 
-_AT_START = ("PYTHON", "LD_", "GLIBC_TUNABLES", "MALLOC_")
-"""Variables, by their beginning, that a process obeys when it starts."""
-
-
 def _settle() -> None:
     """Leave to the forks what lives now: their collector need not touch it, nor copy its pages."""
+    warnings.onceregistry.clear()  # type: ignore[attr-defined]
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):  # a rank warns once of what we have warned of already
+            vars(module).pop("__warningregistry__", None)
     gc.collect()
     gc.freeze()
 

@@ -119,7 +119,7 @@ class Starter:
         if kind == "standby":
             variables |= STANDBY_ENVIRONMENT
         with theirs:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: ASYNC220 - a vfork, and rare
                 boot.command(python, module, str(theirs.fileno()), flags=flags),
                 env=variables,
                 cwd=cwd,
@@ -148,8 +148,9 @@ class Starter:
             raise StarterDied(f"the {self.kind} is dead")
         self._ids += 1
         number = self._ids
-        answer = self._starts[number] = self._loop.create_future()
-        memory = _memory(spec.to_json())
+        answer: asyncio.Future[int] = self._loop.create_future()
+        self._starts[number] = answer
+        memory = memory_file(spec.to_json())
         try:
             await self._send({"start": number, "fds": list(fds)}, (memory, *fds.values()))
             return await answer
@@ -162,8 +163,9 @@ class Starter:
 
         It serves starts in between, though not while it imports.
         """
-        answer = self._preload = self._loop.create_future()
-        memory = _memory(json.dumps(list(modules)).encode())
+        answer: asyncio.Future[Preloaded] = self._loop.create_future()
+        self._preload = answer
+        memory = memory_file(json.dumps(list(modules)).encode())
         try:
             await self._send({"preload": True}, (memory,))
             return await answer
@@ -284,7 +286,7 @@ class Starter:
                 future.exception()  # nobody may be waiting, which is no mistake
 
 
-def _memory(data: bytes) -> int:
+def memory_file(data: bytes) -> int:
     """A memfd that holds `data`."""
     fd = os.memfd_create("elastic-message", os.MFD_CLOEXEC)
     with os.fdopen(fd, "wb", closefd=False) as file:

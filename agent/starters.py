@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from elastic.agent.environment import mark
 from elastic.agent.settings import AgentSettings
@@ -43,9 +43,13 @@ class Starters:
         self._keeping = False
         self.reason = "" if settings.fork_ranks else "--rank-start spawn"
         """Why ranks are not forked; empty while they may be."""
-        self.under_way = 0
-        """Starts that were asked for and not answered."""
+        self._under_way = 0
+        self.idle = asyncio.Event()
+        """No start was asked for that is not answered."""
+        self.idle.set()
         self.standby_ready = asyncio.Event()
+        self.sets_devices = False
+        """The script chooses its own CUDA_VISIBLE_DEVICES before it imports torch."""
 
     @property
     def pids(self) -> set[int]:
@@ -53,15 +57,31 @@ class Starters:
 
     async def start(self, spec: StartSpec, fds: Mapping[str, int]) -> tuple[str, int]:
         """Start a process; returns who did and its pid. Raises StartFailed."""
-        self.under_way += 1
-        try:
+        with self._starting():
             for _ in range(5):
                 starter = self._ready_standby(spec) or await self._ensure_spawner()
                 with contextlib.suppress(StarterDied):
                     return starter.kind, await starter.start(spec, fds)
             raise StartFailed("the process that starts ranks died five times in a row")
+
+    async def fork(self, spec: StartSpec, fds: Mapping[str, int]) -> int:
+        """Fork a process from the standby, or not at all. Raises StartFailed or StarterDied."""
+        standby = self._ready_standby(spec)
+        if standby is None:
+            raise StartFailed("there is no standby that could be forked now")
+        with self._starting():
+            return await standby.start(spec, fds)
+
+    @contextlib.contextmanager
+    def _starting(self) -> Iterator[None]:
+        self._under_way += 1
+        self.idle.clear()
+        try:
+            yield
         finally:
-            self.under_way -= 1
+            self._under_way -= 1
+            if not self._under_way:
+                self.idle.set()
 
     def _ready_standby(self, spec: StartSpec) -> Starter | None:
         standby = self._standby
@@ -90,6 +110,7 @@ class Starters:
             key: value for key, value in seen.items() if given.get(key) != value
         }
         changed |= {key: None for key in given if key not in seen}
+        self.sets_devices |= "CUDA_VISIBLE_DEVICES" in changed
         self._notes[local_rank] = {k: v for k, v in changed.items() if k not in _OF_A_RANK}
         if self._keeping or self.reason or len(self._notes) < local_ranks:
             return

@@ -29,7 +29,7 @@ def main(args: list[str]) -> None:
 def serve(listen: int, ready: int | None) -> None:
     """Start the store, prove it with a set and a get, say so, and stay. Never returns."""
     from setproctitle import setproctitle
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = _address(listen)
     setproctitle(f"elastic-store {host}:{port}")
@@ -42,7 +42,7 @@ def serve(listen: int, ready: int | None) -> None:
         multi_tenant=False,
         master_listen_fd=listen,
     )
-    store.set(_PROOF, b"1")
+    store.set(_PROOF, "1")
     if store.get(_PROOF) != b"1":
         raise SystemExit("elastic: the store does not give back what was set")
     store.delete_key(_PROOF)

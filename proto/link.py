@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic.proto import version
-from elastic.proto.errors import LinkError
+from elastic.proto.errors import LinkError, ProtocolMismatch
 
 LINE_LIMIT = 1 << 20
 """Bytes a line may have, its newline included."""
@@ -188,7 +188,7 @@ def _check_version(text: object) -> None:
         raise LinkError("a message on the link carries no version")
     try:
         version.check("the rank's link", version.Version(int(major), int(minor)), version.LINK)
-    except version.ProtocolMismatch as error:
+    except ProtocolMismatch as error:
         raise LinkError(str(error)) from error
 
 

@@ -45,7 +45,7 @@ PHASE_BYTES = 56
 
 _HEADER = struct.Struct("=8sHHI")
 _STAMP = struct.Struct("=q")
-_OWNER, _TICKS, _TICK_NS, _STEP, _STEP_NS, _CLAIMS, _CHANGES = range(2, 9)  # in words of 8 bytes
+_OWNER, TICKS, TICK_NS, _STEP, _STEP_NS, _CLAIMS, _CHANGES = range(2, 9)  # in words of 8 bytes
 _RECORD = 128
 _RECORD_SIZE = 64
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -111,8 +111,8 @@ def read(page: mmap.mmap | bytes) -> Progress:
             phase_ns=_STAMP.unpack_from(record)[0],
             step=words[_STEP] - 1 if words[_STEP] else None,
             step_ns=words[_STEP_NS],
-            ticks=words[_TICKS],
-            tick_ns=words[_TICK_NS],
+            ticks=words[TICKS],
+            tick_ns=words[TICK_NS],
         )
 
 
@@ -128,11 +128,14 @@ def _check(page: mmap.mmap | bytes) -> None:
 
 
 class PageWriter:
-    """The one process that writes a page. Its methods cost about a microsecond and never block."""
+    """The one process that writes a page. Its methods cost about a microsecond and never block.
+
+    `words` is the page in words of 8 bytes, for the one caller that cannot afford a method.
+    """
 
     def __init__(self, page: mmap.mmap, pid: int) -> None:
         self._page = page
-        self._words = memoryview(page).cast("q")
+        self.words = memoryview(page).cast("q")
         self.pid = pid
 
     @classmethod
@@ -145,38 +148,38 @@ class PageWriter:
         fcntl.lockf(fd, fcntl.LOCK_EX)  # between two processes that claim at the same moment
         try:
             writer = cls(page, pid)
-            owner = writer._words[_OWNER]
+            owner = writer.words[_OWNER]
             if owner not in (0, pid) and lives(owner):
                 return None
             if owner != pid:
-                writer._words[_CLAIMS] += 1
-                writer._words[_OWNER] = pid
+                writer.words[_CLAIMS] += 1
+                writer.words[_OWNER] = pid
             return writer
         finally:
             fcntl.lockf(fd, fcntl.LOCK_UN)
 
     def tick(self) -> None:
         """One more sign of life."""
-        words = self._words
-        words[_TICK_NS] = time.monotonic_ns()
-        words[_TICKS] += 1
+        words = self.words
+        words[TICK_NS] = time.monotonic_ns()
+        words[TICKS] += 1
 
     def step(self, number: int) -> None:
         """The script has finished step `number` (0 or more)."""
         if not 0 <= number < 2**62:
             raise ValueError(f"a step is 0 or more, not {number}")
-        self._words[_STEP_NS] = time.monotonic_ns()
-        self._words[_STEP] = number + 1
+        self.words[_STEP_NS] = time.monotonic_ns()
+        self.words[_STEP] = number + 1
 
     def phase(self, name: str) -> None:
         """The script is now doing `name`; what is beyond 56 bytes of UTF-8 is cut off."""
         text = name.encode(errors="replace")[:PHASE_BYTES]
         text = text.decode(errors="ignore").encode()  # no half of a character at the end
-        changes = self._words[_CHANGES] + 1
+        changes = self.words[_CHANGES] + 1
         at = _RECORD + _RECORD_SIZE * (changes % 2)
-        self._words[at // 8] = time.monotonic_ns()
+        self.words[at // 8] = time.monotonic_ns()
         self._page[at + 8 : at + _RECORD_SIZE] = text.ljust(PHASE_BYTES, b"\0")
-        self._words[_CHANGES] = changes
+        self.words[_CHANGES] = changes
 
 
 def lives(pid: int) -> bool:

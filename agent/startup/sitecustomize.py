@@ -51,7 +51,7 @@ def _give_way() -> None:
     """Run the sitecustomize behind this one; its exceptions go where they would have gone."""
     this = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401 - by now another one, or none
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 - another one, or none
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
@@ -64,6 +64,6 @@ sys.path[:] = [entry for entry in sys.path if entry != _here]
 if not _owned_by_another():
     try:
         _install()
-    except Exception as error:  # the user's process matters more than anything that we see of it
+    except Exception as error:  # noqa: BLE001 - the user's process matters more than ours
         sys.stderr.write(f"elastic: progress of this process is not followed: {error!r}\n")
 _give_way()

@@ -124,6 +124,8 @@ async def _handle(request: dict[str, Any], starters: dict[str, Any]) -> dict[str
         case "preload":
             found = await starters[name].preload(request["modules"])
             return {"loaded": found.loaded, "refused": found.refused, "seconds": found.seconds}
+        case "store":
+            return await _store(request, starters[name])
         case "start_dying":
             return await _start_dying(request, starters[name])
         case "die":
@@ -160,6 +162,33 @@ async def _start(request: dict[str, Any], starter: Any) -> dict[str, Any]:
     }
 
 
+async def _store(request: dict[str, Any], starter: Any) -> dict[str, Any]:
+    """A store, a script that uses it (its port as an argument), and the store's end."""
+    from elastic.agent.ports import listen
+    from elastic.agent.spec import StartSpec
+
+    listener = listen(request["host"])
+    host, port = listener.getsockname()[:2]
+    read, write = os.pipe()
+    before = time.monotonic()
+    spec = rank_spec(kind="store", target=host)
+    pid = await starter.start(
+        StartSpec.from_json(json.dumps(spec).encode()), {"listen": listener.fileno(), "link": write}
+    )
+    listener.close()
+    os.close(write)
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read)
+    )
+    said = await reader.readline()
+    seconds = time.monotonic() - before
+    client = rank_spec(target=request["client"], args=[host, str(port)])
+    used = await _start({"spec": client}, starter)
+    os.kill(pid, signal.SIGTERM)
+    return {"said": said.decode(), "seconds": seconds, "exit": await _exit(pid), "used": used}
+
+
 async def _start_dying(request: dict[str, Any], starter: Any) -> dict[str, Any]:
     """Kill the starter with a dozen starts under way: each is answered, one way or the other."""
     from elastic.agent.spec import StartSpec
@@ -191,7 +220,7 @@ async def _exit(pid: int) -> int:
     await ended.wait()
     asyncio.get_running_loop().remove_reader(pidfd)
     os.close(pidfd)
-    _, status = os.waitpid(pid, 0)
+    _, status = os.waitpid(pid, 0)  # noqa: ASYNC222 - it has ended
     return os.waitstatus_to_exitcode(status)
 
 

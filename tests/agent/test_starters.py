@@ -5,7 +5,6 @@ import os
 import re
 import select
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -316,6 +315,22 @@ def test_preload(agent: SmallAgent, tmp_path: Path) -> None:
     assert agent.start("standby", target=path, environ=environ)["stdout"] == "True False\n"
     agent.ask(verb="die", starter="standby")
     agent.launch("standby")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_store(agent: SmallAgent, tmp_path: Path, starter: str, host: str) -> None:
+    text = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False)
+store.set("key", "value")
+print(store.get("key"), store.num_keys())
+"""
+    path = script(tmp_path, text)
+    found = agent.ask(verb="store", starter=starter, host=host, client=path)
+    assert found["said"] == "ready\n"
+    assert found["used"]["stdout"] == "b'value' 1\n", found["used"]["stderr"]
+    assert found["exit"] == -signal.SIGTERM
 
 
 def test_starter_killed_with_starts_under_way(agent: SmallAgent, starter: str) -> None:

@@ -1,0 +1,78 @@
+"""What NVML says of a node's GPUs, asked in a thread: a sick driver must not stop the agent."""
+
+import asyncio
+import contextlib
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+DEADLINE = 2.0
+"""Seconds for one question; a driver that takes longer is not asked again."""
+
+
+class Gpus:
+    """Memory of devices, by their index among those that the job may see."""
+
+    def __init__(self, visible: str | None) -> None:
+        self._visible = visible
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="nvml")
+        self._handles: list[Any] | None = None
+        self.works = True
+        """False once there is no NVML, or it did not answer in time."""
+
+    async def used_by(self, pids: Collection[int]) -> dict[int, tuple[int, int]]:
+        """Device index and bytes of each of `pids` that holds memory on one."""
+        return await self._ask(self._used_by, frozenset(pids)) or {}
+
+    async def free(self) -> list[int]:
+        """Free bytes of each device; empty where nobody can say."""
+        return await self._ask(self._free) or []
+
+    async def _ask(self, question: Any, *args: Any) -> Any:
+        if not self.works:
+            return None
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(DEADLINE):
+                return await loop.run_in_executor(self._executor, question, *args)
+        except Exception:  # noqa: BLE001 - whatever NVML does, ranks go on without it
+            self.works = False
+            return None
+
+    def _devices(self) -> list[Any]:
+        import pynvml
+
+        if self._handles is None:
+            pynvml.nvmlInit()
+            every = [
+                pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())
+            ]
+            self._handles = [every[i] for i in _chosen(self._visible, len(every))]
+        return self._handles
+
+    def _used_by(self, pids: frozenset[int]) -> dict[int, tuple[int, int]]:
+        import pynvml
+
+        found: dict[int, tuple[int, int]] = {}
+        for index, handle in enumerate(self._devices()):
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                if process.pid in pids:
+                    found[process.pid] = (index, int(process.usedGpuMemory or 0))
+        return found
+
+    def _free(self) -> list[int]:
+        import pynvml
+
+        return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in self._devices()]
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _chosen(visible: str | None, count: int) -> list[int]:
+    """Indexes in CUDA_VISIBLE_DEVICES; names (UUIDs) are left to whoever needs no memory figures."""
+    if visible is None:
+        return list(range(count))
+    with contextlib.suppress(ValueError):
+        return [i for i in map(int, filter(None, visible.split(","))) if 0 <= i < count]
+    return []

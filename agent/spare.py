@@ -1,0 +1,54 @@
+"""A spare rank: forked ahead of its round, holds a device context, waits for its orders."""
+
+import array
+import os
+import socket
+import sys
+
+from setproctitle import setproctitle
+
+from elastic.agent import fork
+from elastic.agent.spec import StartSpec
+from elastic.proto import env
+
+READY = b"ready"
+
+
+def wait(request: fork.Request) -> fork.Request:
+    """Warm the device up, say so, and return with the orders, once they come."""
+    variables = env.process_environment()
+    variables.clear()
+    variables.update(request.spec.environ)
+    device = request.spec.target
+    setproctitle(f"elastic-spare {device}")
+    orders = socket.socket(fileno=request.fds["orders"])
+    _warm(device)
+    orders.send(READY)
+    data, control, _, _ = orders.recvmsg(
+        fork.DATAGRAM, socket.CMSG_SPACE(64), socket.MSG_CMSG_CLOEXEC
+    )
+    if not data:
+        os._exit(0)  # given up
+    fds = array.array("i")
+    for _, _, payload in control:
+        fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    orders.close()
+    spec = StartSpec.from_json(fork.read_memory(fds[0]))
+    os.close(fds[0])
+    names = data.decode().split(",")
+    return fork.Request(id=request.id, spec=spec, fds=dict(zip(names, fds[1:], strict=True)))
+
+
+def _warm(device: str) -> None:
+    """Context, cuBLAS and the allocator: what a rank pays for before its first step."""
+    torch = sys.modules["torch"]
+    if device == "cpu":
+        return
+    torch.cuda.set_device(device)
+    square = torch.zeros(64, 64, device=device)
+    torch.mm(square, square)
+    half = square.to(torch.bfloat16)
+    torch.mm(half, half)
+    torch.cuda.synchronize()
+    del square, half
+    torch.cuda.empty_cache()

@@ -1,0 +1,170 @@
+"""Keeps a spare rank for each device, where the script uses GPUs and memory allows."""
+
+import array
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Mapping
+
+from elastic.agent import children
+from elastic.agent.environment import mark, virtual_devices
+from elastic.agent.gpus import Gpus
+from elastic.agent.settings import AgentSettings
+from elastic.agent.spare import READY
+from elastic.agent.spec import StartSpec
+from elastic.agent.starter import StartFailed, memory_file
+from elastic.agent.starters import Starters
+from elastic.proto import env
+from elastic.proto.errors import StarterDied
+
+log = logging.getLogger(__name__)
+
+NEEDS = 3 << 30
+"""Bytes free on a device before a spare is forked there; it takes about 0.7 GB."""
+SHORT = 1 << 30
+"""Bytes free below which a spare is given up."""
+LOOK = 0.01
+"""Seconds between looks at a device that is being emptied; NVML offers no event for it."""
+
+
+class Spare:
+    """One waiting process."""
+
+    def __init__(self, pid: int, orders: socket.socket) -> None:
+        self.pid = pid
+        self.ended = children.watch(pid)
+        self.ready = False
+        self._orders = orders
+        asyncio.get_running_loop().add_reader(orders, self._readable)
+
+    def _readable(self) -> None:
+        data = b""
+        with contextlib.suppress(OSError):
+            data = self._orders.recv(64)
+        self.ready = data == READY
+        if not data:
+            self.close()
+
+    def order(self, spec: StartSpec, fds: Mapping[str, int]) -> None:
+        """Make it the rank of `spec`. Raises OSError if it is gone."""
+        fd = memory_file(spec.to_json())
+        try:
+            rights = array.array("i", (fd, *fds.values()))
+            control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+            self._orders.sendmsg([",".join(fds).encode()], control, socket.MSG_NOSIGNAL)
+        finally:
+            os.close(fd)
+            self.close()
+
+    def close(self) -> None:
+        """Give it up, unless it has its orders."""
+        if self._orders.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._orders)
+            self._orders.close()
+
+
+class Spares:
+    """The spares of this node, by local rank."""
+
+    def __init__(self, settings: AgentSettings, starters: Starters) -> None:
+        self._settings = settings
+        self._starters = starters
+        self._gpus = Gpus(settings.workload.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._spares: dict[int, Spare] = {}
+        self._used: dict[int, tuple[int, int]] = {}
+        """Device and most bytes that each local rank was seen to hold there."""
+        self._wanted = settings.spare_ranks and settings.fork_ranks
+
+    @property
+    def pids(self) -> set[int]:
+        return {spare.pid for spare in self._spares.values()}
+
+    async def look(self, pids: Mapping[int, int]) -> None:
+        """Note what the ranks (local rank to pid) hold; fork spares that lack, give up surplus.
+
+        Called now and then while ranks train.
+        """
+        if not self._wanted or not self._gpus.works:
+            return
+        held = await self._gpus.used_by(pids.values())
+        for local_rank, pid in pids.items():
+            if pid in held:
+                device, size = held[pid]
+                self._used[local_rank] = (device, max(size, self._used.get(local_rank, (0, 0))[1]))
+        free = await self._gpus.free()
+        for local_rank, (device, _) in self._used.items():
+            if local_rank in pids and device < len(free):
+                await self._match(local_rank, device, free[device])
+
+    async def _match(self, local_rank: int, device: int, free: int) -> None:
+        spare = self._spares.get(local_rank)
+        if spare is not None and free < SHORT:
+            log.warning("device %d is short of memory: its spare rank is given up", device)
+            self._spares.pop(local_rank).close()
+            self._wanted = False
+        elif spare is None and free > NEEDS and self._starters.standby_ready.is_set():
+            await self.fork(local_rank, f"cuda:{device}")
+
+    async def fork(self, local_rank: int, device: str) -> None:
+        """Fork a spare for `local_rank` that holds `device` (cuda:0, ..., or cpu)."""
+        if self._starters.sets_devices:
+            self._wanted = False
+            log.info("no spare ranks: the script chooses its devices by CUDA_VISIBLE_DEVICES")
+            return
+        work = self._settings.workload
+        environ = dict(work.environ) | {env.MARK: mark(self._settings, 0)}
+        if self._settings.virtual_local_rank:
+            environ |= virtual_devices(work.environ, local_rank)
+            device = "cuda:0"
+        spec = StartSpec(
+            kind="spare", target=device, environ=environ, cwd=work.cwd, python=work.python
+        )
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            try:
+                pid = await self._starters.fork(spec, {"orders": theirs.fileno()})
+            except (StartFailed, StarterDied) as error:
+                ours.close()
+                log.info("no spare rank: %s", error)
+                return
+        spare = self._spares[local_rank] = Spare(pid, ours)
+        spare.ended.add_done_callback(lambda _: self._ended(local_rank, spare))
+
+    def _ended(self, local_rank: int, spare: Spare) -> None:
+        spare.close()
+        if self._spares.get(local_rank) is spare:
+            del self._spares[local_rank]
+
+    def take(self, local_rank: int) -> Spare | None:
+        """The spare of `local_rank`, if it is ready; it is the caller's from now on."""
+        spare = self._spares.get(local_rank)
+        if spare is None or not spare.ready or spare.ended.done():
+            return None
+        return self._spares.pop(local_rank)
+
+    def complete(self, local_ranks: int) -> bool:
+        """Every local rank has a spare that is ready."""
+        return local_ranks > 0 and all(
+            (s := self._spares.get(local)) is not None and s.ready for local in range(local_ranks)
+        )
+
+    async def room(self) -> None:
+        """Return once every device has as much free memory as the rank before used there."""
+        while self._gpus.works:
+            free = await self._gpus.free()
+            used = self._used.values()
+            if all(device < len(free) and free[device] > size for device, size in used):
+                return
+            await asyncio.sleep(LOOK)
+        await asyncio.Event().wait()  # nobody can say: whoever asked waits for the reaping instead
+
+    async def close(self) -> None:
+        for spare in list(self._spares.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(spare.pid, signal.SIGKILL)
+            await spare.ended
+        self._gpus.close()
