@@ -147,6 +147,8 @@ class Agent:
         except (OSError, StartFailed) as error:
             self._fail(pb.RankFailure(rank=order.first_rank, exit_code=1, message=str(error)))
             return
+        kinds = ", ".join(sorted({rank.started_by for rank in self._ranks.ranks}))
+        log.info("round %d: %d ranks started by %s", order.round, len(self._ranks.ranks), kinds)
         if self._report.phase == Phase.STARTING:
             self._tell(pb.NodeReport(round=order.round, phase=Phase.RUNNING))
 

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The rows of docs/benchmarks.md that need 4 H200s; run from the repository's root on such a machine.
+# Usage: benchmarks/h200.sh OUT [peers]
+set -u
+out=$1
+with_peers=${2:-}
+python3 -c 'import torch; print(torch.__version__, torch.cuda.device_count(), torch.cuda.get_device_name())'
+nvidia-smi --query-gpu=driver_version,memory.total --format=csv,noheader | head -n 1
+bench() { # name, seconds, arguments
+    local name=$1 limit=$2
+    shift 2
+    echo "== $name"
+    timeout -k 5 "$limit" python3 -m benchmarks restart --device cuda --ranks 4 --out "$out/$name.json" "$@"
+}
+bench spares 110 --n 6 --settle 9 10 --peers ''
+bench forks 90 --n 6 --settle 6 7 --peers '' --ours 'python3 -m elastic.run --spare-ranks off'
+bench spares-100gib 120 --n 6 --settle 10 11 --hold-gib 100 --peers ''
+bench spares-cumem-off 90 --n 5 --settle 9 10 --peers '' --ours 'env NCCL_CUMEM_ENABLE=0 python3 -m elastic.run'
+if [ -n "$with_peers" ]; then
+    bench peers 170 --n 3 --no-ours --peers torchrun-own-store,dlrover --dlrover-python "$(command -v python3)"
+fi
