@@ -41,7 +41,9 @@ class Agent:
         self._stores = Stores(settings, self._starters, self._store_lost, self._spare_changed)
         self._uplink = Uplink(settings.master, settings.security, self._hello, self._heard)
         self._ranks: Ranks | None = None
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: dict[asyncio.Task[None], Ranks] = {}
+        self._stuck: set[int] = set()
+        """Pids that SIGKILL did not end."""
         self._looking: asyncio.Task[None] | None = None
         self._stepped = False
         """A rank of this round has finished a step."""
@@ -58,7 +60,9 @@ class Agent:
         """Work until told to end; returns the launcher's exit code."""
         prctl.set_child_subreaper()
         loop = asyncio.get_running_loop()
-        for name in (*self._settings.signals, *self._settings.drain_signals):
+        for name in self._settings.drain_signals:
+            loop.add_signal_handler(getattr(signal, name), self._ask_drain, name)
+        for name in self._settings.signals:
             number = getattr(signal, name)
             loop.add_signal_handler(number, self._take_signal, number)
         knocks = await asyncio.start_server(self._answer_knock, sock=self._knock_socket)
@@ -79,7 +83,7 @@ class Agent:
             await self._spares.close()
             await self._stores.close()
             await self._starters.close()
-            await children.sweep((), self._settings.kill_timeout)
+            await children.sweep(lambda: self._stuck, self._settings.kill_timeout)
 
     # --- what the master says ----------------------------------------------------------------
 
@@ -138,8 +142,11 @@ class Agent:
                     await self._start_ranks(order)
 
     async def _start_ranks(self, order: pb.Directive) -> None:
-        self._stores.use(order.store)
+        served = self._stores.use(order.store)
         self._tell(pb.NodeReport(round=order.round, phase=Phase.STARTING))
+        if order.node_rank == 0 and not served:
+            self._store_lost()  # nobody serves it; the next round gets our new one
+            return
         try:
             self._stepped = False
             self._ranks = Ranks(self._settings, order, self._starters, self._spares)
@@ -157,8 +164,8 @@ class Agent:
         if self._ranks is not None:
             ranks, self._ranks = self._ranks, None
             task = asyncio.get_running_loop().create_task(self._stop(ranks, grace, number))
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
+            self._retiring[task] = ranks
+            task.add_done_callback(self._retiring.pop)
 
     async def _retired(self) -> None:
         while self._retiring:
@@ -187,15 +194,18 @@ class Agent:
                 f"in the kernel at: {stack}"
             )
             log.error("%s", self._unkillable)
+            self._stuck.update(rank.pid for rank in left)
             self._take_signal(0)
             return
-        await self._starters.idle.wait()  # who is just being adopted looks like an orphan
-        await children.sweep(self._known(), self._settings.kill_timeout)
+        await children.sweep(self._known, self._settings.kill_timeout, self._starters.settled)
 
     def _known(self) -> set[int]:
         """Our children that are no orphans."""
         known = self._starters.pids | self._stores.pids | self._spares.pids
-        return known if self._ranks is None else known | set(self._ranks.pids.values())
+        for ranks in (self._ranks, *self._retiring.values()):
+            if ranks is not None:
+                known.update(ranks.pids.values())
+        return known
 
     # --- what happens here -------------------------------------------------------------------
 
@@ -288,6 +298,12 @@ class Agent:
     def _take_signal(self, number: int) -> None:
         if not self._signal.done():
             self._signal.set_result(number)
+
+    def _ask_drain(self, name: str) -> None:
+        """A warning that this node will be taken away, such as Slurm's."""
+        log.warning("%s: asking the master to drain this node", name)
+        leaving = pb.Leaving(reason=f"its launcher got {name}", drain=True)
+        self._uplink.send(pb.FromAgent(leaving=leaving))
 
     async def _end(self, order: pb.Directive) -> int:
         """The master says exit."""

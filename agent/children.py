@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 
@@ -47,14 +47,24 @@ def orphans(known: Collection[int]) -> list[int]:
     return [pid for pid in _children(os.getpid()) if pid not in known]
 
 
-async def sweep(known: Collection[int], patience: float) -> list[int]:
+async def sweep(
+    known: Callable[[], Collection[int]],
+    patience: float,
+    settled: Callable[[], Awaitable[None]] | None = None,
+) -> list[int]:
     """End and reap all orphans with all that descends from them; returns what would not end.
 
-    Only call it while no start is under way: a process that was just adopted looks like an orphan.
+    `known` is asked before each look, since what is ours may change meanwhile; `settled` waits until
+    no start is under way, for a process that was just adopted looks like an orphan.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience
-    while found := orphans(known):
+    while True:
+        if settled is not None:
+            await settled()
+        found = orphans(known())
+        if not found:
+            return []
         for pid in found:
             kill_tree(pid)
         left = [pid for pid in found if not _reap(pid)]
@@ -62,7 +72,6 @@ async def sweep(known: Collection[int], patience: float) -> list[int]:
             if loop.time() > deadline:
                 return left
             await _ended(left[0], deadline - loop.time())
-    return []
 
 
 def kill_tree(pid: int) -> None:

@@ -15,7 +15,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from elastic.agent.prctl import set_pdeathsig
@@ -47,6 +47,8 @@ class Channel:
     socket: socket.socket
     agent: int
     """Pid."""
+    intermediates: list[int] = field(default_factory=list)
+    """Processes between us and what we started, to be reaped: the next start does not wait for it."""
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -111,8 +113,13 @@ def start(
     for fd in fds:
         os.close(fd)
     if first > 0:
-        os.waitpid(first, 0)
+        channel.intermediates.append(first)
+    _reap(channel.intermediates)
     return None
+
+
+def _reap(pids: list[int]) -> None:
+    pids[:] = [pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0] == 0]
 
 
 def _intermediate(channel: Channel, request: Request, fds: list[int]) -> Request:

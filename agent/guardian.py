@@ -47,6 +47,8 @@ class Guardian:
         self._master = None if master is None else _Child("master", master)
         self._wake, self._waker = socket.socketpair()
         self._signalled = False
+        self._stuck: set[int] = set()
+        """Pids that SIGKILL did not end."""
 
     def run(self, signals: tuple[int, ...]) -> int:
         """Returns the exit code of the launcher."""
@@ -163,7 +165,7 @@ class Guardian:
 
     def _sweep(self) -> None:
         """End everything that outlived the agent, but the master."""
-        keep = {child.pid for child in self._children() if child.pid}
+        keep = self._stuck | {child.pid for child in self._children() if child.pid}
         deadline = time.monotonic() + 10
         while (left := children.orphans(keep)) and time.monotonic() < deadline:
             for pid in left:
@@ -171,6 +173,7 @@ class Guardian:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             select.select([self._wake], [], [], 0.005)
+        self._stuck.update(left)
 
     def _end_all(self) -> None:
         for child in self._children():

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from elastic.agent import children, logs, oom
+from elastic.agent import children, logs, numa, oom
 from elastic.agent.environment import rank_environment
 from elastic.agent.logs import AttemptLogs, RankStreams
 from elastic.agent.settings import AgentSettings
@@ -183,7 +183,16 @@ class Ranks:
             environ=rank_environment(self._settings, self.order, rank.local_rank, error_file),
             cwd=work.cwd,
             python=work.python,
+            cpus=self._cpus(rank.local_rank),
+            threads=self._starters.threads,
         )
+
+    def _cpus(self, local_rank: int) -> tuple[int, ...] | None:
+        settings = self._settings
+        if settings.numa_binding is None:
+            return None
+        allowed = frozenset(os.sched_getaffinity(0))
+        return numa.cpus(settings.numa_binding, local_rank, settings.gpu_nodes, allowed)
 
     def failure(self, rank: Rank) -> pb.RankFailure:
         """How a rank ended, for the master."""

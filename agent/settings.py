@@ -69,6 +69,9 @@ class AgentSettings:
     """Ranks may be forked ahead of their round, on GPUs."""
     virtual_local_rank: bool = False
     numa_binding: str | None = None
+    """node, socket, exclusive or core-complex."""
+    gpu_nodes: tuple[int, ...] = ()
+    """NUMA node of each GPU, where `numa_binding` is given."""
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     drain_signals: tuple[str, ...] = ()
     shutdown_timeout: float = 30.0

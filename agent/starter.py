@@ -208,10 +208,8 @@ class Starter:
             data, control, _, _ = self._socket.recvmsg(
                 _DATAGRAM, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC
             )
-        except BlockingIOError:
-            return
-        except ConnectionResetError:
-            data, control = b"", []
+        except (BlockingIOError, ConnectionResetError):
+            return  # a reset (it died with requests unread) comes before answers that are still here
         if not data:
             self._end()
             return

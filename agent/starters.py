@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from elastic.agent.environment import mark
 from elastic.agent.settings import AgentSettings
-from elastic.agent.spec import StartSpec
+from elastic.agent.spec import OBEYED_AT_START, StartSpec
 from elastic.agent.starter import Starter, StartFailed
 from elastic.proto import env
 from elastic.proto.errors import StarterDied
@@ -48,6 +48,8 @@ class Starters:
         """No start was asked for that is not answered."""
         self.idle.set()
         self.standby_ready = asyncio.Event()
+        self.threads: int | None = None
+        """Intra-op threads that the script asks for before it imports torch."""
         self.sets_devices = False
         """The script chooses its own CUDA_VISIBLE_DEVICES before it imports torch."""
 
@@ -60,8 +62,15 @@ class Starters:
         with self._starting():
             for _ in range(5):
                 starter = self._ready_standby(spec) or await self._ensure_spawner()
-                with contextlib.suppress(StarterDied):
+                try:
                     return starter.kind, await starter.start(spec, fds)
+                except StarterDied:
+                    continue
+                except StartFailed as error:
+                    if starter is not self._standby:
+                        raise
+                    log.warning("ranks are spawned, not forked: %s", error)
+                    self.reason = str(error)
             raise StartFailed("the process that starts ranks died five times in a row")
 
     async def fork(self, spec: StartSpec, fds: Mapping[str, int]) -> int:
@@ -71,6 +80,11 @@ class Starters:
             raise StartFailed("there is no standby that could be forked now")
         with self._starting():
             return await standby.start(spec, fds)
+
+    async def settled(self) -> None:
+        """Wait until no start is under way."""
+        while self._under_way:
+            await self.idle.wait()
 
     @contextlib.contextmanager
     def _starting(self) -> Iterator[None]:
@@ -85,7 +99,7 @@ class Starters:
 
     def _ready_standby(self, spec: StartSpec) -> Starter | None:
         standby = self._standby
-        if standby is None or spec.kind == "program" or not self.standby_ready.is_set():
+        if self.reason or standby is None or spec.kind == "program" or not self.standby_ready.is_set():
             return None
         return None if standby.died.is_set() or standby.busy else standby
 
@@ -111,7 +125,11 @@ class Starters:
         }
         changed |= {key: None for key in given if key not in seen}
         self.sets_devices |= "CUDA_VISIBLE_DEVICES" in changed
-        self._notes[local_rank] = {k: v for k, v in changed.items() if k not in _OF_A_RANK}
+        self._notes[local_rank] = {
+            key: value
+            for key, value in changed.items()
+            if key not in _OF_A_RANK and not key.startswith(OBEYED_AT_START)
+        }
         if self._keeping or self.reason or len(self._notes) < local_ranks:
             return
         if any(note != self._notes[0] for note in self._notes.values()):
@@ -120,6 +138,8 @@ class Starters:
             return
         base = {key: value for key, value in given.items() if key not in _OF_A_RANK}
         base |= {key: value for key, value in self._notes[0].items() if value is not None}
+        threads = self._notes[0].get("OMP_NUM_THREADS") or ""
+        self.threads = int(threads) if threads.isdecimal() and int(threads) > 0 else None
         self._environ = {k: v for k, v in base.items() if self._notes[0].get(k, "") is not None}
         asyncio.get_running_loop().call_later(PATIENCE, self.build)
 

@@ -63,13 +63,18 @@ class Stores:
         host = self._settings.host
         return _Store(listener, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
-    def use(self, address: str) -> None:
-        """Serve a round whose store is at `address`, ours or another node's."""
+    def use(self, address: str) -> bool:
+        """Serve a round whose store is at `address`; False where that is no spare store of ours.
+
+        It is another node's then, or one that died before the master heard of its successor.
+        """
         self.retire()
-        if address == self._spare.address:
-            self._current = self._spare
-            self._ensure(self._current)
-            self._renew()
+        if address != self._spare.address:
+            return False
+        self._current = self._spare
+        self._ensure(self._current)
+        self._renew()
+        return True
 
     def retire(self) -> None:
         """The round of the store in use is over."""

@@ -174,8 +174,6 @@ class Options:
                 )
         if len({self.tls_cert is None, self.tls_key is None, self.tls_ca is None}) > 1:
             raise UsageError("--tls-cert, --tls-key and --tls-ca go together: give all or none")
-        if self.require_token and self.token_file is None:
-            raise UsageError("--require-token needs the token: add --token-file FILE")
 
 
 _LEAST: Mapping[str, float] = {
@@ -285,6 +283,13 @@ def make_parser(environ: Mapping[str, str]) -> Parser:
 
 def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
     without_effect = dlrover_flags.apply(args, environ)
+    if args.logs_specs is not None:
+        raise UsageError(
+            f"--logs-specs {args.logs_specs}: elastic-run writes its own logs; say where and what "
+            "with --log-dir, --redirects and --tee"
+        )
+    if args.event_log_handler != "null":
+        without_effect.append(f"--event-log-handler {args.event_log_handler}")
     in_step = slurm.started_by_srun(environ)
     step = slurm.step(environ) if in_step and not _says_where(args) else None
     if step is not None:

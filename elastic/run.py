@@ -16,6 +16,7 @@ from pathlib import Path
 
 from elastic import options as cli
 from elastic.agent.guardian import Guardian
+from elastic.agent.numa import gpu_nodes
 from elastic.agent.ports import listen
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.slots import resolve_slots
@@ -156,6 +157,7 @@ def _agent_settings(
         spare_ranks=options.spare_ranks == "auto",
         virtual_local_rank=options.virtual_local_rank,
         numa_binding=options.numa_binding,
+        gpu_nodes=tuple(gpu_nodes()) if options.numa_binding else (),
         signals=options.signals_to_handle,
         drain_signals=options.drain_signals,
         shutdown_timeout=options.shutdown_timeout,

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from elastic.master import events as ev
@@ -14,7 +14,7 @@ from elastic.master.policy import Policy
 from elastic.master.report import report
 from elastic.master.server import MasterServicer
 from elastic.master.shell import Shell, journal_path
-from elastic.proto import master_pb2_grpc
+from elastic.proto import job_folder, master_pb2_grpc
 from elastic.proto.client import open_server
 from elastic.proto.security import Security
 from elastic.proto.errors import ElasticError, UsageError
@@ -53,6 +53,7 @@ async def serve(settings: MasterSettings) -> None:
         ) from error
     master_pb2_grpc.add_MasterServicer_to_server(servicer, server)
     await server.start()
+    _write_note(settings)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(
         signal.SIGTERM, shell.fold, ev.Stopping("the launcher on the master's node was told to end")
@@ -64,6 +65,19 @@ async def serve(settings: MasterSettings) -> None:
     watch.cancel()
     await server.stop(grace=0.2)
     journal.close()
+
+
+def _write_note(settings: MasterSettings) -> None:
+    note = job_folder.MasterNote(
+        address=settings.address,
+        run_id=settings.run_id,
+        pid=os.getpid(),
+        policy=asdict(settings.policy),
+    )
+    try:
+        job_folder.write_note(settings.run_dir, note)
+    except OSError as error:
+        log.error("elasticctl will not find this job by its folder: %s", error)
 
 
 def _write_report(shell: Shell, settings: MasterSettings) -> None:

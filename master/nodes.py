@@ -2,7 +2,7 @@
 its agent back in time, or a lease that ran out in silence. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -30,19 +30,37 @@ class Node:
     node_rank: int | None
     store: str
     """Address of its unused store; empty while it makes a new one."""
+    used_store: str = ""
+    """Address of the store that a round took last, until it names another."""
     state: NodeState
     joined: float
-    """When this incarnation first attached, in job time."""
+    """When the node came, in job time; an agent that starts again does not change it."""
     changed: float
-    """When its state was last confirmed, in job time."""
+    """When its state began, in job time."""
+    heard: float
+    """When it last gave a sign of life, in job time."""
+    asked: bool = False
+    """Someone was sent to knock since it fell silent."""
     draining: bool = False
 
     def deadline(self, policy: Policy) -> float | None:
         """When it is lost if nothing is heard of it."""
         if self.state is NodeState.UNREACHABLE:
-            return self.changed + policy.lease
+            return self.heard + policy.lease
         if self.state is NodeState.RESTARTING:
             return self.changed + policy.agent_restart
+        return None
+
+    def awaited(self, policy: Policy) -> float | None:
+        """Until when a round waits for it: one that answers knocks may still never attach."""
+        if self.state is NodeState.UNREACHABLE:
+            return self.changed + policy.lease
+        return self.deadline(policy)
+
+    def knock_due(self, policy: Policy) -> float | None:
+        """When to knock, where no stream's end was a reason to: after a master's restart."""
+        if self.state is NodeState.UNREACHABLE and not self.asked:
+            return self.changed + policy.settle
         return None
 
 
@@ -50,12 +68,12 @@ Nodes = Mapping[NodeId, Node]
 
 
 def attach(nodes: Nodes, arrivals: tuple[Attachment, ...], now: float) -> dict[NodeId, Node]:
-    """Take nodes in, new or back; one that comes with its old incarnation keeps its age."""
+    """Take nodes in, new or back."""
     table = dict(nodes)
     for arrival in arrivals:
         known = table.get(arrival.node_id)
         same = known is not None and known.incarnation == arrival.incarnation
-        table[arrival.node_id] = Node(
+        node = Node(
             node_id=arrival.node_id,
             incarnation=arrival.incarnation,
             slots=arrival.slots,
@@ -64,13 +82,38 @@ def attach(nodes: Nodes, arrivals: tuple[Attachment, ...], now: float) -> dict[N
             role=arrival.role,
             labels=arrival.labels,
             node_rank=arrival.node_rank,
-            store=arrival.store,
+            store=known.store if same and known else "",
+            used_store=known.used_store if same and known else "",
             state=NodeState.ATTACHED,
-            joined=known.joined if same and known else now,
+            joined=known.joined if known else now,
             changed=now,
+            heard=now,
             draining=known.draining if known else False,
         )
+        table[arrival.node_id] = with_store(node, arrival.store)
     return table
+
+
+def with_store(node: Node, address: str) -> Node:
+    """It says which store it keeps ready.
+
+    One that a round took is no spare, however often it is said: an agent whose stream broke may
+    attach again before it has heard of that round. A small port range makes addresses come back,
+    but only after another was named.
+    """
+    if address == node.store or (address and address == node.used_store):
+        return node
+    return replace(node, store=address, used_store="" if address else node.used_store)
+
+
+def take_store(node: Node) -> Node:
+    """A round uses its store."""
+    return replace(node, store="", used_store=node.store)
+
+
+def silent(node: Node, now: float, *, asked: bool) -> Node:
+    """Nothing is heard of it from now on; its lease begins."""
+    return replace(node, state=NodeState.UNREACHABLE, changed=now, heard=now, asked=asked)
 
 
 def knocked(node: Node, answer: KnockAnswer, now: float) -> Node | None:
@@ -80,9 +123,9 @@ def knocked(node: Node, answer: KnockAnswer, now: float) -> Node | None:
     if answer is KnockAnswer.GONE:
         return None
     if answer is KnockAnswer.RESTARTING:
-        return replace(node, state=NodeState.RESTARTING, changed=now)
+        return replace(node, state=NodeState.RESTARTING, changed=now, heard=now)
     if answer is KnockAnswer.ALIVE:
-        return replace(node, changed=now)
+        return replace(node, heard=now)
     return node
 
 
@@ -90,8 +133,8 @@ def with_node(nodes: Nodes, node: Node) -> dict[NodeId, Node]:
     return {**nodes, node.node_id: node}
 
 
-def without(nodes: Nodes, node_id: NodeId) -> dict[NodeId, Node]:
-    return {key: node for key, node in nodes.items() if key != node_id}
+def without(nodes: Nodes, gone: Collection[NodeId]) -> dict[NodeId, Node]:
+    return {key: node for key, node in nodes.items() if key not in gone}
 
 
 def expired(nodes: Nodes, now: float, policy: Policy) -> tuple[Node, ...]:
@@ -103,6 +146,22 @@ def expired(nodes: Nodes, now: float, policy: Policy) -> tuple[Node, ...]:
     )
 
 
+def to_knock_at(nodes: Nodes, now: float, policy: Policy) -> tuple[Node, ...]:
+    """Those that stayed silent, and that nobody was sent to."""
+    return tuple(
+        node
+        for node in nodes.values()
+        if (due := node.knock_due(policy)) is not None and now >= due
+    )
+
+
 def next_deadline(nodes: Nodes, policy: Policy) -> float | None:
-    deadlines = [d for node in nodes.values() if (d := node.deadline(policy)) is not None]
-    return min(deadlines, default=None)
+    """When time alone will tell something of a node."""
+    times = [
+        time
+        for node in nodes.values()
+        if node.state is not NodeState.ATTACHED
+        for time in (node.deadline(policy), node.knock_due(policy))
+        if time is not None
+    ]
+    return min(times, default=None)

@@ -14,7 +14,7 @@ class Policy:
     rank_unit: int = 1
     """A round holds a multiple of this many ranks; slots may idle for it."""
     last_call: float = 1.0
-    """Seconds to wait for more nodes once enough are here and more are allowed."""
+    """Seconds to wait for more nodes after the last that came, while more may be on their way."""
     agent_restart: float = 3.0
     """Seconds that a guardian gets to bring its agent back before its node is lost."""
     lease: float = 5.0
@@ -43,3 +43,7 @@ class Policy:
             raise ValueError(
                 f"no multiple of {self.node_unit} in {self.min_nodes}:{self.max_nodes}"
             )
+        if min(self.last_call, self.agent_restart, self.lease, self.settle) < 0:
+            raise ValueError("last call, agent restart, lease and settle: want 0 seconds or more")
+        if min(self.max_restarts, self.fault_budget) < 0 or self.same_failure_limit < 1:
+            raise ValueError("restarts and faults: want 0 or more; same failure limit: 1 or more")

@@ -10,6 +10,9 @@ from elastic.master.policy import Policy
 
 Labels = tuple[tuple[str, str], ...]
 
+CHOICE = 256
+"""Newcomers that are looked through for the one that suits a place best; bounds the work."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -18,7 +21,7 @@ class Candidate:
     since: float
     """When it came, in job time."""
     labels: Labels = ()
-    """Topology, outermost first, such as (("zone", "a"), ("rack", "7"))."""
+    """Topology, in any order, such as (("rack", "7"), ("zone", "a"))."""
     node_rank: int | None = None
     """The place that its user wants for it."""
 
@@ -37,7 +40,7 @@ class Plan:
     seats: tuple[Seat, ...]
     """Empty: no round now."""
     until: float | None
-    """When waiting may be over, in job time."""
+    """When waiting may be over, in job time; None: only a node that comes ends it."""
     reason: str
 
 
@@ -62,21 +65,16 @@ def decide(
     if size == 0:
         plan = too_few(len(here), policy)
         return replace(plan, reason=f"{plan.reason}; coming: {names}") if names else plan
-    if len(here) < policy.max_nodes:
-        calls = [until for _, until in awaited]
-        if not last:
-            calls.append(max(c.since for c in here) + policy.last_call)
-        if calls and now < max(calls):
-            reason = f"{len(here)} nodes here, last call" + (f" for {names}" if names else "")
-            return Plan(seats=(), until=max(calls), reason=reason)
-    while size:
-        seats = _seat(last, here, size)
-        filled = _fill(seats, {c.node_id: c.slots for c in here}, step)
-        if len(filled) == size:
-            return Plan(seats=filled, until=None, reason=_describe(filled, len(here)))
-        size = _legal_size(len(filled), policy)
+    until = _last_call(last, here, awaited, policy)
+    if now < until:
+        reason = f"{len(here)} nodes here, last call" + (f" for {names}" if names else "")
+        return Plan(seats=(), until=until, reason=reason)
+    seats = _fill_up(last, here, size, step, policy) or _spread_out(last, here, size, step, policy)
+    if seats:
+        return Plan(seats=seats, until=None, reason=_describe(seats, len(here)))
     slots = sum(c.slots for c in here)
-    return Plan(seats=(), until=None, reason=f"no multiple of {step} ranks in {slots} slots")
+    reason = f"no multiple of {step} ranks in {slots} slots of {len(here)} nodes"
+    return Plan(seats=(), until=None, reason=reason)
 
 
 def too_few(here: int, policy: Policy) -> Plan:
@@ -91,13 +89,14 @@ def could_grow(
     seats: tuple[Seat, ...], here: Sequence[Candidate], now: float, unit: int, policy: Policy
 ) -> Plan | None:
     """A larger legal world than the one that runs, once those who came have settled."""
-    if sum(s.ranks for s in seats) == 0:
-        return None
+    seated = {s.node_id for s in seats}
+    newcomers = [c for c in here if c.node_id not in seated]
+    if not newcomers or len(here) - len(newcomers) < len(seats):
+        return None  # not while a node of the round is out of reach
     plan = decide(seats, here, (), now, unit, policy)
     if sum(s.ranks for s in plan.seats) <= sum(s.ranks for s in seats):
         return None
-    seated = {s.node_id for s in seats}
-    settled = max((c.since for c in here if c.node_id not in seated), default=0) + policy.last_call
+    settled = max(c.since for c in newcomers) + policy.last_call
     if now < settled and len(here) < policy.max_nodes:
         return Plan(seats=(), until=settled, reason="more nodes may follow those that came")
     return plan
@@ -108,6 +107,66 @@ def _legal_size(here: int, policy: Policy) -> int:
     return size if size >= policy.min_nodes else 0
 
 
+def _last_call(
+    last: tuple[Seat, ...],
+    here: Sequence[Candidate],
+    awaited: Sequence[tuple[NodeId, float]],
+    policy: Policy,
+) -> float:
+    """Until when to wait for a larger world than the one that could start now."""
+    if len(here) >= policy.max_nodes:
+        return -math.inf
+    calls = [-math.inf]
+    if _legal_size(len(here) + len(awaited), policy) > _legal_size(len(here), policy):
+        calls += [until for _, until in awaited]
+    if not last or len(here) < len(last):  # others may be right behind the last that came
+        calls.append(max(c.since for c in here) + policy.last_call)
+    return max(calls)
+
+
+def _fill_up(
+    last: tuple[Seat, ...], here: Sequence[Candidate], size: int, step: int, policy: Policy
+) -> tuple[Seat, ...]:
+    """Whole nodes, as many as make a multiple of `step` ranks; the last may have idle slots."""
+    while size:
+        nodes = _seat(last, here, size)
+        left = sum(c.slots for c in nodes) // step * step
+        shares = []
+        for node in nodes:
+            shares.append(min(left, node.slots))
+            left -= shares[-1]
+        filled = sum(1 for share in shares if share)
+        if filled == size:
+            return _seats(nodes, shares)
+        size = _legal_size(filled, policy)
+    return ()
+
+
+def _spread_out(
+    last: tuple[Seat, ...], here: Sequence[Candidate], size: int, step: int, policy: Policy
+) -> tuple[Seat, ...]:
+    """As many nodes as are legal share a world that fewer could hold."""
+    while size >= policy.min_nodes and size > 0:
+        nodes = _seat(last, here, size)
+        left = sum(c.slots for c in nodes) // step * step
+        if left >= size:
+            shares = [0] * size
+            smallest_first = sorted(range(size), key=lambda i: nodes[i].slots)
+            for done, index in enumerate(smallest_first):
+                shares[index] = min(nodes[index].slots, left // (size - done))
+                left -= shares[index]
+            return _seats(nodes, shares)
+        size -= policy.node_unit
+    return ()
+
+
+def _seats(nodes: Sequence[Candidate], shares: Sequence[int]) -> tuple[Seat, ...]:
+    return tuple(
+        Seat(node_id=node.node_id, ranks=ranks, labels=node.labels)
+        for node, ranks in zip(nodes, shares, strict=True)
+    )
+
+
 def _seat(last: tuple[Seat, ...], here: Sequence[Candidate], size: int) -> tuple[Candidate, ...]:
     """Who had a place keeps it; who is new takes a vacant one, the most alike in labels first.
 
@@ -115,50 +174,54 @@ def _seat(last: tuple[Seat, ...], here: Sequence[Candidate], size: int) -> tuple
     """
     by_id = {c.node_id: c for c in here}
     seated = {s.node_id for s in last}
+    levels = _levels(here)
     places = [by_id.get(seat.node_id) for seat in last]
-    vacancies = max(0, size - sum(1 for place in places if place is not None))
-    newcomers = sorted((c for c in here if c.node_id not in seated), key=_order)[:vacancies]
-    for index, seat in enumerate(last):
-        if places[index] is None and newcomers:
-            alike = [_alike(c.labels, seat.labels) for c in newcomers]
-            places[index] = newcomers.pop(alike.index(max(alike)))
-    while None in places:
-        mover = places.pop()
-        if mover is not None:
-            places[places.index(None)] = mover
+    newcomers = [c for c in here if c.node_id not in seated]
+    newcomers.sort(key=lambda c: _order(c, levels))
+    vacancies = size - sum(1 for place in places if place is not None)
+    holes = [index for index, place in enumerate(places) if place is None]
+    for index in holes[: max(0, min(vacancies, len(newcomers)))]:
+        suits = [
+            (c.node_rank == index, _alike(c.labels, last[index].labels, levels))
+            for c in newcomers[:CHOICE]
+        ]
+        places[index] = newcomers.pop(suits.index(max(suits)))
+    for index in holes:
+        while places and places[-1] is None:
+            places.pop()
+        if index < len(places) and places[index] is None:
+            places[index] = places.pop()
     return tuple([place for place in places if place is not None] + newcomers)[:size]
 
 
-def _fill(
-    seats: Sequence[Candidate], slots: dict[NodeId, int], unit: int
-) -> tuple[Seat, ...]:
-    """Give out ranks seat by seat, as many as make a multiple of `unit`; drop empty seats."""
-    left = sum(slots[c.node_id] for c in seats) // unit * unit
-    filled: list[Seat] = []
-    for candidate in seats:
-        ranks = min(left, slots[candidate.node_id])
-        left -= ranks
-        if ranks:
-            filled.append(Seat(node_id=candidate.node_id, ranks=ranks, labels=candidate.labels))
-    return tuple(filled)
+def _levels(here: Sequence[Candidate]) -> tuple[str, ...]:
+    """Keys of labels, outermost first: of what is large there are few."""
+    values: dict[str, set[str]] = {}
+    for candidate in here:
+        for key, value in candidate.labels:
+            values.setdefault(key, set()).add(value)
+    return tuple(sorted(values, key=lambda key: (len(values[key]), key)))
 
 
-def _order(candidate: Candidate) -> tuple[object, ...]:
+def _order(candidate: Candidate, levels: tuple[str, ...]) -> tuple[object, ...]:
     """Where the user wants it, then neighbours together, then names as people count them."""
-    wanted = candidate.node_rank if candidate.node_rank is not None else 1 << 30
-    return (wanted, candidate.labels, _natural(candidate.node_id))
+    wanted = candidate.node_rank if candidate.node_rank is not None else 1 << 62
+    labels = dict(candidate.labels)
+    where = tuple(_natural(labels.get(key, "")) for key in levels)
+    return (wanted, where, _natural(candidate.node_id))
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    parts = re.findall(r"\d+|\D+", name)
-    return tuple((0, int(p), "") if p.isdecimal() else (1, 0, p) for p in parts)
+    parts = re.findall(r"[0-9]{1,18}|[^0-9]+", name)
+    return tuple((0, int(p), "") if p[0] in "0123456789" else (1, 0, p) for p in parts)
 
 
-def _alike(one: Labels, other: Labels) -> int:
+def _alike(one: Labels, other: Labels, levels: tuple[str, ...]) -> int:
     """How many labels two nodes share, outermost first."""
+    mine, theirs = dict(one), dict(other)
     shared = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
+    for key in levels:
+        if mine.get(key) != theirs.get(key):
             break
         shared += 1
     return shared

@@ -134,7 +134,8 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
             self.shell.fold(ev.UnitDeclared(message.unit.round, message.unit.unit))
         elif kind == "leaving":
             reason = message.leaving.reason[: messages.MAX_TEXT]
-            self.shell.fold(ev.Left(node_id, incarnation, reason))
+            left = ev.Left(node_id, incarnation, reason)
+            self.shell.fold(ev.DrainAsked(node_id, reason) if message.leaving.drain else left)
         elif kind == "log" and message.log.request in self._logs:
             self._logs[message.log.request].put_nowait(message.log)
 

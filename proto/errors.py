@@ -8,8 +8,13 @@ ElasticError
 ├── StarterDied           the process that starts ranks died; a new one takes its place
 ├── JournalError          the journal cannot be read or written
 ├── MasterUnreachable     no master answered in time
-└── MasterRefused         a master answered and will not have us (other job, wrong token, version)
+├── MasterRefused         a master answered and will not have us (other job, wrong token, version)
+├── NotFound              what a person asked for is not there (a job, a rank's log)
+└── JobFailed             `elastic.launch`: the job did not finish; carries its report
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 
 class ElasticError(Exception):
@@ -46,3 +51,20 @@ class MasterUnreachable(ElasticError):
 
 class MasterRefused(ElasticError):
     """A master answered and will not have us."""
+
+
+class NotFound(ElasticError):
+    """What a person asked for is not there."""
+
+
+class JobFailed(ElasticError):
+    """A job that `elastic.launch` ran did not finish."""
+
+    def __init__(
+        self, reason: str, *, exit_code: int = 1, report: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+        """Of the launcher: 1 failed, 213 drained, 128 + signal before the first round."""
+        self.report: Mapping[str, Any] = report or {}
+        """What `elastic-run --report` writes; empty on nodes that did not host the master."""

@@ -216,10 +216,12 @@ class UnitDeclared(_message.Message):
     def __init__(self, round: _Optional[int] = ..., unit: _Optional[int] = ...) -> None: ...
 
 class Leaving(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "drain")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    drain: bool
+    def __init__(self, reason: _Optional[str] = ..., drain: bool = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -209,8 +209,13 @@ async def _start_dying(request: dict[str, Any], starter: Any) -> dict[str, Any]:
 
 
 def _children() -> set[int]:
-    text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-    return {int(pid) for pid in text.split()}
+    """Our children, but for those that have ended: a dead starter leaves intermediates to reap."""
+    found = set()
+    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if state != "Z":
+            found.add(int(pid))
+    return found
 
 
 async def _exit(pid: int) -> int:

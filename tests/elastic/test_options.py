@@ -493,7 +493,7 @@ def test_dlrovers_auto_config_and_numa_affinity() -> None:
         ("--label rack", "KEY=VALUE"),
         ("--label rack=1 --label rack=2", "write one"),
         ("--tls-cert c --tls-key k", "all or none"),
-        ("--require-token", "--token-file"),
+        ("--logs-specs mine", "--log-dir"),
         ("--no-such-flag", "unrecognized arguments"),
     ],
 )

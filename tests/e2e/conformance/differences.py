@@ -37,6 +37,8 @@ def _hooked(delta: Delta) -> bool:
 
 def _two_more(delta: Delta) -> bool:
     """Descriptors 200 and 201 come on top, and no other."""
+    if ABSENT in (delta.theirs, delta.ours):
+        return False
     rest = {fd: name for fd, name in delta.ours.items() if fd not in ("200", "201")}
     return bool(rest == delta.theirs)
 
@@ -47,6 +49,10 @@ def _an_address(delta: Delta) -> bool:
 
 DIFFERENCES = (
     Difference(id="console", keys=r"node\d\.stderr\.launcher", witness="exit_3"),
+    Difference(
+        id="usage", keys=r"node0\.exit", witness="bad_nproc",
+        when=lambda delta: (delta.theirs, delta.ours) == (1, 2),
+    ),
     Difference(id="help", keys=r"node\d\.stdout", cases="help", witness="help"),
     Difference(
         id="elastic-variables", keys=RANK + r"\.env\.ELASTIC_\w+", witness="env", only_added=True
@@ -63,6 +69,10 @@ DIFFERENCES = (
     ),
     Difference(
         id="address", keys=RANK + r"\.env\.MASTER_ADDR", witness="env", when=_an_address
+    ),
+    Difference(
+        id="store-port", keys=RANK + r"\.env\.MASTER_PORT", witness="megatron",
+        when=lambda delta: delta.ours == "<some port>",
     ),
     Difference(id="run-folder", keys="log_folders|log_beside", witness="env"),
     Difference(id="parent", keys=RANK + r"\.parent", witness="env"),

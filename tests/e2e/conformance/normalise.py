@@ -134,7 +134,10 @@ def _rank(at: str, dump: Any, seen: Observation, text: _Text) -> Flat:
     flat: Flat = {}
     parent = dump.pop("ppid")
     flat[f"{at}.parent"] = "launcher" if parent in seen.launcher_pids else "other"
-    dump["fds"] = {fd: re.sub(r"\[\d+\]", "[]", name) for fd, name in dump["fds"].items()}
+    dump["fds"] = {
+        fd: ATTEMPT.sub(r"<run folder>/\2", re.sub(r"\[\d+\]", "[]", text(name)))
+        for fd, name in dump["fds"].items()
+    }
     env = dump.pop("env")
     error_file = text(env.get("TORCHELASTIC_ERROR_FILE", ""))
     env["TORCHELASTIC_ERROR_FILE"] = ATTEMPT.sub(r"<run folder>/\2", error_file)

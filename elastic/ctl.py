@@ -1,0 +1,241 @@
+"""`elasticctl`: look at a job and tell it things. Finds the job by its folder or by its master's
+address; its verbs are entry points, found by name, none of them imported here.
+
+Exit codes: 0 done, 1 it could not be done (one line says why and what to do), 2 usage, 130 ^C.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from elastic.proto import job_folder
+from elastic.proto.errors import ElasticError, MasterRefused, MasterUnreachable, NotFound
+from elastic.proto.security import Security
+from elastic.proto.verbs import GROUP, Context, Job
+
+TOKEN = "ELASTIC_JOB_TOKEN"
+PATIENCE = 2.0
+"""Seconds that a master named in a job's folder may be away: its guardian may be starting it again."""
+
+_STYLES = {
+    **dict.fromkeys(("running", "training", "succeeded", "finished"), "green"),
+    **dict.fromkeys(("forming", "restarting", "draining", "drained", "spare"), "yellow"),
+    **dict.fromkeys(("failed", "unreachable", "dead"), "red"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would say, we say in a sentence
+    argv = sys.argv[1:] if argv is None else list(argv)
+    verbs = {point.name: point for point in entry_points(group=GROUP)}
+    parser = _parser(verbs)
+    args = parser.parse_args(argv)
+    # The general options may stand behind the verb too.
+    args, rest = _general(add_help=False).parse_known_args(args.rest, args)
+    _check(parser, args)
+    if not verbs:
+        sys.stderr.write(
+            "elasticctl: this checkout is not installed, so its verbs are not known: "
+            "run `pip install -e .` in it\n"
+        )
+        return 1
+    if args.verb not in verbs:
+        parser.error(f"there is no verb {args.verb!r}: write one of {', '.join(sorted(verbs))}")
+    context = Context(out=_Terminal(json=args.output == "json"), find=lambda: _find(parser, args))
+    try:
+        return int(verbs[args.verb].load()(context, rest))
+    except ElasticError as error:
+        sys.stderr.write(f"elasticctl: {error}\n")
+        return 1
+    except BrokenPipeError:  # the reader, `head` say, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+# --- the command line ----------------------------------------------------------------------------
+
+
+def _general(**settings: Any) -> "_Parser":
+    parser = _Parser(allow_abbrev=False, argument_default=argparse.SUPPRESS, **settings)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--dir",
+        metavar="DIR",
+        help="the job's folder, or the --state-dir or --log-dir with several: then the newest "
+        f"job in it ($ELASTIC_STATE_DIR, else {job_folder.default_base()})",
+    )
+    where.add_argument("--master", metavar="HOST:PORT", help="address of the job's master")
+    parser.add_argument(
+        "-o", dest="output", choices=("table", "json"), help="form of the answer (table)"
+    )
+    parser.add_argument(
+        "--token-file", metavar="FILE", help=f"file with the job's token (${TOKEN})"
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate to show (PEM)")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
+    parser.add_argument(
+        "--tls-ca", metavar="FILE", help="authority that signed the master's certificate (PEM)"
+    )
+    return parser
+
+
+def _parser(verbs: Mapping[str, EntryPoint]) -> argparse.ArgumentParser:
+    parser = _general(
+        prog="elasticctl",
+        description="Look at a job of elastic-run, and tell it things.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.verbs = verbs
+    parser.set_defaults(
+        dir=None, master=None, output="table",
+        token_file=None, tls_cert=None, tls_key=None, tls_ca=None,
+    )  # fmt: skip
+    parser.add_argument("verb", metavar="VERB", help="what to do")
+    parser.add_argument(
+        "rest", metavar="...", nargs=argparse.REMAINDER, default=[], help="see VERB --help"
+    )
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    verbs: Mapping[str, EntryPoint] = MappingProxyType({})
+
+    def format_help(self) -> str:
+        lines = [  # only here: a verb's help is its own, and costs an import
+            f"  {name:<10} {(point.load().__doc__ or '').strip().splitlines()[0]}"
+            for name, point in sorted(self.verbs.items())
+        ]
+        self.epilog = "\n".join(["verbs:", *lines])
+        return super().format_help()
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    if args.dir and args.master:
+        parser.error("--dir and --master both say which job: give one of them")
+    if args.master and not args.master.rpartition(":")[2].isdecimal():
+        parser.error(f"--master {args.master}: write HOST:PORT")
+    if len({args.tls_cert is None, args.tls_key is None, args.tls_ca is None}) > 1:
+        parser.error("--tls-cert, --tls-key and --tls-ca go together: give all or none")
+
+
+# --- the job -------------------------------------------------------------------------------------
+
+
+def _find(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Job:
+    security = _security(parser, args)
+    if args.master:
+        status = asyncio.run(_ask(args.master, security, 0.0))
+        return Job(
+            name=status.run_id, folder=None, master=args.master, status=status, security=security
+        )
+    base = Path(args.dir or os.environ.get("ELASTIC_STATE_DIR") or job_folder.default_base())
+    folder = job_folder.find_newest(base)
+    if folder is None:
+        raise NotFound(
+            f"there is no job in {base}: give its folder (--dir), as named by --state-dir or "
+            "--log-dir when it was started, or its master's address (--master)"
+        )
+    return _in_folder(folder, security)
+
+
+def _in_folder(folder: Path, security: Security) -> Job:
+    note = job_folder.read_note(folder)
+    name = note.run_id if note else folder.name
+    dead = Job(name=name, folder=folder, master="", status=None, security=security)
+    if note is None or job_folder.read_report(folder) is not None:
+        return dead
+    try:
+        status = asyncio.run(_ask(note.address, security, PATIENCE))
+    except MasterUnreachable as error:
+        sys.stderr.write(f"elasticctl: {error} Here is what {folder} says.\n")
+        return dead
+    except MasterRefused:
+        if Path(f"/proc/{note.pid}").exists():
+            raise
+        return dead  # somebody else has the port by now
+    if status.run_id != note.run_id:
+        return dead
+    return Job(name=name, folder=folder, master=note.address, status=status, security=security)
+
+
+async def _ask(address: str, security: Security, patience: float) -> Any:
+    from elastic.proto.calls import MasterClient  # grpc takes its time, and --help needs none
+
+    async with MasterClient(address, security) as master:
+        return await master.status(patience)
+
+
+def _security(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Security:
+    token = os.environ.get(TOKEN, "")
+    if args.token_file:
+        try:
+            token = Path(args.token_file).read_text().strip()
+        except OSError as error:
+            parser.error(f"--token-file {args.token_file}: {error.strerror}")
+    cert, key, ca = (
+        Path(name) if name else None for name in (args.tls_cert, args.tls_key, args.tls_ca)
+    )
+    return Security(token=token, cert=cert, key=key, ca=ca)
+
+
+# --- output --------------------------------------------------------------------------------------
+
+
+class _Terminal:
+    """Standard output, in colours where it is a terminal. Lines are as long as they need to be: a
+    terminal wraps them, and a pipe wants them whole.
+    """
+
+    def __init__(self, *, json: bool) -> None:
+        self.json = json
+        self._console = Console(highlight=False, markup=False, emoji=False, width=1 << 16)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="")
+        for name in columns:
+            table.add_column(name, no_wrap=True)
+        for row in rows:
+            table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        with self._console.capture() as captured:
+            self._console.print(table)
+        self._write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+    def row(self, cells: Sequence[str], widths: Sequence[int]) -> None:
+        self.text("   ".join(f"{c:<{w}}" for c, w in zip(cells, widths, strict=True)).rstrip())
+
+    def text(self, line: str) -> None:
+        self._write(f"{line}\n")
+
+    def document(self, value: Mapping[str, Any], *, line: bool = False) -> None:
+        self._write(json.dumps(value, indent=None if line else 2) + "\n")
+
+    def raw(self, data: bytes) -> None:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+    def note(self, line: str) -> None:
+        sys.stderr.write(f"elasticctl: {line}\n")
+        sys.stderr.flush()
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

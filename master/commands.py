@@ -1,0 +1,419 @@
+"""`elasticctl`'s verbs about a whole job: status, events, restart, drain. The first two also read
+the folder of a job whose master is gone.
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
+
+from elastic.master import report as books
+from elastic.master.job import DRAINED, Job, handle
+from elastic.master.journal import Journal
+from elastic.master.policy import Policy
+from elastic.proto import job_folder, verbs
+from elastic.proto import master_pb2 as pb
+from elastic.proto.calls import MasterClient
+from elastic.proto.errors import JournalError, MasterUnreachable, NotFound
+from elastic.proto.verbs import Context, Output
+
+AWAY = 10.0
+"""Seconds that `events --follow` waits for a master that is started again."""
+
+
+# --- status --------------------------------------------------------------------------------------
+
+
+def status(context: Context, argv: Sequence[str]) -> int:
+    """What the job does now: phase, step, restarts, goodput, and its nodes."""
+    _parser("status", status).parse_args(argv)
+    job = context.find()
+    document = _of_master(job.status) if job.status is not None else _of_folder(job)
+    if context.out.json:
+        context.out.document(document)
+    else:
+        _show(context.out, document)
+    return 0
+
+
+def _of_master(status: pb.Status) -> dict[str, Any]:
+    return {
+        "job": status.run_id,
+        "uid": status.job_uid,
+        "live": True,
+        "phase": status.phase,
+        "reason": status.reason,
+        "epoch": status.epoch,
+        "round": status.round,
+        "world_size": status.world_size,
+        "step": status.step,
+        "restarts": status.restarts,
+        **_books(json.loads(status.report_json)),
+        "nodes": [_node(node) for node in status.nodes],
+    }
+
+
+def _node(node: pb.NodeStatus) -> dict[str, Any]:
+    return {
+        "node": node.node_id,
+        "state": node.state,
+        "node_rank": node.node_rank if node.HasField("node_rank") else None,
+        "first_rank": node.first_rank if node.HasField("node_rank") else None,
+        "host": node.host,
+        "slots": node.slots,
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "pid": rank.pid,
+                "step": rank.step,
+                "ticks": rank.ticks,
+                "phase": rank.phase,
+                "started_by": rank.started_by,
+            }
+            for rank in node.ranks
+        ],
+    }
+
+
+_BOOKS = (
+    "seconds",
+    "productive_seconds",
+    "goodput",
+    "restarts_by_cause",
+    "seconds_lost_by_cause",
+    "interruptions",
+    "failures",
+)
+
+
+def _books(report: dict[str, Any]) -> dict[str, Any]:
+    return {name: report.get(name) for name in _BOOKS}
+
+
+def _of_folder(job: verbs.Job) -> dict[str, Any]:
+    """The same, of a job whose master is gone: its journal folded again, and its report."""
+    assert job.folder is not None
+    state, now = _replay(job)
+    report = job_folder.read_report(job.folder) or books.report(state, now)
+    result = report["result"]
+    phase, reason = "dead", "its master is gone; the same command line goes on with it"
+    if result is not None:
+        codes = {0: "succeeded", DRAINED: "drained"}
+        phase, reason = codes.get(result["exit_code"], "failed"), result["reason"]
+    return {
+        "job": job.name,
+        "uid": state.uid,
+        "live": False,
+        "phase": phase,
+        "reason": reason,
+        "epoch": state.epoch,
+        "round": state.last_round,
+        "world_size": sum(s.ranks for s in state.round.seats) if state.round else 0,
+        "step": report["step"],
+        "restarts": state.restart_count,
+        **_books(report),
+        "nodes": _last_nodes(state),
+    }
+
+
+def _replay(job: verbs.Job) -> tuple[Job, float]:
+    """The state at the journal's end, and its job time."""
+    assert job.folder is not None
+    note = job_folder.read_note(job.folder)
+    known = {field.name for field in fields(Policy)}
+    try:
+        policy = Policy(**{k: v for k, v in (note.policy if note else {}).items() if k in known})
+    except (TypeError, ValueError) as error:
+        raise JournalError(f"{job.folder / job_folder.MASTER} holds no policy: {error}") from error
+    journal = _journal(job)
+    try:
+        state, _, now, entries = journal.load()
+    finally:
+        journal.close()
+    for entry in entries:
+        state, now = handle(state, entry.event, entry.job, policy).state, entry.job
+    return state, now
+
+
+def _journal(job: verbs.Job) -> Journal:
+    assert job.folder is not None
+    path = job.folder / job_folder.JOURNAL
+    if not path.is_file():
+        raise NotFound(f"{job.folder} has no journal: its master never came to write one")
+    return Journal(path, read_only=True)
+
+
+def _last_nodes(state: Job) -> list[dict[str, Any]]:
+    """Those of the last round, as it ended."""
+    current = state.round
+    if current is None:
+        return []
+    failed = {observed.node_id for observed in current.failures}
+    found, first = [], 0
+    for node_rank, seat in enumerate(current.seats):
+        node = state.nodes.get(seat.node_id)
+        ended = "finished" if seat.node_id in current.finished else "stopped"
+        found.append(
+            {
+                "node": seat.node_id,
+                "state": "failed" if seat.node_id in failed else ended,
+                "node_rank": node_rank,
+                "first_rank": first,
+                "host": node.host if node else "",
+                "slots": node.slots if node else seat.ranks,
+                "ranks": [
+                    {
+                        "rank": rank, "pid": 0, "step": 0, "ticks": 0, "phase": "", "started_by": "",
+                    }
+                    for rank in range(first, first + seat.ranks)
+                ],
+            }
+        )  # fmt: skip
+        first += seat.ranks
+    return found
+
+
+def _show(out: Output, document: dict[str, Any]) -> None:
+    told = document["productive_seconds"] or document["step"]
+    out.table(
+        ("JOB", "PHASE", "ROUND", "WORLD", "STEP", "RESTARTS", "GOODPUT", "AGE"),
+        [
+            (
+                document["job"],
+                document["phase"],
+                str(document["round"]),
+                str(document["world_size"]),
+                str(document["step"] or "-"),
+                str(document["restarts"]),
+                f"{document['goodput']:.1%}" if told else "-",
+                age(document["seconds"]),
+            )
+        ],
+    )
+    if document["reason"]:
+        out.text(f"\n{document['reason']}")
+    if document["nodes"]:
+        out.text("")
+        out.table(
+            ("NODE", "STATE", "RANKS", "STEP", "PHASE", "STARTED-BY", "HOST"),
+            [_node_row(node) for node in sorted(document["nodes"], key=_node_order)],
+        )
+
+
+def _node_order(node: dict[str, Any]) -> tuple[bool, int, str]:
+    return node["node_rank"] is None, node["node_rank"] or 0, node["node"]
+
+
+def _node_row(node: dict[str, Any]) -> tuple[str, ...]:
+    ranks = node["ranks"]
+    numbers = [rank["rank"] for rank in ranks]
+    return (
+        node["node"],
+        node["state"],
+        _span(numbers),
+        _span([rank["step"] for rank in ranks if rank["step"]]),
+        _each(rank["phase"] for rank in ranks),
+        _each(rank["started_by"] for rank in ranks),
+        node["host"] or "-",
+    )
+
+
+def _span(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return "-"
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _each(words: Iterable[str]) -> str:
+    return ",".join(dict.fromkeys(word for word in words if word)) or "-"
+
+
+def age(seconds: float) -> str:
+    """As kubectl writes it: 42s, 4m12s, 3h5m, 2d4h."""
+    rest = int(max(0.0, seconds))
+    if rest < 60:
+        return f"{rest}s"
+    if rest < 3600:
+        size, unit, part, small = 60, "m", 1, "s"
+    elif rest < 86400:
+        size, unit, part, small = 3600, "h", 60, "m"
+    else:
+        size, unit, part, small = 86400, "d", 3600, "h"
+    left = rest % size // part
+    return f"{rest // size}{unit}{left}{small}" if left else f"{rest // size}{unit}"
+
+
+# --- events --------------------------------------------------------------------------------------
+
+
+def events(context: Context, argv: Sequence[str]) -> int:
+    """What happened to the job, and why; -o json writes one object a line."""
+    parser = _parser("events", events)
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job is over")
+    args = parser.parse_args(argv)
+    job, out = context.find(), context.out
+    if job.status is None:
+        _print_journal(job, out, 0, follow=args.follow)
+    else:
+        asyncio.run(_print_events(job, out, follow=args.follow))
+    return 0
+
+
+_WIDTHS = (8, 13, 0)
+"""Of the columns of a list that grows: a time, the longest kind, a reason."""
+
+
+async def _print_events(job: verbs.Job, out: Output, *, follow: bool) -> None:
+    seen, listed = 0, []
+    if follow:
+        _head(out)
+    async with MasterClient(job.master, job.security) as master:
+        while True:
+            try:
+                async for record in master.events(seen, follow):
+                    seen = record.sequence
+                    if follow:
+                        _line(out, record)
+                    else:
+                        listed.append(record)
+                break
+            except MasterUnreachable:
+                if not follow:
+                    raise
+                if job.folder is not None and job_folder.read_report(job.folder) is not None:
+                    _print_journal(job, out, seen, follow=True, head=False)
+                    return
+                await master.status(AWAY)  # killed, and back in a moment
+    if not follow:
+        _list(out, listed)
+
+
+def _print_journal(
+    job: verbs.Job, out: Output, after: int, *, follow: bool, head: bool = True
+) -> None:
+    journal = _journal(job)
+    try:
+        records = [
+            pb.EventRecord(
+                sequence=note.sequence,
+                time=note.wall,
+                job_time=note.job,
+                kind=note.kind,
+                reason=note.reason,
+                detail_json=note.detail,
+            )
+            for note in journal.notes(after)
+        ]
+    finally:
+        journal.close()
+    if not follow:
+        _list(out, records)
+        return
+    if head:
+        _head(out)
+    for record in records:
+        _line(out, record)
+
+
+def _head(out: Output) -> None:
+    if not out.json:
+        out.row(("TIME", "KIND", "REASON"), _WIDTHS)
+
+
+def _line(out: Output, record: pb.EventRecord) -> None:
+    if out.json:
+        out.document(_event(record), line=True)
+    else:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.time))
+        out.row((clock, record.kind, _one_line(record.reason)), _WIDTHS)
+
+
+def _list(out: Output, records: Sequence[pb.EventRecord]) -> None:
+    if out.json:
+        for record in records:
+            out.document(_event(record), line=True)
+        return
+    now = time.time()
+    rows = [(age(now - r.time), r.kind, _one_line(r.reason)) for r in records]
+    out.table(("AGE", "KIND", "REASON"), rows)
+
+
+def _event(record: pb.EventRecord) -> dict[str, Any]:
+    return {
+        "sequence": record.sequence,
+        "time": record.time,
+        "job_time": record.job_time,
+        "kind": record.kind,
+        "reason": record.reason,
+        "detail": json.loads(record.detail_json or "{}"),
+    }
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+# --- restart and drain ---------------------------------------------------------------------------
+
+
+def restart(context: Context, argv: Sequence[str]) -> int:
+    """Stop every rank and start them all again in a new round; counts against nothing."""
+    parser = _parser("restart", restart)
+    _add_reason(parser)
+    args = parser.parse_args(argv)
+    job = _alive(context)
+
+    async def ask() -> str:
+        async with MasterClient(job.master, job.security) as master:
+            return await master.restart(args.reason)
+
+    return _accepted(context, job, asyncio.run(ask()))
+
+
+def drain(context: Context, argv: Sequence[str]) -> int:
+    """Let a node, or the whole job, save what it has and leave."""
+    parser = _parser("drain", drain)
+    parser.add_argument("node", metavar="NODE", nargs="?", default="", help="the whole job if none")
+    _add_reason(parser)
+    args = parser.parse_args(argv)
+    job = _alive(context)
+
+    async def ask() -> str:
+        async with MasterClient(job.master, job.security) as master:
+            return await master.drain(args.node, args.reason)
+
+    try:
+        answer = asyncio.run(ask())
+    except NotFound as error:
+        raise NotFound(f"{error}: `elasticctl status` lists them") from error
+    return _accepted(context, job, answer)
+
+
+def _alive(context: Context) -> verbs.Job:
+    job = context.find()
+    if job.status is None:
+        raise NotFound(
+            f"job {job.name} has no master: it is over or was killed, and only a job that runs "
+            "can be told to do something"
+        )
+    return job
+
+
+def _accepted(context: Context, job: verbs.Job, answer: str) -> int:
+    if context.out.json:
+        context.out.document({"job": job.name, "message": answer})
+    else:
+        context.out.text(f"{job.name}: {answer}")
+    return 0
+
+
+def _add_reason(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the job's events")
+
+
+def _parser(name: str, verb: Any) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(prog=f"elasticctl {name}", description=verb.__doc__)

@@ -1,0 +1,96 @@
+"""What a job leaves in its folder, `<state or log dir>/<run id>`, for whoever looks for it later.
+
+journal.db     the master's events and notes (master/journal.py)
+master.json    where the master listens, written by each of its lives
+report.json    how the job ended; newer than master.json once it is over
+attempt_<n>/   log files of a round (agent/logs.py)
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+JOURNAL = "journal.db"
+MASTER = "master.json"
+REPORT = "report.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterNote:
+    """One life of a job's master."""
+
+    address: str
+    """host:port, as agents dial it."""
+    run_id: str
+    pid: int
+    policy: Mapping[str, Any]
+    """Fields of the master's policy: without them nobody could fold the journal again."""
+
+
+def default_base() -> Path:
+    """Where jobs keep their folders if they are not told otherwise."""
+    return Path(tempfile.gettempdir()) / f"elastic-{os.getuid()}"
+
+
+def write_note(folder: Path, note: MasterNote) -> None:
+    """Atomically. Raises OSError."""
+    draft = folder / f"{MASTER}.part"
+    draft.write_text(json.dumps(asdict(note)) + "\n")
+    os.replace(draft, folder / MASTER)
+
+
+def read_note(folder: Path) -> MasterNote | None:
+    """None where there is none, or none that can be read."""
+    try:
+        found = json.loads((folder / MASTER).read_text())
+        return MasterNote(
+            address=str(found["address"]),
+            run_id=str(found["run_id"]),
+            pid=int(found["pid"]),
+            policy=dict(found.get("policy", {})),
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def read_report(folder: Path) -> dict[str, Any] | None:
+    """The report of a job that is over; None where it is not, or left none that can be read."""
+    over = _changed(folder / REPORT)
+    if not over or over < _changed(folder / MASTER):
+        return None
+    try:
+        report = json.loads((folder / REPORT).read_text())
+    except (OSError, ValueError):
+        return None
+    return report if isinstance(report, dict) else None
+
+
+def find_newest(base: Path) -> Path | None:
+    """The job's folder that `base` is, else the one in it where something happened last."""
+    if _is_job(base):
+        return base
+    try:
+        jobs = [path for path in base.iterdir() if _is_job(path)]
+    except OSError:
+        return None
+    return max(jobs, key=_last_event, default=None)
+
+
+def _is_job(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (JOURNAL, MASTER))
+
+
+def _last_event(folder: Path) -> int:
+    return max(_changed(folder / name) for name in (JOURNAL, f"{JOURNAL}-wal", MASTER, REPORT))
+
+
+def _changed(path: Path) -> int:
+    """Nanoseconds of Unix; 0 if it is not there."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

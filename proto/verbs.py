@@ -1,0 +1,60 @@
+"""What `elasticctl` gives each of its verbs. A verb is an entry point of group `elasticctl.commands`,
+a function `main(context, argv) -> exit code` that lives with what it is about; its docstring's first
+line is its help.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from elastic.proto import master_pb2 as pb
+from elastic.proto.security import Security
+
+GROUP = "elasticctl.commands"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The job that the command line means."""
+
+    name: str
+    """Run id."""
+    folder: Path | None
+    """None: only its master's address is known."""
+    master: str
+    """host:port; empty: nobody answers there, and the folder is all there is."""
+    status: pb.Status | None
+    """The master's word a moment ago; None with no master."""
+    security: Security
+
+
+class Output(Protocol):
+    """Standard output in the form asked for."""
+
+    json: bool
+    """JSON instead of tables."""
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Columns as wide as they need to be."""
+
+    def row(self, cells: Sequence[str], widths: Sequence[int]) -> None:
+        """A line of a table that grows: cells padded to `widths`."""
+
+    def text(self, line: str) -> None: ...
+
+    def document(self, value: Mapping[str, Any], *, line: bool = False) -> None:
+        """JSON; with `line` on one line, as one of many."""
+
+    def raw(self, data: bytes) -> None:
+        """Bytes as they are."""
+
+    def note(self, line: str) -> None:
+        """To standard error: what is no part of the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    out: Output
+    find: Callable[[], Job]
+    """Find the job; raises ElasticError. A verb reads its arguments first."""

@@ -1,0 +1,236 @@
+"""One run of the demo: two nodes start, a rank dies, a node dies, the node comes back."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from elastic.proto.security import Security
+from scripts.demo_nodes import Job, Node, free_endpoint
+from scripts.demo_screen import plain, screen
+from scripts.demo_story import (
+    RankLog,
+    Recovery,
+    Story,
+    follow_log,
+    follow_master,
+    recovery,
+)
+
+VICTIM = 1
+"""The rank that is killed; it is on the node that stays."""
+LINES = 20
+"""Steps that plain output shows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What the command line asks for."""
+
+    out: Path
+    """Folder of everything that the demo writes, emptied first."""
+    steps: int
+    """Optimizer steps in all."""
+    save_interval: int
+    """Steps between checkpoints."""
+    timeout: float
+    """Seconds after which the demo gives up."""
+    live: bool
+    """A screen that is drawn again and again, not lines."""
+    svg: Path | None
+    """Where the terminal's picture goes."""
+    extra: tuple[str, ...]
+    """More arguments for the training script."""
+
+    @property
+    def trainer(self) -> tuple[str, ...]:
+        """The training script's arguments."""
+        return (
+            f"--data-dir={self.out / 'data'}",
+            f"--save={self.out / 'checkpoints'}",
+            f"--steps={self.steps}",
+            f"--save-interval={self.save_interval}",
+            "--log-interval=5",
+            *self.extra,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """Something that the demo did to the job, and what became of it."""
+
+    what: str
+    """In words."""
+    expected: str
+    """The cause that the master should find."""
+    resumed_from: int
+    """The step of the checkpoint from which training went on."""
+    recovery: Recovery
+
+
+class Demo:
+    """One run: its two nodes, its story, the faults."""
+
+    def __init__(self, plan: Plan, console: Console) -> None:
+        self.plan = plan
+        self.story = Story()
+        self.faults: list[Fault] = []
+        self._console = console
+        self._printed = 0
+        self._printed_step = 0
+        self._nodes: dict[str, Node] = {}
+        self._log = RankLog(plan.out)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def run(self) -> None:
+        """Train to the end. Raises JobEnded or TimeoutError where it comes to no good one."""
+        try:
+            async with asyncio.timeout(self.plan.timeout), self._shown():
+                await self._start()
+                await self._lose_a_rank()
+                await self._lose_a_node()
+                await self._bring_it_back()
+                for node in self._nodes.values():
+                    await node.wait()
+                self.story.read(self._log.new_lines())
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*(node.stop() for node in self._nodes.values()))
+
+    def exit_codes(self) -> dict[str, int | None]:
+        """Of the launchers, by node."""
+        return {name: node.exit_code for name, node in self._nodes.items()}
+
+    # --- the nodes -------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        """Both nodes; the first has the master."""
+        plan, story = self.plan, self.story
+        job = Job(
+            out=plan.out,
+            endpoint=free_endpoint(),
+            token=secrets.token_hex(16),
+            trainer=plan.trainer,
+        )
+        self._log = RankLog(job.logs)
+        self._nodes = {
+            "node-a": Node("node-a", job, hosts_master=True),
+            "node-b": Node("node-b", job, hosts_master=False),
+        }
+        for node in self._nodes.values():
+            master = f", with the master on {job.endpoint}" if node.name == "node-a" else ""
+            story.note("demo", f"{node.name} starts{master}")
+            await node.start()
+        self._tasks = [
+            asyncio.create_task(follow_master(story, job.endpoint, Security(token=job.token))),
+            asyncio.create_task(follow_log(story, self._log)),
+            asyncio.create_task(self._watch(self._nodes["node-a"])),
+        ]
+
+    async def _watch(self, node: Node) -> None:
+        """Tell the story that the job is over once the launcher with the master has ended."""
+        code = await node.wait()
+        self.story.over = f"{node.name} ended with {code}: {node.last_words(1)}"
+        self.story.touch()
+
+    # --- the faults ------------------------------------------------------------------------------
+
+    async def _reach(self, share: float) -> None:
+        """Wait for that share of all steps, and for a checkpoint to go back to."""
+        step = max(int(share * self.plan.steps), self.plan.save_interval + 1)
+        await self.story.until(lambda: self.story.step >= step)
+
+    async def _lose_a_rank(self) -> None:
+        await self._reach(0.25)
+        await self.story.until(lambda: self.story.pid_of(VICTIM) > 0)
+        pid = self.story.pid_of(VICTIM)
+        before = len(self.story.interruptions)
+        self.story.note("fault", f"SIGKILL to rank {VICTIM} (process {pid})")
+        os.kill(pid, signal.SIGKILL)
+        await self._recovered(f"rank {VICTIM} killed", "killed", before)
+
+    async def _lose_a_node(self) -> None:
+        await self._reach(0.5)
+        before = len(self.story.interruptions)
+        self.story.note("fault", "SIGKILL to all of node-b at once: launcher, agent and ranks")
+        await self._nodes["node-b"].kill()
+        await self._recovered("node-b killed", "node lost", before)
+
+    async def _bring_it_back(self) -> None:
+        await self._reach(0.65)
+        before = len(self.story.interruptions)
+        self.story.note("demo", "node-b starts again")
+        await self._nodes["node-b"].start()
+        await self._recovered("node-b back", "more nodes", before)
+
+    async def _recovered(self, what: str, expected: str, before: int) -> None:
+        """Wait until training goes on after interruption number `before`."""
+        story = self.story
+        await story.until(lambda: recovery(story.interruptions, before) is not None)
+        found = recovery(story.interruptions, before)
+        assert found is not None
+        story.read(self._log.new_lines())
+        start = found.step_after - 1 if found.step_after else story.resumed
+        self.faults.append(Fault(what=what, expected=expected, resumed_from=start, recovery=found))
+        story.note(
+            "recovered",
+            f"{what} ({found.cause}): back after {found.seconds:.2f} s, training goes on from step "
+            f"{start} (it was at {found.step_before})",
+        )
+
+    # --- what is shown ---------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _shown(self) -> AsyncIterator[None]:
+        """Show the story while it unfolds, and its last state at the end."""
+        task = asyncio.create_task(self._show_live() if self.plan.live else self._show_lines())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if not self.plan.live:
+                self._print_new()
+
+    async def _show_live(self) -> None:
+        with Live(console=self._console, auto_refresh=False, get_renderable=self.frame) as live:
+            try:
+                while True:
+                    live.refresh()
+                    await asyncio.sleep(0.2)
+            finally:
+                live.refresh()
+
+    def frame(self) -> RenderableType:
+        """The screen as it is now."""
+        return screen(self.story, self.plan.steps, ("node-a", "node-b"))
+
+    async def _show_lines(self) -> None:
+        while True:
+            self._print_new()
+            await asyncio.sleep(0.1)
+
+    def _print_new(self) -> None:
+        story = self.story
+        while self._printed < len(story.notes):
+            self._say(plain(story.notes[self._printed]))
+            self._printed += 1
+        apart = max(1, self.plan.steps // LINES)
+        if story.losses and abs(story.step - self._printed_step) >= apart:
+            self._printed_step, loss = story.losses[-1]
+            world = f"world {story.status.world_size}"
+            self._say(
+                f"{story.now():6.1f} s  step {self._printed_step:>4}  loss {loss:.3f}  {world}"
+            )
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

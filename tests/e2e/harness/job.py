@@ -1,0 +1,355 @@
+"""One training run as a test sees it: launchers that are real processes, and what they leave to see.
+
+A test waits for something that it can see and never for a time: lines that the ranks wrote, notes
+of the journal, processes in /proc.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import pytest
+
+from . import processes
+from .processes import MARK, Process
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = Path(__file__).parent / "scripts" / "rank.py"
+DEADLINE = 60.0
+"""Seconds after which a test stops to wait. Generous: it is no measurement."""
+GLANCE = 0.01
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A line that a rank wrote; see scripts/rank.py."""
+
+    kind: str
+    rank: int
+    round: int
+    pid: int
+    at: float
+    """CLOCK_MONOTONIC."""
+    fields: Mapping[str, Any]
+
+
+@cache
+def private_shm() -> bool:
+    """Whether launchers can have a /dev/shm of their own, which shows exactly what they leave."""
+    test = ("unshare", "-m", "true")
+    return shutil.which("unshare") is not None and subprocess.run(test, check=False).returncode == 0
+
+
+class Node:
+    """One launcher and all that it started."""
+
+    def __init__(self, job: "Job", name: str, process: "subprocess.Popen[bytes]") -> None:
+        self.job = job
+        self.name = name
+        self.process = process
+
+    @property
+    def guardian(self) -> int:
+        return self.process.pid
+
+    def _forks(self) -> list[Process]:
+        """The guardian's own children: agent and master, which look alike."""
+        found = processes.children(self.guardian)
+        return [p for p in found if "elastic.run" in p.command or "elastic-run" in p.command]
+
+    def master(self) -> int:
+        """Pid of the master, once it serves."""
+        return self.job.wait_for(f"the master on {self.name}", self._find_master)
+
+    def _find_master(self) -> int | None:
+        found = [p.pid for p in self._forks() if processes.has_open(p.pid, "journal.db")]
+        return found[0] if len(found) == 1 else None
+
+    def agent(self) -> int:
+        """Pid of the agent, once it has started something."""
+        return self.job.wait_for(f"the agent on {self.name}", self._find_agent)
+
+    def _find_agent(self) -> int | None:
+        for process in self._forks():
+            if any("elastic.agent.spawner" in c.command for c in processes.children(process.pid)):
+                return process.pid
+        return None
+
+    def part(self, title: str) -> int:
+        """Pid of the agent's child whose command line has `title` in it, the oldest of them."""
+
+        def find() -> int | None:
+            agent = self._find_agent()
+            found = processes.children(agent) if agent else []
+            return next((p.pid for p in found if title in p.command), None)
+
+        return self.job.wait_for(f"{title} on {self.name}", find)
+
+    def said(self) -> str:
+        """What the launcher and the ranks wrote to stderr so far."""
+        return (self.job.folder / f"{self.name}.err").read_text(errors="replace")
+
+    def printed(self) -> str:
+        return (self.job.folder / f"{self.name}.out").read_text(errors="replace")
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def exit_code(self) -> int:
+        """Wait for the launcher's end; negative for a signal."""
+        try:
+            return self.process.wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            self.job.fail(f"the launcher {self.name} does not end")
+
+
+class Job:
+    """Everything of it lies in one folder. The endpoint's address is on loopback and the job's own,
+    so that no other test can have the port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes: list[Node] = []
+        self.address = "127." + ".".join(str(1 + secrets.randbelow(253)) for _ in range(3))
+        self.port = 29400
+        self.shm = folder / "shm"
+        self.shm.mkdir()
+        self._shared = set(os.listdir("/dev/shm"))
+
+    # --- starting ----------------------------------------------------------------------------
+
+    def start(
+        self,
+        *flags: str,
+        script: Sequence[str] = (),
+        nproc: int = 2,
+        nodes: str = "1",
+        name: str = "",
+        environ: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+        entry: Sequence[str] = (),
+        log_level: str = "INFO",
+    ) -> Node:
+        """Start a launcher. script: arguments of rank.py; entry: another script in its place."""
+        name = name or f"node{len(self.nodes)}"
+        meeting = ("--rdzv-backend", "c10d", "--rdzv-id", "job")
+        command = (
+            *(sys.executable, "-m", "elastic.run", "--nproc-per-node", str(nproc)),
+            *("--nnodes", nodes, *meeting, "--rdzv-endpoint", f"{self.address}:{self.port}"),
+            *("--log-dir", str(self.folder / "logs"), "--node-id", name, *flags),
+            *(entry or (str(SCRIPT), str(self.folder), *script)),
+        )
+        return self.launch(name, command, environ or {}, prefix, log_level)
+
+    def launch(
+        self,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        prefix: Sequence[str] = (),
+        log_level: str = "INFO",
+    ) -> Node:
+        """Start a launcher by its whole command line."""
+        variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PYTHON"))}
+        variables |= {
+            MARK: str(self.folder),
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+            "ELASTIC_LOGLEVEL": log_level,
+            "TMPDIR": str(self.folder),
+            **environ,
+        }
+        if private_shm():
+            bind = f'mount --bind {self.shm} /dev/shm && exec "$@"'
+            prefix = (*prefix, "unshare", "-m", "sh", "-c", bind, "sh")
+        with (
+            open(self.folder / f"{name}.out", "ab") as out,
+            open(self.folder / f"{name}.err", "ab") as err,
+        ):
+            process = subprocess.Popen(
+                (*prefix, *command),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=variables,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        node = Node(self, name, process)
+        self.nodes.append(node)
+        return node
+
+    # --- what can be seen --------------------------------------------------------------------
+
+    def told(self, kind: str, *, round: int | None = None, rank: int | None = None) -> list[Told]:
+        """Lines of that kind that ranks wrote so far, oldest first."""
+        try:
+            lines = (self.folder / "told.jsonl").read_text().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in lines:
+            if not line.endswith("\n"):
+                continue
+            fields: dict[str, Any] = json.loads(line)
+            about = {key: fields.pop(key) for key in ("kind", "rank", "round", "pid", "at")}
+            if about["kind"] == kind and about["round"] == (round or about["round"]):
+                if rank is None or about["rank"] == rank:
+                    found.append(Told(fields=fields, **about))
+        return found
+
+    def round(self) -> int:
+        """Number of the newest round in which a rank started."""
+        return max((line.round for line in self.told("start")), default=0)
+
+    def events(self) -> list[str]:
+        """Reasons in the journal, oldest first: what `elasticctl events` shows."""
+        found: list[str] = []
+        for path in sorted((self.folder / "logs").glob("*/journal.db")):
+            with contextlib.suppress(sqlite3.Error), contextlib.closing(
+                sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+            ) as database:
+                rows = database.execute("select job, kind, reason from notes order by seq")
+                found += [f"{job:9.3f} {kind}: {reason}" for job, kind, reason in rows]
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """The report that the master wrote at the job's end."""
+        path = self.folder / "logs" / "job" / "report.json"
+        return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+    def left(self) -> list[Process]:
+        return processes.belonging_to(self.folder)
+
+    # --- waiting -----------------------------------------------------------------------------
+
+    def wait_for(self, what: str, look: Callable[[], T | None]) -> T:
+        """Look until there is something to see; fails the test with all that is known."""
+        deadline = time.monotonic() + DEADLINE
+        while True:
+            found = look()
+            if found is not None and found is not False:
+                return found
+            if time.monotonic() > deadline:
+                self.fail(f"waited {DEADLINE:g} s for {what}")
+            if self.nodes and all(n.process.poll() is not None for n in self.nodes):
+                found = look()
+                if found is not None and found is not False:
+                    return found
+                codes = [n.process.returncode for n in self.nodes]
+                self.fail(f"every launcher ended (exit {codes}) while waiting for {what}")
+            time.sleep(GLANCE)  # noqa: TID251 - between two looks
+
+    def wait_for_steps(self, world: int, *, after: int = 0, count: int = 1) -> int:
+        """Until all `world` ranks of one round newer than `after` did `count` steps; that round."""
+
+        def look() -> int | None:
+            number = self.round()
+            if number <= after:
+                return None
+            ready = all(
+                len(self.told("step", round=number, rank=rank)) >= count for rank in range(world)
+            )
+            return number if ready else None
+
+        return self.wait_for(f"{count} steps of {world} ranks in a round after {after}", look)
+
+    def wait_for_more_steps(self, number: int, world: int, count: int = 3) -> None:
+        """Until every rank of round `number` did `count` steps more than now."""
+        had = [len(self.told("step", round=number, rank=rank)) for rank in range(world)]
+        self.wait_for(
+            f"{count} more steps of round {number}",
+            lambda: all(
+                len(self.told("step", round=number, rank=rank)) >= had[rank] + count
+                for rank in range(world)
+            ),
+        )
+
+    def wait_for_event(self, text: str) -> str:
+        return self.wait_for(
+            f"an event with {text!r}", lambda: next((e for e in self.events() if text in e), None)
+        )
+
+    def rank(self, number: int, rank: int) -> int:
+        """Pid of a rank of round `number`."""
+        return self.told("start", round=number, rank=rank)[-1].pid
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Let the ranks come to their end."""
+        (self.folder / "finish").touch()
+
+    def ends(self, *codes: int) -> None:
+        """Wait for every launcher's end, and see that the job ended right and left nothing.
+
+        codes: the exit codes of the launchers in their order; one stands for all.
+        """
+        wanted = codes * len(self.nodes) if len(codes) == 1 else codes
+        seen = tuple(node.exit_code() for node in self.nodes)
+        if seen != wanted:
+            self.fail(f"launchers ended with {seen}, not with {wanted}")
+        self.assert_nothing_left()
+        if "Traceback" in "".join(self.own_words(node) for node in self.nodes):
+            self.fail("a launcher printed a traceback of its own")
+
+    def assert_nothing_left(self, *, soon: bool = False) -> None:
+        """No process, no shared memory. soon: wait for it, where nobody was there to end them."""
+        if soon:
+            self.wait_for("the end of every process", lambda: not self.left() or None)
+        if left := self.left():
+            self.fail(f"processes are left:\n{processes.table(left)}")
+        shared = set(os.listdir(self.shm if private_shm() else "/dev/shm"))
+        if shared := shared - (set() if private_shm() else self._shared):
+            self.fail(f"shared memory is left: {sorted(shared)}")
+
+    def own_words(self, node: Node) -> str:
+        """What the launcher itself said, ranks left out, from the first of its lines on."""
+        said, ours = node.said(), []
+        speaking = False
+        for line in said.splitlines(keepends=True):
+            speaking = line.startswith("elastic-run: ") or (speaking and "File" in line)
+            ours += [line] if speaking or "elastic/" in line else []
+        return "".join(ours)
+
+    def fail(self, why: str) -> NoReturn:
+        pytest.fail(f"{why}\n{self.dump()}", pytrace=True)
+
+    def dump(self) -> str:
+        """All that is known, for a test that failed."""
+        parts = [f"job in {self.folder}", "--- processes", processes.table(self.left())]
+        for node in self.nodes:
+            state = node.process.poll()
+            parts += [f"--- {node.name}: {'runs' if state is None else f'exit {state}'}"]
+            parts += [node.said()[-6000:], node.printed()[-2000:]]
+        parts += ["--- events", *self.events()[-60:], "--- told"]
+        with contextlib.suppress(OSError):
+            parts += (self.folder / "told.jsonl").read_text().splitlines()[-30:]
+        return "\n".join(parts)
+
+    def close(self) -> None:
+        """End whatever is left."""
+        for _ in range(100):
+            processes.kill(*(n.guardian for n in self.nodes if n.process.poll() is None))
+            if not (left := self.left()):
+                break
+            processes.kill(*(p.pid for p in left if p.state == "T"), number=signal.SIGCONT)
+            processes.kill(*(p.pid for p in left))
+            time.sleep(GLANCE)  # noqa: TID251 - between two looks
+        for node in self.nodes:
+            node.process.wait()

@@ -1,0 +1,149 @@
+"""A rank: counts steps until a file appears, and tells what it does, a line of JSON each.
+
+With --torch it trains a tiny model by DistributedDataParallel over Gloo; without, it only counts. It
+goes on from the step that rank 0 wrote last. Imports nothing of Elastic's, as a user's script would.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+RANK, ROUND = int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--step-time", type=float, default=0.02)
+    parser.add_argument("--fault", action="append", default=[], help="WHEN:HOW:RANKS:ROUND")
+    parser.add_argument("--child", action="store_true", help="leave a process in a session of its own")
+    parser.add_argument("--on-term", choices=("die", "ignore", "work"), default="die")
+    parser.add_argument("--print", action="store_true", help="print every step")
+    return parser.parse_args()
+
+
+ARGS = parse()
+
+
+def tell(kind: str, **fields: object) -> None:
+    """Append one line, in one write."""
+    line = {"kind": kind, "rank": RANK, "round": ROUND, "pid": os.getpid(), **fields}
+    line["at"] = time.monotonic()
+    with open(ARGS.folder / "told.jsonl", "ab", buffering=0) as file:
+        file.write(json.dumps(line).encode() + b"\n")
+
+
+def fault(when: str) -> None:
+    for text in ARGS.fault:
+        moment, how, ranks, number = text.split(":")
+        if moment != when or str(RANK) not in ranks.split(",") or number not in (str(ROUND), "*"):
+            continue
+        tell("fault", how=how)
+        if how == "exit3":
+            sys.exit(3)
+        if how == "raise":
+            raise ValueError(f"asked to fail at {when}")
+        if how == "hang":
+            signal.pause()
+        if how == "segv":
+            ctypes.string_at(0)
+        os.kill(os.getpid(), getattr(signal, f"SIG{how.upper()}"))
+
+
+def leave_child() -> None:
+    """A process that nothing of ours started: a grandchild in a session of its own."""
+    code = (
+        "import os, subprocess as s; "
+        "p = s.Popen(['sleep', '100000'], start_new_session=True, stdout=s.DEVNULL); "
+        "print(p.pid, flush=True); os._exit(0)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    tell("child", child=int(found.stdout))
+
+
+def on_term(number: int, frame: object) -> None:
+    tell("term")
+    if ARGS.on_term == "work":
+        time.sleep(0.5)  # what a script does to save its state
+        tell("saved")
+        sys.exit(0)
+
+
+def resume() -> int:
+    try:
+        return int((ARGS.folder / "step").read_text())
+    except FileNotFoundError:
+        return 0
+
+
+def finished(step: int) -> None:
+    """A step is over: rank 0 writes it down."""
+    if RANK == 0:
+        draft = ARGS.folder / "step.part"
+        draft.write_text(str(step))
+        os.replace(draft, ARGS.folder / "step")
+    if ARGS.print:
+        print(f"step {step} of rank {RANK}", flush=True)
+    tell("step", step=step)
+
+
+def wanted_end() -> bool:
+    return (ARGS.folder / "finish").exists()
+
+
+def count(step: int) -> Iterator[int]:
+    while not wanted_end():
+        time.sleep(ARGS.step_time)
+        step += 1
+        yield step
+
+
+def train(step: int) -> Iterator[int]:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    began = time.monotonic()
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    tell("group", seconds=time.monotonic() - began)
+    end = torch.zeros(1)
+    while not end.item():
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        end.fill_(float(RANK == 0 and wanted_end()))
+        dist.all_reduce(end)
+        time.sleep(ARGS.step_time)
+        step += 1
+        yield step
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    if ARGS.on_term != "die":
+        signal.signal(signal.SIGTERM, on_term)
+    tell("start", world=int(os.environ["WORLD_SIZE"]), restarts=os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if ARGS.child:
+        leave_child()
+    fault("start")
+    first = resume()
+    for step in (train if ARGS.torch else count)(first):
+        finished(step)
+        if step == first + 3:
+            fault("step")
+    fault("end")
+    tell("end")
+
+
+main()

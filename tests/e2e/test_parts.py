@@ -1,0 +1,144 @@
+"""Each part of a node dies in its turn: standby, starter, store, agent, guardian, master."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Job, processes
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+def test_a_training_job_survives_one_fault_after_another(job: Job) -> None:
+    """DDP over Gloo; each fault strikes the job that the one before has left."""
+    node = job.start("--max-restarts", "0", script=("--torch", "--child"))
+    agent, master = node.agent(), node.master()
+    number = job.wait_for_steps(2, count=3)
+    job.wait_for("the standby", lambda: "standby preloaded" in node.said() or None)
+
+    # The standby: ranks go on, and another one is built.
+    first = node.part("elastic-standby")
+    processes.kill(first)
+    job.wait_for("another standby", lambda: node.said().count("standby preloaded") == 2 or None)
+    assert node.part("elastic-standby") != first
+    job.wait_for_more_steps(number, 2)
+    assert job.round() == number, job.dump()
+
+    # A rank: the next ones are forked.
+    processes.kill(job.rank(number, 1))
+    number = job.wait_for_steps(2, after=number, count=3)
+    assert "elastic.run" not in processes.children(agent)[0].command
+
+    # The process that starts ranks by exec: nobody notices.
+    processes.kill(node.part("elastic.agent.spawner"))
+    job.wait_for_more_steps(number, 2)
+
+    # The store, and the spare one, in their turn: one is the round's, the other nobody's.
+    stores = [p.pid for p in processes.children(agent) if "elastic-store" in p.command]
+    assert len(stores) == 2, job.dump()
+    processes.kill(*stores)
+    number = job.wait_for_steps(2, after=number, count=3)
+    assert any("the store on node0 died" in event for event in job.events()), job.dump()
+
+    # The master: no rank notices.
+    processes.kill(master)
+    job.wait_for("a new master", lambda: node.master() != master or None)
+    job.wait_for_event("master is back in epoch 2")
+    job.wait_for_more_steps(number, 2)
+    assert job.round() == number, job.dump()
+
+    # The agent, with all that hangs on it.
+    processes.kill(agent)
+    number = job.wait_for_steps(2, after=number, count=3)
+    assert node.agent() != agent
+
+    # The agent and the ranks in one instant.
+    processes.kill(node.agent(), job.rank(number, 0), job.rank(number, 1))
+    number = job.wait_for_steps(2, after=number, count=3)
+
+    # Agent and master in one instant.
+    processes.kill(node.agent(), node.master())
+    number = job.wait_for_steps(2, after=number, count=3)
+
+    # Master and a rank in one instant.
+    processes.kill(node.master(), job.rank(number, 0))
+    number = job.wait_for_steps(2, after=number, count=3)
+
+    job.finish()
+    job.ends(0)
+    steps = [line.fields["step"] for line in job.told("step", rank=0)]
+    assert sorted(set(steps)) == list(range(1, max(steps) + 1)), "a step is missing"
+
+
+def test_a_standby_and_a_rank_in_one_instant(job: Job) -> None:
+    node = job.start(script=("--torch",))
+    number = job.wait_for_steps(2)
+    job.wait_for("the standby", lambda: "standby preloaded" in node.said() or None)
+    processes.kill(job.rank(number, 0), node.part("elastic-standby"))
+    job.wait_for_steps(2, after=number)
+    job.finish()
+    job.ends(0)
+
+
+@pytest.mark.parametrize("on_term", ["die", "work"])
+def test_without_its_guardian_everything_ends(job: Job, on_term: str) -> None:
+    node = job.start("--shutdown-timeout", "20", script=("--child", "--on-term", on_term))
+    job.wait_for_steps(2)
+    node.signal(signal.SIGKILL)
+    assert node.exit_code() == -signal.SIGKILL
+    _nothing_is_left_soon(job)
+    if on_term == "work":
+        assert {line.rank for line in job.told("saved")} == {0, 1}, job.dump()
+
+
+def test_without_guardian_and_master_everything_ends(job: Job) -> None:
+    node = job.start(script=("--child",))
+    job.wait_for_steps(2)
+    processes.kill(node.guardian, node.master())
+    node.exit_code()
+    _nothing_is_left_soon(job)
+
+
+def _nothing_is_left_soon(job: Job) -> None:
+    job.nodes.clear()  # its launcher is gone, and nobody can say how the job ended
+    job.assert_nothing_left(soon=True)
+
+
+# --- a process that SIGKILL does not end ---
+
+
+@pytest.fixture
+def freezer(tmp_path: Path) -> Iterator[Path]:
+    """A cgroup whose frozen processes no signal ends: a stand-in for the D state."""
+    group = FREEZER / f"elastic-e2e-{tmp_path.parent.name}-{tmp_path.name}"
+    try:
+        group.mkdir()
+        (group / "freezer.state").read_text()
+    except OSError:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip("no cgroup freezer (version 1) that we may use")
+    yield group
+    (group / "freezer.state").write_text("THAWED")
+    for pid in (group / "cgroup.procs").read_text().split():
+        processes.kill(int(pid))
+        while processes.alive(int(pid)):
+            pass
+    group.rmdir()
+
+
+def test_a_rank_that_no_signal_ends_fails_its_node(job: Job, freezer: Path) -> None:
+    """Its node leaves with the reason; nothing but that process is left."""
+    node = job.start(script=("--child",))
+    first = job.wait_for_steps(2)
+    stuck = job.rank(first, 0)
+    (freezer / "cgroup.procs").write_text(str(stuck))
+    (freezer / "freezer.state").write_text("FROZEN")
+    processes.kill(job.rank(first, 1))
+    assert node.exit_code() == 1, job.dump()
+    assert f"process {stuck} of rank 0 does not end on SIGKILL" in node.said(), job.dump()
+    left = [process.pid for process in job.left()]
+    assert left == [stuck], job.dump()

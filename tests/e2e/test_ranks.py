@@ -1,0 +1,110 @@
+"""What may happen to a rank, and to what it started."""
+
+import signal
+
+import pytest
+
+from tests.e2e.harness import Job, processes
+
+ENDINGS = ("kill", "segv", "raise", "exit3")
+
+
+@pytest.mark.parametrize("when", ["start", "step", "end"])
+@pytest.mark.parametrize("how", ENDINGS)
+def test_a_rank_that_fails_is_started_again_with_the_others(job: Job, how: str, when: str) -> None:
+    restarts = "0" if how == "kill" else "1"  # a SIGKILL is nobody's fault
+    job.start("--max-restarts", restarts, script=("--fault", f"{when}:{how}:1:1"))
+    if when == "end":
+        job.wait_for_steps(2)
+        job.finish()
+    else:
+        job.wait_for_steps(2, after=1)
+        job.finish()
+    job.ends(0)
+    assert len(job.told("fault")) == 1, job.dump()
+    assert {line.rank for line in job.told("end", round=2)} == {0, 1}, job.dump()
+    assert job.round() == 2, job.dump()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("segv", "rank 1 on node0 was ended by SIGSEGV"),
+        ("raise", "rank 1 on node0 raised ValueError: asked to fail at step"),
+        ("exit3", "rank 1 on node0 exited with 3"),
+    ],
+)
+def test_without_restarts_a_rank_that_fails_ends_the_job(job: Job, how: str, words: str) -> None:
+    job.start(script=("--fault", f"step:{how}:1:1", "--child"), log_level="WARNING")
+    job.ends(1)
+    assert words in job.nodes[0].said(), job.dump()
+    assert words in job.report()["result"]["reason"]
+    assert job.round() == 1, job.dump()
+
+
+def test_all_ranks_at_once(job: Job) -> None:
+    job.start(nproc=4)
+    first = job.wait_for_steps(4)
+    processes.kill(*(job.rank(first, rank) for rank in range(4)))
+    job.wait_for_steps(4, after=first)
+    job.finish()
+    job.ends(0)
+    assert job.round() == 2, job.dump()
+
+
+def test_what_a_rank_leaves_behind_ends_with_its_round(job: Job) -> None:
+    job.start(script=("--child",))
+    first = job.wait_for_steps(2)
+    children = [line.fields["child"] for line in job.told("child", round=first)]
+    assert len(children) == 2
+    processes.kill(job.rank(first, 0))
+    second = job.wait_for_steps(2, after=first)
+    assert not any(processes.alive(pid) for pid in children), job.dump()
+    children = [line.fields["child"] for line in job.told("child", round=second)]
+    assert all(processes.alive(pid) for pid in children), job.dump()
+    job.finish()
+    job.ends(0)
+
+
+def test_a_second_fault_while_the_first_is_dealt_with(job: Job) -> None:
+    node = job.start(script=("--child",))
+    number = job.wait_for_steps(2)
+    for fault in range(4):
+        processes.kill(job.rank(number, fault % 2))
+        job.wait_for("a rank of the next round", lambda: job.round() > number or None)  # noqa: B023
+        newest = job.told("start")[-1]
+        if fault < 3:
+            processes.kill(newest.pid)
+        else:
+            processes.kill(newest.pid, node.agent())
+        number = job.wait_for_steps(2, after=newest.round)
+    job.finish()
+    job.ends(0)
+
+
+# --- signals ---
+
+
+def test_a_signal_to_the_launcher_is_the_ranks_at_once_and_they_have_time(job: Job) -> None:
+    node = job.start("--shutdown-timeout", "50", script=("--on-term", "work", "--child"))
+    job.wait_for_steps(2)
+    node.signal(signal.SIGTERM)
+    job.ends(1)
+    assert {line.rank for line in job.told("term")} == {0, 1}, job.dump()
+    assert {line.rank for line in job.told("saved")} == {0, 1}, job.dump()
+    assert job.round() == 1, job.dump()
+
+
+def test_a_rank_that_ignores_the_signal_is_killed_once_its_time_is_over(job: Job) -> None:
+    node = job.start("--shutdown-timeout", "1", script=("--on-term", "ignore"))
+    job.wait_for_steps(2)
+    node.signal(signal.SIGINT)
+    node.signal(signal.SIGTERM)
+    job.ends(1)
+
+
+def test_a_signal_before_any_rank_runs(job: Job) -> None:
+    node = job.start("--rdzv-conf", "is_host=false", "--join-timeout", "100", nodes="2")
+    job.wait_for("it to wait for a master", lambda: "waiting for a master" in node.said())
+    node.signal(signal.SIGTERM)
+    job.ends(128 + signal.SIGTERM)
