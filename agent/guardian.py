@@ -13,8 +13,9 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from elastic.agent import children, prctl
+from elastic.agent import cgroup, children, prctl
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,13 @@ class _Child:
 class Guardian:
     """Runs until the agent, and the master if there is one, have ended for good."""
 
-    def __init__(self, agent: Callable[[], int], master: Callable[[], int] | None) -> None:
+    def __init__(
+        self,
+        agent: Callable[[], int],
+        master: Callable[[], int] | None,
+        cgroup_path: Path | None = None,
+    ) -> None:
+        self._cgroup = cgroup_path
         self._agent = _Child("agent", agent)
         self._master = None if master is None else _Child("master", master)
         self._wake, self._waker = socket.socketpair()
@@ -165,6 +172,7 @@ class Guardian:
 
     def _sweep(self) -> None:
         """End everything that outlived the agent, but the master."""
+        cgroup.end(self._cgroup)
         keep = self._stuck | {child.pid for child in self._children() if child.pid}
         deadline = time.monotonic() + 10
         while (left := children.orphans(keep)) and time.monotonic() < deadline:
@@ -184,3 +192,6 @@ class Guardian:
                     os.waitpid(child.pid, 0)
                 child.pid = 0
         self._sweep()
+        deadline = time.monotonic() + 1
+        while not cgroup.end(self._cgroup) and time.monotonic() < deadline:
+            select.select([self._wake], [], [], 0.005)  # the last ones are on their way out

@@ -1,4 +1,4 @@
-"""Print the table of timings: `python -m benchmarks [restart|two_nodes|start ...]`."""
+"""Print the table of timings: `python -m benchmarks [restart|two_nodes|start|master ...]`."""
 
 import argparse
 import shlex
@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import peers, restart, start, two_nodes
+from benchmarks import master, peers, restart, start, two_nodes
 from benchmarks.jobs import Launcher
 from benchmarks.table import Row, render, save
 
-NAMES = ("start", "restart", "two_nodes")
+NAMES = ("start", "restart", "two_nodes", "master")
 
 
 def main() -> int:
@@ -39,6 +39,8 @@ def _rows(
     torchrun = [peers.TORCHRUN] if "torchrun" in wanted else []
     if name == "start":
         return start.rows(ours, torchrun, args.n or 10)
+    if name == "master":
+        return master.rows(args.agents or master.SIZES, args.n or 5, bare="bare" in wanted)
     if name == "two_nodes":
         own_store = [peers.TORCHRUN_OWN_STORE] if "torchrun-own-store" in wanted else []
         return two_nodes.rows(ours, [*torchrun, *own_store], args.scenario, args.scale)
@@ -63,11 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-ours", action="store_true", help="peers only")
     parser.add_argument(
         "--peers",
-        default="torchrun,dlrover",
-        help="any of torchrun, torchrun-own-store, dlrover, comma between; '' for none",
+        default="torchrun,dlrover,bare",
+        help="any of torchrun, torchrun-own-store, dlrover, bare (a master of grpc.aio alone), "
+        "comma between; '' for none",
     )
     parser.add_argument("--dlrover-python", type=Path, help="interpreter of a venv with DLRover")
-    parser.add_argument("--n", type=int, help="restart: kills (20); start: launches (10)")
+    parser.add_argument(
+        "--n", type=int, help="restart: kills (20); start: launches (10); master: runs (5)"
+    )
     parser.add_argument("--ranks", type=int, default=2, help="restart: ranks")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="restart: device")
     parser.add_argument(
@@ -80,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
         "--scenario", action="append", choices=two_nodes.SCENARIOS, default=[],
         help="two_nodes: only this one (repeatable)",
     )  # fmt: skip
+    parser.add_argument(
+        "--agents", type=int, action="append", help="master: this many agents (repeatable)"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="two_nodes: times as many tries")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks.json"), help="the JSON")
     return parser

@@ -6,7 +6,6 @@ which all processes of a machine share. Between commands it sends heartbeats and
 
 import argparse
 import json
-import os
 import resource
 import select
 import socket
@@ -24,23 +23,29 @@ CONNECTING = 256
 SLOTS = 8
 BOUND = 120.0
 """Seconds after which a command fails."""
+LOOK = 0.01
+"""Seconds between looks at the clock, for heartbeats."""
+
+Answer = dict[str, float]
+"""Monotonic times: when a command began, and when what it waits for had happened."""
 
 
 class Agent:
-    """One connection: not yet open, open, attached, told."""
+    """One connection: open, attached, told."""
 
-    __slots__ = ("data", "index", "inbox", "open", "socket", "told")
+    __slots__ = ("data", "inbox", "index", "open", "socket", "told")
 
     def __init__(self, index: int, address: tuple[str, int]) -> None:
         self.index = index
         self.open = False
+        """The master's settings came."""
         self.told = 0
         """The round of the last directive to run."""
         self.inbox, self.data = bytearray(), bytearray()
-        self.socket = socket.socket()
+        self.socket = socket.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
-        self.socket.connect_ex(address)
+        self.socket.sendall(wire.opening())
 
 
 class Crowd:
@@ -53,45 +58,40 @@ class Crowd:
         self._agents: dict[int, Agent] = {}
         self._poll = select.epoll()
         self._poll.register(sys.stdin.fileno(), select.EPOLLIN)
+        self._waiting: list[Agent] = []
         self._attached: list[Agent] = []
-        self._opened = 0
+        self._made = self._opened = 0
         self._round = 0
         self._told = 0
         self._last_told = 0.0
         self._interval = 0.0
         self._beaten = 0
         self._asked = False
-        self.messages = 0
-        """Heard from the master."""
+        """A command waits on stdin."""
 
     # --- commands -------------------------------------------------------------------------
 
-    def connect(self, count: int) -> dict[str, float]:
+    def connect(self, count: int) -> Answer:
         """Open `count` more connections; each is open once the master's settings came."""
-        began, goal = time.monotonic(), self._opened + count
-        started = self._opened
-        while started < goal:
-            room = min(goal, self._opened + CONNECTING)
-            for _ in range(started, room):
+        began, goal = time.monotonic(), self._made + count
+        while self._opened < goal:
+            while self._made < min(goal, self._opened + CONNECTING):
                 self._open()
-            started = max(started, room)
-            before = self._opened
-            self._serve(lambda before=before: self._opened > before)  # type: ignore[misc]
-        self._serve(lambda: self._opened == goal)
+            self._turn()
         return {"began": began, "ended": time.monotonic()}
 
-    def attach(self, round: int) -> dict[str, float]:
-        """Every open agent says Hello; returns once each was told to run `round`; 0: at once."""
-        fresh = [agent for agent in self._agents.values() if agent not in set(self._attached)]
+    def attach(self, round: int) -> Answer:
+        """Every open agent says Hello; returns once all were told to run `round`; 0: at once."""
         self._expect(round)
-        self._attached += fresh
         began = time.monotonic()
-        for agent in fresh:
+        for agent in self._waiting:
             hello = self._hello(agent.index).SerializeToString()
             agent.socket.sendall(self._call + wire.message(hello))
+        self._attached += self._waiting
+        self._waiting = []
         return self._until_told(began, len(self._attached) if round else 0)
 
-    def replace(self, round: int) -> dict[str, float]:
+    def replace(self, round: int) -> Answer:
         """The connection of one agent in the middle breaks; until all others run `round`."""
         victim = self._attached.pop(len(self._attached) // 2)
         self._expect(round)
@@ -99,25 +99,24 @@ class Crowd:
         self._end(victim)
         return self._until_told(began, len(self._attached))
 
-    def report(self, phase: int) -> dict[str, float]:
-        """Every agent reports a phase of its round; returns once all was sent."""
+    def report(self) -> Answer:
+        """Every agent says that its ranks run."""
         began = time.monotonic()
-        body = pb.NodeReport(round=self._round, phase=pb.NodeReport.Phase.Name(phase))
-        text = wire.message(pb.FromAgent(report=body).SerializeToString())
         for agent in self._attached:
-            agent.socket.sendall(text)
+            self._report(agent, pb.NodeReport.RUNNING)
         return {"began": began, "ended": time.monotonic()}
 
     def run(self) -> None:
         """Serve, and take commands, until stdin ends."""
-        verbs: dict[str, Callable[..., dict[str, float]]] = {
+        verbs: dict[str, Callable[..., Answer]] = {
             "connect": self.connect,
             "attach": self.attach,
             "replace": self.replace,
             "report": self.report,
         }
         while True:
-            self._serve(lambda: self._asked, bound=None)
+            while not self._asked:
+                self._turn()
             self._asked = False
             line = sys.stdin.readline()
             if not line:
@@ -129,18 +128,13 @@ class Crowd:
 
     # --- the loop -------------------------------------------------------------------------
 
-    def _serve(self, done: Callable[[], bool], bound: float | None = BOUND) -> None:
-        end = None if bound is None else time.monotonic() + bound
-        while not done():
-            now = time.monotonic()
-            if end is not None and now > end:
-                raise SystemExit(f"{self._told} of {len(self._attached)} told within {bound:g} s")
-            self._beat(now)
-            for descriptor, _ in self._poll.poll(0.01 if self._interval else 1.0, 1024):
-                if descriptor == sys.stdin.fileno():
-                    self._asked = True
-                else:
-                    self._read(self._agents[descriptor])
+    def _turn(self) -> None:
+        self._beat(time.monotonic())
+        for descriptor, _ in self._poll.poll(LOOK, 1024):
+            if descriptor == sys.stdin.fileno():
+                self._asked = True
+            else:
+                self._read(self._agents[descriptor])
 
     def _read(self, agent: Agent) -> None:
         heard = agent.socket.recv(16_384)
@@ -160,11 +154,9 @@ class Crowd:
                 if not agent.open and kind == wire.SETTINGS:
                     agent.open = True
                     self._opened += 1
-                    self._poll.modify(agent.socket.fileno(), select.EPOLLIN)
                 agent.socket.sendall(reply)
 
     def _hear(self, agent: Agent, message: pb.ToAgent) -> None:
-        self.messages += 1
         if message.HasField("welcome"):
             self._interval = message.welcome.heartbeat_interval
             return
@@ -173,28 +165,36 @@ class Crowd:
             agent.told = order.round
             self._told += order.round == self._round
             self._last_told = time.monotonic()
+            self._report(agent, pb.NodeReport.STARTING)  # as a real one does, at once
 
     def _beat(self, now: float) -> None:
         """Send the heartbeats that are due, spread evenly over the interval."""
         if not self._interval or not self._attached:
             return
         due = int(now / self._interval * len(self._attached))
-        for number in range(max(self._beaten, due - len(self._attached)) if self._beaten else due, due):
+        for number in range(self._beaten or due, due):
             agent = self._attached[number % len(self._attached)]
             ranks = [
-                pb.RankProgress(rank=agent.index * SLOTS + i, pid=1000 + i, step=0, phase="train")
+                pb.RankProgress(rank=agent.index * SLOTS + i, pid=1000 + i, phase="train")
                 for i in range(SLOTS)
             ]
             beat = pb.Heartbeat(round=agent.told, ranks=ranks)
-            agent.socket.sendall(wire.message(pb.FromAgent(heartbeat=beat).SerializeToString()))
+            self._say(agent, pb.FromAgent(heartbeat=beat))
         self._beaten = due
+
+    def _report(self, agent: Agent, phase: pb.NodeReport.Phase) -> None:
+        self._say(agent, pb.FromAgent(report=pb.NodeReport(round=agent.told, phase=phase)))
+
+    def _say(self, agent: Agent, message: pb.FromAgent) -> None:
+        agent.socket.sendall(wire.message(message.SerializeToString()))
 
     # --- shared ---------------------------------------------------------------------------
 
     def _open(self) -> None:
-        agent = Agent(len(self._agents), self._address)
+        agent = Agent(self._made, self._address)
+        self._made += 1
+        self._waiting.append(agent)
         self._agents[agent.socket.fileno()] = agent
-        agent.socket.setblocking(False)
         self._poll.register(agent.socket.fileno(), select.EPOLLIN)
 
     def _end(self, agent: Agent) -> None:
@@ -205,9 +205,12 @@ class Crowd:
     def _expect(self, round: int) -> None:
         self._round, self._told = round, 0
 
-    def _until_told(self, began: float, goal: int) -> dict[str, float]:
-        self._serve(lambda: self._told >= goal)
-        return {"began": began, "ended": self._last_told, "messages": self.messages}
+    def _until_told(self, began: float, goal: int) -> Answer:
+        while self._told < goal:
+            if time.monotonic() > began + BOUND:
+                raise SystemExit(f"{self._told} of {goal} told within {BOUND:g} s")
+            self._turn()
+        return {"began": began, "ended": self._last_told}
 
     def _hello(self, index: int) -> pb.FromAgent:
         ip = f"10.{index >> 16}.{index >> 8 & 255}.{index & 255}"
@@ -235,7 +238,6 @@ def main() -> None:
     args = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    os.nice(0)
     Crowd(("127.0.0.1", args.port), args.run_id).run()
 
 

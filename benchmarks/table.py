@@ -12,29 +12,36 @@ from pathlib import Path
 
 @dataclass(kw_only=True)
 class Sample:
-    """One launcher's figures for one measure, in seconds; `failed` tries are not among them."""
+    """One launcher's figures for one measure, in `unit`; `failed` tries are not among them."""
 
     launcher: str
-    seconds: list[float] = field(default_factory=list)
+    unit: str = "s"
+    values: list[float] = field(default_factory=list)
     failed: int = 0
     notes: list[str] = field(default_factory=list)  # why tries failed, or were slow
 
     @property
     def tries(self) -> int:
         """All tries, failed ones too."""
-        return len(self.seconds) + self.failed
+        return len(self.values) + self.failed
 
     def quantile(self, q: float) -> float | None:
         """The q-quantile of the tries that came through (nearest rank), or None without any."""
-        if not self.seconds:
+        if not self.values:
             return None
-        ordered = sorted(self.seconds)
+        ordered = sorted(self.values)
         return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
 
-    def add(self, seconds: float) -> None:
+    def add(self, value: float) -> None:
         """Count one try that came through, and show that something happens."""
-        self.seconds.append(seconds)
-        sys.stderr.write(f"{self.launcher}: {seconds:.2f} s\n")
+        self.values.append(value)
+        sys.stderr.write(f"{self.launcher}: {self.show(value)}\n")
+
+    def show(self, value: float | None) -> str:
+        """A figure with its unit."""
+        if value is None:
+            return "-"
+        return f"{value:.2f} s" if self.unit == "s" else f"{value:.0f} {self.unit}"
 
     def fail(self, why: str) -> None:
         """Count one failed try."""
@@ -55,10 +62,6 @@ class Row:
 HEADER = ("measure", "launcher", "p50", "p90", "max", "peer/ours", "n", "failed")
 
 
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f} s"
-
-
 def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """The table's cells, ours first in each measure."""
     found: list[tuple[str, ...]] = []
@@ -71,7 +74,7 @@ def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
                 (
                     row.measure if number == 0 else "",
                     sample.launcher,
-                    *(_seconds(sample.quantile(q)) for q in (0.5, 0.9, 1.0)),
+                    *(sample.show(sample.quantile(q)) for q in (0.5, 0.9, 1.0)),
                     ratio,
                     str(sample.tries),
                     f"{sample.failed} of {sample.tries}" if sample.failed else "0",

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elastic import options as cli
+from elastic.agent import cgroup
 from elastic.agent.guardian import Guardian
 from elastic.agent.numa import gpu_nodes
 from elastic.agent.ports import listen
@@ -62,7 +63,8 @@ def _launch(options: Options) -> int:
     settings = _agent_settings(options, environ, slots, token, host, _join(*address), run_dir)
     guardian = Guardian(
         lambda: _agent_main(settings, knock),
-        None if reservation is None else lambda: _master_main(options, token, settings, run_dir),
+        None if reservation is None else lambda: _master_main(options, settings, run_dir),
+        settings.cgroup,
     )
     names = dict.fromkeys((*options.signals_to_handle, *options.drain_signals, "SIGTERM"))
     return guardian.run(tuple(signal.Signals[name] for name in names))
@@ -74,9 +76,7 @@ def _agent_main(settings: AgentSettings, knock: socket.socket) -> int:
     return agent.main(settings, knock)
 
 
-def _master_main(
-    options: Options, token: str, settings: AgentSettings, run_dir: Path
-) -> int:
+def _master_main(options: Options, settings: AgentSettings, run_dir: Path) -> int:
     from elastic.master import main as master
     from elastic.master.policy import Policy
 
@@ -152,6 +152,7 @@ def _agent_settings(
         labels=options.labels,
         node_rank=options.node_rank,
         max_restarts=options.max_restarts,
+        cgroup=cgroup.create(),
         ports=options.port_range,
         fork_ranks=options.rank_start == "auto",
         spare_ranks=options.spare_ranks == "auto",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from elastic.master.events import NodeId
-from elastic.master.job import DRAINED, Job, Round
+from elastic.master.state import DRAINED, Job, Round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Where the seconds went: productive, or lost and to what. Pure.
 
 A second is productive when, after it, a step was finished that had not been finished before.
-Everything else is charged to the cause of the interruption that it belongs to, the recomputing of
-steps included (where the script tells its step numbers).
+Everything else is charged to the cause of the interruption that it belongs to: the time since the
+last finished step, standing still, and computing steps a second time. Where the script does not
+tell its step numbers, all time between a round's first step and its end counts as productive.
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,9 @@ from dataclasses import dataclass, field, replace
 
 START = "start"
 """The cause to which the time before the first step is charged."""
+
+STOPPED = "stopped"
+"""The cause to which the time is charged in which nothing of the job ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +56,7 @@ KEEP = 200
 
 def interrupted(ledger: Ledger, cause: str, reason: str, now: float) -> Ledger:
     """A round ended before its time."""
-    ledger = _charge(ledger, now)
+    ledger = closed(ledger, now, cause)
     record = Interruption(cause=cause, reason=reason, at=now, step_before=ledger.step)
     return replace(
         ledger,
@@ -65,24 +69,25 @@ def interrupted(ledger: Ledger, cause: str, reason: str, now: float) -> Ledger:
 
 def progressed(ledger: Ledger, step: int, now: float) -> Ledger:
     """A step was finished; `step` is its number, or 0 where the script does not tell."""
-    ledger = _charge(ledger, now)
-    high = max(ledger.high_water, step)
+    new_ground = step > ledger.high_water or ledger.high_water == 0
+    ledger = _charge(ledger, now, "" if ledger.stepping and new_ground else ledger.cause)
     if not ledger.stepping and ledger.interruptions and ledger.interruptions[-1].downtime is None:
         last = ledger.interruptions[-1]
         done = replace(last, downtime=now - last.at, step_after=step)
         ledger = replace(ledger, interruptions=(*ledger.interruptions[:-1], done))
-    new_ground = step == 0 or step > ledger.high_water
     return replace(
         ledger,
         cause="" if new_ground else ledger.cause,
         stepping=True,
         step=step or ledger.step,
-        high_water=high,
+        high_water=max(ledger.high_water, step),
     )
 
 
-def closed(ledger: Ledger, now: float) -> Ledger:
-    return _charge(ledger, now)
+def closed(ledger: Ledger, now: float, cause: str = "") -> Ledger:
+    """Time stops here; a step that `cause` cut short was not finished, so its time is lost."""
+    cut_short = cause and not ledger.cause and ledger.step
+    return _charge(ledger, now, cause if cut_short else ledger.cause)
 
 
 def goodput(ledger: Ledger) -> float:
@@ -91,9 +96,11 @@ def goodput(ledger: Ledger) -> float:
     return ledger.productive / total if total > 0 else 0.0
 
 
-def _charge(ledger: Ledger, now: float) -> Ledger:
+def _charge(ledger: Ledger, now: float, cause: str) -> Ledger:
+    """The seconds since the last charge; an empty cause: they were productive."""
     seconds = max(0.0, now - ledger.since)
-    if not ledger.cause:
-        return replace(ledger, productive=ledger.productive + seconds, since=now)
-    lost = {**ledger.lost, ledger.cause: ledger.lost.get(ledger.cause, 0.0) + seconds}
-    return replace(ledger, lost=lost, since=now)
+    since = max(now, ledger.since)
+    if not cause:
+        return replace(ledger, productive=ledger.productive + seconds, since=since)
+    lost = {**ledger.lost, cause: ledger.lost.get(cause, 0.0) + seconds}
+    return replace(ledger, lost=lost, since=since)

@@ -2,9 +2,12 @@
 
 Whose fault decides who pays. What the script did itself (an exception, an exit code, an
 out-of-memory on the device, a crash signal) counts against `max_restarts`. What was done to it
-(SIGKILL, a lost node, the kernel's OOM killer, a hang) costs a token of a job-wide budget that
-grows back with progress. The same fingerprint three times with no step in between is
+(SIGKILL, a lost node, a preemption, the kernel's OOM killer, hardware) costs a token of a job-wide
+budget that grows back with progress. The same fingerprint three times with no step in between is
 deterministic, and ends the job.
+
+A rank that fails because a peer did is a follower: its end says nothing of the cause, which may
+still be on its way here, so it is waited for a moment.
 """
 
 import re
@@ -25,6 +28,7 @@ class Cause(StrEnum):
     CRASH = "crash"
     KERNEL_OOM = "kernel out of memory"
     KILLED = "killed"
+    HARDWARE = "hardware"
     NETWORK = "network"
     NODE_LOST = "node lost"
     NODE_LEFT = "node left"
@@ -38,20 +42,41 @@ class Cause(StrEnum):
 COUNTED = frozenset({Cause.ERROR, Cause.DEVICE_OOM, Cause.CRASH})
 """These cost one of `max_restarts`."""
 
-FREE = frozenset({Cause.GROWTH, Cause.REQUEST, Cause.UNIT, Cause.NODE_LEFT})
+FREE = frozenset({Cause.GROWTH, Cause.REQUEST, Cause.UNIT})
 """These are nobody's fault and cost nothing."""
+
+UNIT_TRIES = 3
+"""Worlds in a row that a script may call illegal, with no step finished in between."""
 
 STORE_RANK = -1
 """The rank number under which an agent reports the death of the round's store."""
 
-_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGBUS})
+_CRASHES = frozenset(
+    {
+        signal.SIGSEGV,
+        signal.SIGABRT,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGBUS,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+    }
+)
 _NETWORK_TYPES = frozenset({"DistNetworkError", "DistBackendError", "DistStoreError"})
+# What gloo, NCCL and the store say once a peer is gone; not what they say of a wrong call.
 _NETWORK_WORDS = re.compile(
-    r"connection (?:closed|reset|refused)|broken pipe|socket timeout|\bgloo\b|\bnccl\b|"
-    r"timed out waiting for|store->get|remote process exited|watchdog caught collective",
+    r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket timeout|"
+    r"connect(?:ion)? timed? ?out|timed out (?:waiting|connecting)|wait timeout|"
+    r"application timeout caused pair closure|connectfullmesh failed|"
+    r"store->get|failed to (?:recv|send), got|remote process exited|ncclremoteerror|"
+    r"ncclsystemerror|nccl communicator was aborted|watchdog caught collective|"
+    r"Dist(?:Network|Backend|Store)Error",
     re.IGNORECASE,
 )
 _DEVICE_OOM = re.compile(r"\b(?:CUDA|HIP|XPU) out of memory", re.IGNORECASE)
+_HARDWARE = re.compile(
+    r"uncorrectable (?:ECC|NVLink) error|fallen off the bus|GPU is lost", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +115,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
+    cause: Cause
     reason: str
     root: Observed | None = None
 
@@ -103,38 +129,48 @@ def classify(failure: RankFailure) -> Cause:
         return Cause.STORE_LOST
     if failure.oom_killed:
         return Cause.KERNEL_OOM
-    said = f"{failure.error_type}: {failure.message}"
     if "OutOfMemoryError" in failure.error_type or _DEVICE_OOM.search(failure.message):
         return Cause.DEVICE_OOM
-    if failure.error_type in _NETWORK_TYPES:
-        return Cause.NETWORK
-    if failure.error_type == "RuntimeError" and _NETWORK_WORDS.search(said):
+    if _HARDWARE.search(failure.message):
+        return Cause.HARDWARE
+    kind = failure.error_type.rpartition(".")[2]
+    told = kind == "RuntimeError" and _NETWORK_WORDS.search(failure.message)
+    if kind in _NETWORK_TYPES or told:
         return Cause.NETWORK
     if failure.exit_code >= 0:
         return Cause.ERROR
     if -failure.exit_code in _CRASHES:
-        told = _NETWORK_WORDS.search(failure.log_tail)
-        return Cause.NETWORK if told and -failure.exit_code == signal.SIGABRT else Cause.CRASH
+        abort = -failure.exit_code == signal.SIGABRT
+        return Cause.NETWORK if abort and _NETWORK_WORDS.search(failure.log_tail) else Cause.CRASH
     return Cause.KILLED
+
+
+def follows(failure: RankFailure) -> bool:
+    """It looks like the end of a peer's peer: what it met may have begun elsewhere."""
+    cause = classify(failure)
+    if cause is Cause.ERROR:  # `raise TrainingError from network_error`, or sys.exit(1) after it
+        return _NETWORK_WORDS.search(failure.log_tail) is not None
+    return cause is Cause.NETWORK
 
 
 def judge(
     state: Recovery,
     observed: tuple[Observed, ...],
-    unsure: bool,
+    doubt: float,
     now: float,
     policy: Policy,
 ) -> tuple[Recovery, Verdict]:
-    """What to do about a round's failures, oldest first.
+    """What to do about a round's failures, oldest first; there is one at least.
 
-    unsure: a node of the round is unreachable, so these may be the symptoms of its death.
+    doubt: until when, in job time, a silent node of the round may turn out to be dead; no script
+    is blamed before that, since these may be the symptoms.
     """
-    causes = [classify(o.failure) for o in observed]
-    first = next((i for i, c in enumerate(causes) if c is not Cause.NETWORK), None)
-    root = observed[first if first is not None else 0]
-    cause = causes[first if first is not None else 0]
-    settled = observed[0].at + policy.settle
-    if (first is None or (unsure and cause in COUNTED)) and now < settled:
+    root = next((o for o in observed if not follows(o.failure)), observed[0])
+    cause = classify(root.failure)
+    settled = observed[0].at + policy.settle if follows(root.failure) else now
+    if cause in COUNTED:
+        settled = max(settled, doubt)
+    if now < settled:
         return state, Hold(settled, f"{describe(root)}: looking for its cause elsewhere")
     return charge(state, cause, describe(root), root, policy)
 
@@ -143,25 +179,24 @@ def charge(
     state: Recovery, cause: Cause, reason: str, root: Observed | None, policy: Policy
 ) -> tuple[Recovery, Verdict]:
     """Take the price of one restart, or say why there is none left."""
-    if cause in FREE:
-        return state, Restart(cause, reason, root)
     print_ = fingerprint(cause, root)
     if print_:
         count = state.seen.get(print_, 0) + 1
         state = replace(state, seen={**state.seen, print_: count})
-        if count >= policy.same_failure_limit:
-            return state, Fail(
-                f"{reason}: the same failure {count} times with no step finished in between", root
-            )
+        if count >= (UNIT_TRIES if cause is Cause.UNIT else policy.same_failure_limit):
+            times = f"the same failure {count} times with no step finished in between"
+            return state, Fail(cause, f"{reason}: {times}", root)
+    if cause in FREE:
+        return state, Restart(cause, reason, root)
     if cause in COUNTED:
         if state.restarts >= policy.max_restarts:
-            used = f" after {state.restarts} restarts" if policy.max_restarts else ""
-            return state, Fail(f"{reason}{used}", root)
+            count = policy.max_restarts
+            used = f" after {count} restart{'s' * (count > 1)}" if count else ""
+            return state, Fail(cause, f"{reason}{used}", root)
         return replace(state, restarts=state.restarts + 1), Restart(cause, reason, root)
     if state.faults >= policy.fault_budget:
-        return state, Fail(
-            f"{reason}: {state.faults} faults with too little progress in between", root
-        )
+        many = f"{state.faults} faults with too little progress in between"
+        return state, Fail(cause, f"{reason}: {many}", root)
     return replace(state, faults=state.faults + 1), Restart(cause, reason, root)
 
 
@@ -174,10 +209,12 @@ def progressed(state: Recovery) -> Recovery:
 
 def fingerprint(cause: Cause, root: Observed | None) -> str:
     """What makes two failures the same; empty for what strikes from outside."""
+    if cause is Cause.UNIT:
+        return str(cause)
     if root is None or cause in (Cause.KILLED, Cause.NODE_LOST, Cause.AGENT_LOST):
         return ""
     failure = root.failure
-    message = re.sub(r"0x[0-9a-f]+|\d+", "#", failure.message)[:300]
+    message = re.sub(r"0x[0-9a-f]+|[0-9]+", "#", failure.message, flags=re.IGNORECASE)[:300]
     kind = failure.error_type
     return f"{cause}|{failure.exit_code}|{kind}|{failure.frame}|{message}"
 
@@ -190,14 +227,14 @@ def describe(observed: Observed) -> str:
     where = f"rank {failure.rank} on {observed.node_id}"
     if failure.oom_killed:
         return f"{where} was killed by the kernel, out of memory"
+    said = next(iter(failure.message.strip().splitlines()), "")[:200]
     if failure.error_type:
-        text = f"{failure.error_type}: {failure.message.strip().splitlines()[0][:200]}" if (
-            failure.message.strip()
-        ) else failure.error_type
-        return f"{where} raised {text}"
+        return f"{where} raised {failure.error_type}" + (f": {said}" if said else "")
     if failure.exit_code < 0:
-        return f"{where} was ended by {_signal_name(-failure.exit_code)}"
-    return f"{where} exited with {failure.exit_code}"
+        ended = f"{where} was ended by {_signal_name(-failure.exit_code)}"
+    else:
+        ended = f"{where} exited with {failure.exit_code}"
+    return ended + (f": {said}" if said else "")
 
 
 def _signal_name(number: int) -> str:

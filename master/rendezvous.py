@@ -67,19 +67,20 @@ def decide(
         return replace(plan, reason=f"{plan.reason}; coming: {names}") if names else plan
     until = _last_call(last, here, awaited, policy)
     if now < until:
-        reason = f"{len(here)} nodes here, last call" + (f" for {names}" if names else "")
+        reason = f"{many(len(here), 'node')} here, last call" + (f" for {names}" if names else "")
         return Plan(seats=(), until=until, reason=reason)
     seats = _fill_up(last, here, size, step, policy) or _spread_out(last, here, size, step, policy)
     if seats:
         return Plan(seats=seats, until=None, reason=_describe(seats, len(here)))
     slots = sum(c.slots for c in here)
-    reason = f"no multiple of {step} ranks in {slots} slots of {len(here)} nodes"
+    reason = f"no legal world: a multiple of {step} ranks, of {many(slots, 'slot')} on "
+    reason += many(len(here), "node")
     return Plan(seats=(), until=None, reason=reason)
 
 
 def too_few(here: int, policy: Policy) -> Plan:
     """No round: not enough nodes."""
-    reason = f"{here} of at least {policy.min_nodes} nodes here"
+    reason = f"{here} of at least {many(policy.min_nodes, 'node')} here"
     if policy.node_unit > 1:
         reason += f", in units of {policy.node_unit}"
     return Plan(seats=(), until=None, reason=reason)
@@ -230,4 +231,9 @@ def _alike(one: Labels, other: Labels, levels: tuple[str, ...]) -> int:
 def _describe(seats: tuple[Seat, ...], here: int) -> str:
     spare = here - len(seats)
     ranks = sum(s.ranks for s in seats)
-    return f"{len(seats)} nodes, {ranks} ranks" + (f", {spare} spare" if spare else "")
+    text = f"{many(len(seats), 'node')}, {many(ranks, 'rank')}"
+    return text + (f", {spare} spare" if spare else "")
+
+
+def many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from elastic import ctl
 from elastic.master.commands import age
@@ -26,6 +27,9 @@ pytestmark = pytest.mark.xdist_group("ctl")
 
 DEADLINE = 60
 """Seconds that anything here may take."""
+
+JOB_COLUMNS = ["JOB", "PHASE", "ROUND", "WORLD", "STEP", "RESTARTS", "GOODPUT", "AGE"]
+NODE_COLUMNS = ["NODE", "STATE", "RANKS", "STEP", "PHASE", "STARTED-BY", "HOST"]
 
 SCRIPT = """
 import os, sys
@@ -189,10 +193,10 @@ def test_status_of_a_running_job(job: Running, ask: Ask) -> None:
     answer = ask("--dir", job.base, "status")
     assert answer.code == 0, answer.err
     head, line, _, reason, _, nodes, node = answer.lines
-    assert columns(head) == "JOB PHASE ROUND WORLD STEP RESTARTS GOODPUT AGE".split()
+    assert columns(head) == JOB_COLUMNS
     assert columns(line)[:6] == [job.folder.name, "running", "1", "2", "100", "0"]
     assert reason == "round 1 finished its first step (step 100)"
-    assert columns(nodes) == "NODE STATE RANKS STEP PHASE STARTED-BY HOST".split()
+    assert columns(nodes) == NODE_COLUMNS
     assert columns(node)[1:] == ["training", "0-1", "100", "waiting", "spawner", "127.0.0.1"]
 
 
@@ -247,7 +251,7 @@ def test_a_node_that_is_not_there(job: Running, ask: Ask) -> None:
     assert "there is no node nobody: `elasticctl status`" in answer.err
 
 
-def test_the_wrong_token_is_said_even_where_none_is_needed(
+def test_a_token_that_nobody_asks_for(
     job: Running, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ELASTIC_JOB_TOKEN", "needless")
@@ -339,6 +343,27 @@ def test_the_journal_is_where_the_folder_says() -> None:
     assert journal_path(Path("x")) == Path("x") / job_folder.JOURNAL
 
 
+def test_tls(ask: Ask, tmp_path: Path) -> None:
+    """The status of a master that shows a certificate, and wants to see one."""
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    files = {name: tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")}
+    authority.cert_pem.write_to_path(str(files["ca"]))
+    issued.private_key_pem.write_to_path(str(files["key"]))
+    issued.cert_chain_pems[0].write_to_path(str(files["cert"]))
+    flags = [text for name, path in files.items() for text in (f"--tls-{name}", str(path))]
+    base = tmp_path / "state"
+    job = start(base, "--state-dir", str(base), *flags)
+    try:
+        assert ask("--dir", base, *flags, "status").code == 0
+        answer = ask("--dir", base, "status")
+        assert answer.code == 1 or "no master answers" in answer.err
+        assert "--tls-cert" in answer.err
+        assert len(answer.err.splitlines()) == 1
+    finally:
+        end(job)
+
+
 # --- a life ---------------------------------------------------------------------------------------
 
 
@@ -358,10 +383,13 @@ def test_a_life(tmp_path: Path, ask: Ask) -> None:
         log = follower(job, "logs", "--follow", "--tail", "1")
         log.until("end of rank 0 in round 1")
         wants_token(job, ask)
+        remote = follower(job, "--master", job.note.address, "logs", "-f", "--tail", "1")
+        remote.until("end of rank 0 in round 1")
 
         os.kill(job.note.pid, signal.SIGKILL)
         events.until("master is back in epoch 2")
         by = ("--token-file", token, "--dir", base)
+        assert remote.end() == 0
         answer = ask(*by, "restart", "--reason", "because I say so")
         assert answer.code == 0, answer.err
         assert answer.out.startswith(f"{job.folder.name}: because I say so; round 2")

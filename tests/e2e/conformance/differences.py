@@ -74,6 +74,9 @@ DIFFERENCES = (
         id="store-port", keys=RANK + r"\.env\.MASTER_PORT", witness="megatron",
         when=lambda delta: delta.ours == "<some port>",
     ),
+    Difference(
+        id="error-file", keys="error_file", witness="error_file", only_added=True
+    ),
     Difference(id="run-folder", keys="log_folders|log_beside", witness="env"),
     Difference(id="parent", keys=RANK + r"\.parent", witness="env"),
     Difference(

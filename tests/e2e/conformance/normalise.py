@@ -150,7 +150,9 @@ def _rank(at: str, dump: Any, seen: Observation, text: _Text) -> Flat:
 
 
 def _file(name: str, content: str) -> Any:
-    """A log as text; an error file as JSON without its time."""
+    """A log as text (sorted, where ranks share it); an error file as JSON without its time."""
+    if "/filtered_" in name:
+        return sorted(content.splitlines())
     if not name.endswith(".json"):
         return content
     try:

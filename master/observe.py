@@ -1,0 +1,274 @@
+"""Facts in: what each event says of the job. Whatever anybody reports, at whatever time, is legal
+input; what is stale, unknown or impossible changes nothing. Pure.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from elastic.master import events as ev
+from elastic.master import ledger as books
+from elastic.master import nodes as registry
+from elastic.master import recovery as medic
+from elastic.master.events import Event, NodeId, NodePhase, RankFailure
+from elastic.master.ledger import Ledger
+from elastic.master.nodes import NodeState
+from elastic.master.policy import Policy
+from elastic.master.recovery import Cause, Observed
+from elastic.master.state import (
+    DRAINED,
+    Job,
+    Result,
+    Round,
+    Step,
+    end,
+    in_round,
+    interrupt,
+    known,
+    lose,
+    names,
+    needed,
+)
+
+KEEP_FAILURES = 256
+"""Failures of a round that are kept, where they are mere followers of another."""
+
+
+def observe(job: Job, event: Event, now: float, policy: Policy) -> Step:
+    """Take one event in. Whether a round can start or must end is decided after it."""
+    return _OBSERVE[type(event)](job, event, now, policy)
+
+
+def expire(job: Job, now: float, policy: Policy) -> Step:
+    """What time alone says of the nodes."""
+    knocks = registry.to_knock_at(job.nodes, now, policy)
+    if knocks:
+        asked = {node.node_id: replace(node, asked=True) for node in knocks}
+        job = replace(job, nodes={**job.nodes, **asked})
+    lost = registry.expired(job.nodes, now, policy)
+    reasons = []
+    for state, why in (
+        (NodeState.UNREACHABLE, f"nothing heard for {policy.lease:g} s"),
+        (NodeState.RESTARTING, "no agent came back"),
+    ):
+        gone = [node for node in lost if node.state is state]
+        if gone:
+            verb = "is" if len(gone) == 1 else "are"
+            job, _, reason = lose(job, gone, Cause.NODE_LOST, f"{verb} lost: {why}", now, policy)
+            reasons.append(reason)
+    return job, tuple(ev.Knock(n.node_id, n.incarnation) for n in knocks), "; ".join(reasons)
+
+
+def _master_started(job: Job, event: ev.MasterStarted, now: float, policy: Policy) -> Step:
+    if job.result is not None:
+        job = _resumed(job) if job.result.resumable else _cleared(job)
+    fresh = not job.uid
+    waiting = {key: registry.silent(node, now, asked=False) for key, node in job.nodes.items()}
+    job = replace(
+        job,
+        uid=job.uid or event.job_uid,
+        epoch=job.epoch + 1,
+        nodes=waiting,
+        below_min_since=None,
+        ledger=Ledger(began=now, since=now) if fresh else job.ledger,
+    )
+    return job, (ev.Tell(),), "job begins" if fresh else f"master is back in epoch {job.epoch}"
+
+
+def _resumed(job: Job) -> Job:
+    """A job that was stopped goes on; its nodes were all told to end."""
+    assert job.result is not None
+    return replace(
+        job,
+        nodes={},
+        round=None if job.round is None else replace(job.round, standing=False),
+        ledger=books.interrupted(job.ledger, books.STOPPED, job.result.reason, job.ledger.since),
+        result=None,
+    )
+
+
+def _cleared(job: Job) -> Job:
+    """A new job where another one ended."""
+    return Job(last_round=job.last_round, epoch=job.epoch)
+
+
+def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
+    ids = [arrival.node_id for arrival in event.nodes]
+    reasons = [f"{names(sorted(set(ids)))} attached"] if ids else []
+    for arrival in event.nodes:
+        before = job.nodes.get(arrival.node_id)
+        if (
+            job.result is None
+            and before is not None
+            and before.incarnation != arrival.incarnation
+            and needed(job, before)
+        ):
+            reason = f"the agent on {arrival.node_id} died and is back"
+            job = interrupt(job, Cause.AGENT_LOST, reason, now, policy)
+            reasons.append(reason)
+    job = replace(job, nodes=registry.attach(job.nodes, event.nodes, now))
+    for arrival in event.nodes:
+        report = ev.Reported(arrival.node_id, arrival.incarnation, arrival.report)
+        job, _, reason = _reported(job, report, now, policy)
+        reasons.append(reason)
+    return job, (ev.Tell(frozenset(ids)),), "; ".join(filter(None, reasons))
+
+
+def _detached(job: Job, event: ev.Detached, now: float, policy: Policy) -> Step:
+    node = known(job, event.node_id, event.incarnation)
+    if node is None or node.state is not NodeState.ATTACHED:
+        return job, (), ""
+    node = registry.silent(node, now, asked=True)
+    job = replace(job, nodes=registry.with_node(job.nodes, node))
+    return job, (ev.Knock(node.node_id, node.incarnation),), f"{node.node_id} is unreachable"
+
+
+def _knocked(job: Job, event: ev.Knocked, now: float, policy: Policy) -> Step:
+    node = known(job, event.node_id, event.incarnation)
+    if node is None:
+        return job, (), ""
+    heard = registry.knocked(node, event.answer, now)
+    if heard is None:
+        return lose(job, [node], Cause.NODE_LOST, "is gone", now, policy)
+    if heard is node:
+        return job, (), ""
+    job = replace(job, nodes=registry.with_node(job.nodes, heard))
+    if heard.state is not NodeState.RESTARTING:
+        return job, (), ""
+    reason = f"the agent on {node.node_id} died"
+    if needed(job, node):
+        job = interrupt(job, Cause.AGENT_LOST, reason, now, policy)
+    return job, (), reason
+
+
+def _left(job: Job, event: ev.Left, now: float, policy: Policy) -> Step:
+    node = known(job, event.node_id, event.incarnation)
+    if node is None:
+        return job, (), ""
+    if not in_round(job, node):  # if others still need its store, they will say so
+        job = replace(job, nodes=registry.without(job.nodes, (node.node_id,)))
+        return job, (), f"{node.node_id} left: {event.reason}"
+    return lose(job, [node], Cause.NODE_LEFT, f"left: {event.reason}", now, policy)
+
+
+def _reported(job: Job, event: ev.Reported, now: float, policy: Policy) -> Step:
+    node, current, report = known(job, event.node_id, event.incarnation), job.round, event.report
+    if node is None or current is None or not current.standing or report.round != current.number:
+        return job, (), ""
+    if current.incarnations.get(node.node_id) != node.incarnation:
+        return job, (), ""
+    told = {o.failure.rank for o in current.failures if o.node_id == node.node_id}
+    failures = report.failures
+    if report.phase is NodePhase.FAILED and not failures and not told:
+        failures = (_unexplained(current, node.node_id),)
+    if report.phase is NodePhase.FINISHED and not failures and not told:
+        if node.node_id in current.finished:
+            return job, (), ""
+        current = replace(current, finished=current.finished | {node.node_id})
+        return replace(job, round=current), (), f"{node.node_id} finished"
+    fresh = tuple({f.rank: f for f in failures if f.rank not in told}.values())
+    if len(current.failures) >= KEEP_FAILURES:
+        fresh = tuple(f for f in fresh if not medic.follows(f))
+    if not fresh:
+        return job, (), ""
+    seen = tuple(Observed(node_id=node.node_id, failure=f, at=now) for f in fresh)
+    job = replace(job, round=replace(current, failures=current.failures + seen))
+    return job, (), medic.describe(seen[0])
+
+
+def _unexplained(current: Round, node_id: NodeId) -> RankFailure:
+    first = 0
+    for seat in current.seats:
+        if seat.node_id == node_id:
+            break
+        first += seat.ranks
+    return RankFailure(rank=first, local_rank=0, exit_code=1, message="its agent did not say why")
+
+
+def _store_ready(job: Job, event: ev.StoreReady, now: float, policy: Policy) -> Step:
+    node = known(job, event.node_id, event.incarnation)
+    if node is None:
+        return job, (), ""
+    ready = registry.with_store(node, event.address)
+    if ready is node:
+        return job, (), ""
+    return replace(job, nodes=registry.with_node(job.nodes, ready)), (), ""
+
+
+def _unit_declared(job: Job, event: ev.UnitDeclared, now: float, policy: Policy) -> Step:
+    current = job.round
+    if current is None or event.round != current.number or event.unit < 1:
+        return job, (), ""
+    if job.unit != event.unit:
+        job = replace(job, unit=event.unit)
+    world = sum(s.ranks for s in current.seats)
+    if not current.standing or world % event.unit == 0:
+        return job, (), ""
+    reason = f"the script needs a multiple of {event.unit} ranks, {world} were given"
+    return interrupt(job, Cause.UNIT, reason, now, policy), (), reason
+
+
+def _progressed(job: Job, event: ev.Progressed, now: float, policy: Policy) -> Step:
+    current = job.round
+    if current is None or event.round != current.number or not current.standing:
+        return job, (), ""
+    if current.stepped and event.step <= job.ledger.step:
+        return job, (), ""
+    first, step = not current.stepped, max(0, event.step)
+    job = replace(
+        job,
+        round=replace(current, stepped=True) if first else current,
+        recovery=medic.progressed(job.recovery) if first else job.recovery,
+        ledger=books.progressed(job.ledger, step, now),
+    )
+    named = f" (step {step})" if step else ""
+    return job, (), f"round {current.number} finished its first step{named}" if first else ""
+
+
+def _restart_asked(job: Job, event: ev.RestartAsked, now: float, policy: Policy) -> Step:
+    if job.round is None or not job.round.standing:
+        return job, (), "nothing runs that could be restarted"
+    return interrupt(job, Cause.REQUEST, event.reason, now, policy), (), event.reason
+
+
+def _drain_asked(job: Job, event: ev.DrainAsked, now: float, policy: Policy) -> Step:
+    if event.node_id is None:
+        result = Result(exit_code=DRAINED, reason=f"drained: {event.reason}", resumable=True)
+        job = replace(job, stop_grace=policy.drain_timeout)
+        return end(job, result, now), (), result.reason
+    node = job.nodes.get(event.node_id)
+    if node is None:
+        return job, (), f"there is no node {event.node_id}"
+    reason = f"{event.node_id} drains: {event.reason}"
+    if node.draining:
+        return job, (), reason
+    if in_round(job, node):
+        job = interrupt(job, Cause.REQUEST, reason, now, policy)
+    job = replace(job, nodes=registry.with_node(job.nodes, replace(node, draining=True)))
+    return job, (ev.Tell(frozenset({node.node_id})),), reason
+
+
+def _stopping(job: Job, event: ev.Stopping, now: float, policy: Policy) -> Step:
+    result = Result(exit_code=1, reason=event.reason, resumable=True)
+    return end(replace(job, stop_grace=policy.drain_timeout), result, now), (), event.reason
+
+
+def _tick(job: Job, event: ev.Tick, now: float, policy: Policy) -> Step:
+    return job, (), ""
+
+
+_OBSERVE: dict[type, Callable[[Job, Any, float, Policy], Step]] = {
+    ev.MasterStarted: _master_started,
+    ev.Attached: _attached,
+    ev.Detached: _detached,
+    ev.Knocked: _knocked,
+    ev.Left: _left,
+    ev.Reported: _reported,
+    ev.StoreReady: _store_ready,
+    ev.UnitDeclared: _unit_declared,
+    ev.Progressed: _progressed,
+    ev.RestartAsked: _restart_asked,
+    ev.DrainAsked: _drain_asked,
+    ev.Stopping: _stopping,
+    ev.Tick: _tick,
+}

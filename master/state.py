@@ -1,0 +1,150 @@
+"""A job as the master holds it, and the few ways in which a round or the job ends. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from elastic.master import ledger as books
+from elastic.master import nodes as registry
+from elastic.master import recovery as medic
+from elastic.master.events import Effect, Incarnation, NodeId
+from elastic.master.ledger import Ledger
+from elastic.master.nodes import Node
+from elastic.master.policy import Policy
+from elastic.master.recovery import Cause, Observed, Recovery
+from elastic.master.rendezvous import Seat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    number: int
+    seats: tuple[Seat, ...]
+    incarnations: Mapping[NodeId, Incarnation]
+    roles: Mapping[NodeId, str]
+    store: str
+    started: float
+    standing: bool = True
+    """False once it ended before its time; its ranks are to be stopped."""
+    finished: frozenset[NodeId] = frozenset()
+    failures: tuple[Observed, ...] = ()
+    stepped: bool = False
+    """Its first step was finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    exit_code: int
+    reason: str
+    resumable: bool = False
+    """The same command goes on from here: the job was stopped, it did not end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    uid: str = ""
+    epoch: int = 0
+    nodes: registry.Nodes = field(default_factory=dict[NodeId, Node])
+    round: Round | None = None
+    """The last one formed."""
+    last_round: int = 0
+    """Its number; never goes back, not even for a new job in the same directory."""
+    restart_count: int = 0
+    unit: int = 1
+    """What the script declared its world to be a multiple of."""
+    recovery: Recovery = field(default_factory=Recovery)
+    ledger: Ledger = field(default_factory=Ledger)
+    below_min_since: float | None = None
+    """Since when, in job time, no legal world can be had."""
+    stop_grace: float = 0.0
+    """Seconds between SIGTERM and SIGKILL for the ranks of the round that ended last."""
+    result: Result | None = None
+    """Once there is one nothing changes, but by a master that starts again."""
+
+
+Step = tuple[Job, tuple[Effect, ...], str]
+"""What one step of a decision gives: the state, what to do about it, and why."""
+
+DRAINED = 213
+"""Exit code of a launcher whose job or node was drained: not finished, and not failed."""
+
+
+def known(job: Job, node_id: NodeId, incarnation: Incarnation) -> Node | None:
+    """The fence: messages of another life of the node are nobody's."""
+    node = job.nodes.get(node_id)
+    return node if node is not None and node.incarnation == incarnation else None
+
+
+def in_round(job: Job, node: Node) -> bool:
+    """It has a part in the standing round that it has not finished."""
+    current = job.round
+    return (
+        current is not None
+        and current.standing
+        and current.incarnations.get(node.node_id) == node.incarnation
+        and node.node_id not in current.finished
+    )
+
+
+def needed(job: Job, node: Node) -> bool:
+    """The standing round cannot go on without this life of it: its ranks train, or it has the
+    store.
+    """
+    current = job.round
+    if current is None or not current.standing:
+        return False
+    has_store = (
+        current.seats[0].node_id == node.node_id
+        and current.incarnations[node.node_id] == node.incarnation
+    )
+    return has_store or in_round(job, node)
+
+
+def interrupt(job: Job, cause: Cause, reason: str, now: float, policy: Policy) -> Job:
+    """End the standing round for a cause that needs no judging, and charge for it."""
+    recovery, verdict = medic.charge(job.recovery, cause, reason, None, policy)
+    job = replace(job, recovery=recovery)
+    if isinstance(verdict, medic.Fail):
+        return fail(job, verdict, now, policy)
+    return broken(job, cause, reason, now, policy)
+
+
+def broken(job: Job, cause: Cause, reason: str, now: float, policy: Policy) -> Job:
+    """The standing round is over; whoever paid for it has paid."""
+    assert job.round is not None
+    planned = cause in (Cause.GROWTH, Cause.REQUEST)
+    return replace(
+        job,
+        round=replace(job.round, standing=False),
+        ledger=books.interrupted(job.ledger, cause, reason, now),
+        stop_grace=policy.drain_timeout if planned else policy.failure_grace,
+    )
+
+
+def fail(job: Job, verdict: medic.Fail, now: float, policy: Policy) -> Job:
+    """The job is over because of a failure."""
+    job = replace(job, stop_grace=policy.failure_grace)
+    return end(job, Result(exit_code=1, reason=verdict.reason), now, verdict.cause)
+
+
+def end(job: Job, result: Result, now: float, cause: str = "") -> Job:
+    """The job is over; cause: what cut its last step short, if anything did."""
+    return replace(job, result=result, ledger=books.closed(job.ledger, now, cause))
+
+
+def lose(
+    job: Job, gone: Sequence[Node], cause: Cause, what: str, now: float, policy: Policy
+) -> Step:
+    """Take nodes out; the round ends with them if it needs one of them."""
+    reason = f"{names([node.node_id for node in gone])} {what}"
+    hurt = any(needed(job, node) for node in gone)
+    ids = frozenset(node.node_id for node in gone)
+    job = replace(job, nodes=registry.without(job.nodes, ids))
+    if hurt:
+        job = interrupt(job, cause, reason, now, policy)
+    return job, (), reason
+
+
+def names(node_ids: Sequence[str]) -> str:
+    """Some of them, where there are many."""
+    if len(node_ids) <= 5:
+        return ", ".join(node_ids)
+    return f"{', '.join(node_ids[:3])} and {len(node_ids) - 3} more"
