@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 from elastic.agent import children, prctl
 from elastic.agent.log_reader import log_file, read
@@ -70,7 +71,8 @@ class Agent:
         beats = loop.create_task(self._beat())
         work = loop.create_task(self._obey())
         try:
-            await asyncio.wait({uplink, work, self._signal}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {uplink, work, self._signal}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self._signal.done():
                 return await self._leave(self._signal.result())
             if work.done():
@@ -291,7 +293,8 @@ class Agent:
 
     def _patience(self) -> float:
         """With ranks that train, a master's absence is no reason to end."""
-        return float("inf") if self._ranks is not None else self._settings.join_timeout
+        training = self._ranks is not None and self._ranks.pids
+        return float("inf") if training else self._settings.join_timeout
 
     # --- the end -----------------------------------------------------------------------------
 

@@ -54,16 +54,23 @@ class Guardian:
         self._master = None if master is None else _Child("master", master)
         self._wake, self._waker = socket.socketpair()
         self._signalled = False
+        self._warnings: tuple[int, ...] = ()
+        self.warned = False
+        """A warning came."""
         self._stuck: set[int] = set()
         """Pids that SIGKILL did not end."""
 
-    def run(self, signals: tuple[int, ...]) -> int:
-        """Returns the exit code of the launcher."""
+    def run(self, signals: tuple[int, ...], warnings: tuple[int, ...] = ()) -> int:
+        """Returns the exit code of the launcher.
+
+        signals end this node; warnings, which say that it will be taken away, only reach the agent.
+        """
+        self._warnings = warnings
         prctl.set_child_subreaper()
         self._wake.setblocking(False)
         self._waker.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, *signals):
+        for number in (signal.SIGCHLD, *signals, *warnings):
             signal.signal(number, lambda *_: None)
         for child in self._children():
             self._start(child)
@@ -115,10 +122,13 @@ class Guardian:
         self._reap()
 
     def _pass_on(self, number: int) -> None:
-        self._signalled = True
+        if number in self._warnings:
+            self.warned = True
+        else:
+            self._signalled = True
         if self._agent.code is None:
             self._terminate(self._agent, number)
-        elif self._master is not None:
+        elif self._master is not None and self._signalled:
             self._terminate(self._master, signal.SIGTERM)
 
     def _reap(self) -> None:

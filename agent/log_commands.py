@@ -191,21 +191,21 @@ def _blocks_backwards(file: BinaryIO, first: int, end: int) -> Iterator[tuple[in
 async def _remote(job: verbs.Job, args: argparse.Namespace, sink: "_Sink") -> None:
     """From the node that runs the rank; with --follow until the job is over."""
     async with MasterClient(job.master, job.security) as master:
-        size = 0
+        size = skipping = 0
         if args.tail is not None:
-            size, kept = await _find_tail(master, args)
+            size, tail = await _find_tail(master, args)
             if not args.follow:
-                sink.take(kept)
+                sink.take(_last_lines(tail, args.tail))
                 return
-        skipping = size
+            skipping = len(tail)
         held = b""
         try:
             async for data in _chunks(master, args, tail_bytes=size, follow=args.follow):
                 if not skipping:
                     sink.take(data)
                     continue
-                held += data
-                if len(held) >= skipping:  # what was there at the start: cut it to its last lines
+                held += data  # what was there at the start: cut to its last lines
+                if len(held) >= skipping:
                     sink.take(_last_lines(held[:skipping], args.tail) + held[skipping:])
                     skipping, held = 0, b""
             sink.take(_last_lines(held, args.tail) if skipping else held)
@@ -215,12 +215,14 @@ async def _remote(job: verbs.Job, args: argparse.Namespace, sink: "_Sink") -> No
 
 
 async def _find_tail(master: MasterClient, args: argparse.Namespace) -> tuple[int, bytes]:
-    """How many of the last bytes hold the lines asked for, and those lines."""
+    """The last bytes, with at least the lines asked for, and how many to ask for; 0: all."""
     size = max(4096, args.tail * LINE_GUESS)
     while True:
         data = b"".join([d async for d in _chunks(master, args, tail_bytes=size, follow=False)])
-        if data.count(b"\n") > args.tail or len(data) < size:
-            return size, _last_lines(data, args.tail)
+        if len(data) < size:
+            return 0, data
+        if data.count(b"\n") > args.tail:
+            return size, data
         size *= 4
 
 

@@ -65,7 +65,7 @@ class Crowd:
         self._told = 0
         self._last_told = 0.0
         self._interval = 0.0
-        self._beaten = 0
+        self._next, self._beaten = 0, time.monotonic()
         self._asked = False
         """A command waits on stdin."""
 
@@ -158,7 +158,9 @@ class Crowd:
 
     def _hear(self, agent: Agent, message: pb.ToAgent) -> None:
         if message.HasField("welcome"):
-            self._interval = message.welcome.heartbeat_interval
+            if not self._interval:  # an agent's first beat comes one interval after its welcome
+                self._interval = message.welcome.heartbeat_interval
+                self._beaten = time.monotonic() + self._interval
             return
         order = message.directive
         if order.kind == pb.Directive.RUN and order.round != agent.told:
@@ -166,21 +168,29 @@ class Crowd:
             self._told += order.round == self._round
             self._last_told = time.monotonic()
             self._report(agent, pb.NodeReport.STARTING)  # as a real one does, at once
+            if order.node_rank == 0:  # its store is in use now; it makes another
+                self._say(
+                    agent,
+                    pb.FromAgent(
+                        spare_store=pb.SpareStore(address=f"10.0.0.1:{29500 + order.round}")
+                    ),
+                )
 
     def _beat(self, now: float) -> None:
         """Send the heartbeats that are due, spread evenly over the interval."""
         if not self._interval or not self._attached:
             return
-        due = int(now / self._interval * len(self._attached))
-        for number in range(self._beaten or due, due):
-            agent = self._attached[number % len(self._attached)]
+        pause = self._interval / len(self._attached)
+        while self._beaten + pause <= now:
+            agent = self._attached[self._next % len(self._attached)]
             ranks = [
                 pb.RankProgress(rank=agent.index * SLOTS + i, pid=1000 + i, phase="train")
                 for i in range(SLOTS)
             ]
             beat = pb.Heartbeat(round=agent.told, ranks=ranks)
             self._say(agent, pb.FromAgent(heartbeat=beat))
-        self._beaten = due
+            self._next = (self._next + 1) % len(self._attached)
+            self._beaten += pause
 
     def _report(self, agent: Agent, phase: pb.NodeReport.Phase) -> None:
         self._say(agent, pb.FromAgent(report=pb.NodeReport(round=agent.told, phase=phase)))

@@ -12,6 +12,8 @@ import grpc.aio
 
 from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc
+from elastic.proto.client import open_server
+from elastic.proto.security import Security
 
 
 class BareMaster(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
@@ -47,9 +49,8 @@ class BareMaster(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
 
 
 async def main(port: int, nodes: int) -> None:
-    server = grpc.aio.server()
+    server = open_server(f"127.0.0.1:{port}", Security())
     master_pb2_grpc.add_MasterServicer_to_server(BareMaster(nodes), server)
-    server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     await server.wait_for_termination()
 

@@ -112,7 +112,7 @@ def _once(nodes: int, kind: str, figures: Figures, steady: float) -> None:
 def _master(kind: str, nodes: int, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     port = _free_port()
     module = "benchmarks.master" if kind == "elastic" else "benchmarks.bare_master"
-    with (folder / "master.log").open("wb") as console:
+    with Path("/tmp/eng/master.log").open("wb") as console:
         master = subprocess.Popen(
             [sys.executable, "-m", module, str(port), str(nodes), str(folder)],
             stdin=subprocess.DEVNULL,
@@ -146,7 +146,8 @@ def _agents(port: int) -> Iterator[subprocess.Popen[str]]:
 
 def _ask(agents: subprocess.Popen[str], **command: object) -> dict[str, float]:
     """One command to the agents, and its answer."""
-    assert agents.stdin and agents.stdout
+    assert agents.stdin is not None
+    assert agents.stdout is not None
     agents.stdin.write(json.dumps(command) + "\n")
     agents.stdin.flush()
     line = agents.stdout.readline()

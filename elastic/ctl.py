@@ -160,13 +160,11 @@ def _in_folder(folder: Path, security: Security) -> Job:
         return dead
     try:
         status = asyncio.run(_ask(note.address, security, PATIENCE))
-    except MasterUnreachable as error:
+    except (MasterUnreachable, MasterRefused) as error:
+        if Path(f"/proc/{note.pid}").exists():
+            raise  # else somebody else may have the port by now
         sys.stderr.write(f"elasticctl: {error} Here is what {folder} says.\n")
         return dead
-    except MasterRefused:
-        if Path(f"/proc/{note.pid}").exists():
-            raise
-        return dead  # somebody else has the port by now
     if status.run_id != note.run_id:
         return dead
     return Job(name=name, folder=folder, master=note.address, status=status, security=security)

@@ -11,10 +11,11 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from elastic import options as cli
+from elastic import slurm
 from elastic.agent import cgroup
 from elastic.agent.guardian import Guardian
 from elastic.agent.numa import gpu_nodes
@@ -28,6 +29,9 @@ from elastic.proto.security import Security
 log = logging.getLogger("elastic")
 
 TOKEN = "ELASTIC_JOB_TOKEN"
+
+DRAINED = 213
+"""Exit code where the node or the job was drained; the master says so, master/job.py."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,8 +70,17 @@ def _launch(options: Options) -> int:
         None if reservation is None else lambda: _master_main(options, settings, run_dir),
         settings.cgroup,
     )
-    names = dict.fromkeys((*options.signals_to_handle, *options.drain_signals, "SIGTERM"))
-    return guardian.run(tuple(signal.Signals[name] for name in names))
+    code = guardian.run(
+        _numbers(dict.fromkeys((*options.signals_to_handle, "SIGTERM"))),
+        _numbers(options.drain_signals),
+    )
+    if code == DRAINED and guardian.warned and not options.node_rank:
+        slurm.requeue(environ)
+    return code
+
+
+def _numbers(names: Iterable[str]) -> tuple[int, ...]:
+    return tuple(signal.Signals[name] for name in names)
 
 
 def _agent_main(settings: AgentSettings, knock: socket.socket) -> int:
@@ -235,12 +248,14 @@ def _reserve(options: Options) -> socket.socket | None:
         holder.bind(address)
     except OSError as error:
         holder.close()
-        return _not_ours(options, error)
+        _check_join(options, error)
+        return None
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return holder
 
 
-def _not_ours(options: Options, error: OSError) -> None:
+def _check_join(options: Options, error: OSError) -> None:
+    """The address is another's; that is a mistake where this node must have it."""
     if options.hosts_master or (options.max_nodes == 1 and options.hosts_master is None):
         raise UsageError(
             f"cannot listen on {options.endpoint_host}:{options.endpoint_port}: "

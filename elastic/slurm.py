@@ -5,11 +5,16 @@ the job's and the step's number, with no look at the network.
 """
 
 import itertools
+import logging
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastic.proto.errors import UsageError
+
+log = logging.getLogger(__name__)
 
 DRAIN_SIGNALS = ("SIGUSR1", "SIGUSR2")
 """Signals that `sbatch --signal` is asked for to warn of the end of a job's time."""
@@ -80,6 +85,23 @@ def step(environ: Mapping[str, str]) -> Step:
         first_host=names[0],
         seed=job + number * _STEP_STRIDE,
     )
+
+
+def requeue(environ: Mapping[str, str]) -> None:
+    """Put the job back into Slurm's queue, after its warning signal had it drained.
+
+    The same job id goes on from its journal and checkpoints when it starts again.
+    """
+    job = environ.get("SLURM_JOB_ID", "")
+    scontrol = shutil.which("scontrol", path=environ.get("PATH"))
+    if not job.isdecimal() or scontrol is None:
+        log.warning("drained; no scontrol here to requeue job %s with", job or "(none)")
+        return
+    done = subprocess.run(
+        [scontrol, "requeue", job], capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode:
+        log.error("scontrol requeue %s: %s", job, done.stderr.strip())
 
 
 def expand(hostlist: str) -> list[str]:

@@ -22,8 +22,12 @@ def loads(hint: Any, text: str | bytes) -> Any:
     """The value of type `hint` that `dumps` wrote; JournalError if it is none."""
     try:
         return _decode(hint, json.loads(text))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise JournalError(f"an entry of the journal is no {hint}: {error}") from error
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        what = getattr(hint, "__name__", "event")
+        why = " ".join(str(error).split())[:200]
+        raise JournalError(
+            f"an entry of the journal is no {what} of this release: {why}"
+        ) from error
 
 
 def _encode(value: object) -> object:
@@ -59,6 +63,8 @@ def _decode(hint: Any, value: Any) -> Any:
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return _decode_union(hint, value)
+    if origin is not None and not isinstance(value, list):
+        raise TypeError(f"{str(value)[:80]} is no list")
     if origin is tuple:
         args = get_args(hint)
         if len(args) == 2 and args[1] is Ellipsis:
@@ -75,8 +81,8 @@ def _decode(hint: Any, value: Any) -> Any:
         return hint(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if not isinstance(value, hint):
-        raise TypeError(f"{value!r} is no {hint.__name__}")
+    if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
+        raise TypeError(f"{str(value)[:80]!r} is no {hint.__name__}")
     return value
 
 
@@ -86,14 +92,14 @@ def _decode_union(hint: Any, value: Any) -> Any:
         return None
     kinds = [m for m in members if m is not type(None)]
     if isinstance(value, dict):
-        kinds = [m for m in kinds if is_dataclass(m) and m.__name__ == value.get("")]
+        kinds = [m for m in kinds if getattr(m, "__name__", None) == value.get("")]
     if len(kinds) != 1:
-        raise TypeError(f"{str(value)[:80]} is none of {hint}")
+        raise TypeError(f"{str(value)[:80]} is none of what is known here")
     return _decode(kinds[0], value)
 
 
 def _decode_dataclass(kind: type, value: Any) -> Any:
-    if value.get("") != kind.__name__:
+    if not isinstance(value, dict) or value.get("") != kind.__name__:
         raise TypeError(f"{str(value)[:80]} is no {kind.__name__}")
     hints = _hints(kind)
     return kind(**{k: _decode(hints[k], v) for k, v in value.items() if k and k in hints})

@@ -18,7 +18,7 @@ from elastic.proto import job_folder, verbs
 from elastic.proto import master_pb2 as pb
 from elastic.proto.calls import MasterClient
 from elastic.proto.errors import JournalError, MasterUnreachable, NotFound
-from elastic.proto.verbs import Context, Output
+from elastic.proto.verbs import Context, Output, age
 
 AWAY = 10.0
 """Seconds that `events --follow` waits for a master that is started again."""
@@ -156,22 +156,16 @@ def _last_nodes(state: Job) -> list[dict[str, Any]]:
     for node_rank, seat in enumerate(current.seats):
         node = state.nodes.get(seat.node_id)
         ended = "finished" if seat.node_id in current.finished else "stopped"
-        found.append(
-            {
-                "node": seat.node_id,
-                "state": "failed" if seat.node_id in failed else ended,
-                "node_rank": node_rank,
-                "first_rank": first,
-                "host": node.host if node else "",
-                "slots": node.slots if node else seat.ranks,
-                "ranks": [
-                    {
-                        "rank": rank, "pid": 0, "step": 0, "ticks": 0, "phase": "", "started_by": "",
-                    }
-                    for rank in range(first, first + seat.ranks)
-                ],
-            }
-        )  # fmt: skip
+        last = pb.NodeStatus(
+            node_id=seat.node_id,
+            state="failed" if seat.node_id in failed else ended,
+            node_rank=node_rank,
+            first_rank=first,
+            host=node.host if node else "",
+            slots=node.slots if node else seat.ranks,
+            ranks=[pb.RankProgress(rank=first + local) for local in range(seat.ranks)],
+        )
+        found.append(_node(last))
         first += seat.ranks
     return found
 
@@ -230,21 +224,6 @@ def _span(numbers: Sequence[int]) -> str:
 
 def _each(words: Iterable[str]) -> str:
     return ",".join(dict.fromkeys(word for word in words if word)) or "-"
-
-
-def age(seconds: float) -> str:
-    """As kubectl writes it: 42s, 4m12s, 3h5m, 2d4h."""
-    rest = int(max(0.0, seconds))
-    if rest < 60:
-        return f"{rest}s"
-    if rest < 3600:
-        size, unit, part, small = 60, "m", 1, "s"
-    elif rest < 86400:
-        size, unit, part, small = 3600, "h", 60, "m"
-    else:
-        size, unit, part, small = 86400, "d", 3600, "h"
-    left = rest % size // part
-    return f"{rest // size}{unit}{left}{small}" if left else f"{rest // size}{unit}"
 
 
 # --- events --------------------------------------------------------------------------------------

@@ -72,16 +72,21 @@ def directive(job: Job, node_id: NodeId, seated: Mapping[NodeId, Place]) -> Dire
             stop_grace=job.stop_grace,
         )
     node, place = job.nodes.get(node_id), seated.get(node_id)
-    if node is not None and place is not None and job.round is not None:
-        if job.round.incarnations[node_id] == node.incarnation:
-            return Directive(
-                kind="run",
-                round=job.round.number,
-                place=place,
-                store=job.round.store,
-                restart_count=job.restart_count,
-                stop_grace=job.stop_grace,
-            )
+    current = job.round
+    if (
+        node is not None
+        and place is not None
+        and current is not None
+        and current.incarnations.get(node_id) == node.incarnation
+    ):
+        return Directive(
+            kind="run",
+            round=current.number,
+            place=place,
+            store=current.store,
+            restart_count=job.restart_count,
+            stop_grace=job.stop_grace,
+        )
     if node is not None and node.draining:
         return Directive(
             kind="exit",

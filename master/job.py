@@ -95,7 +95,7 @@ def _wake(job: Job, until: float | None, policy: Policy) -> tuple[Effect, ...]:
 
 def _join(reasons: Iterable[str]) -> str:
     """One line; what is only the beginning of another reason is left out."""
-    parts = list(dict.fromkeys(filter(None, reasons)))
+    parts = list(dict.fromkeys(" ".join(reason.split()) for reason in reasons if reason))
     kept = [p for p in parts if not any(q != p and q.startswith(p) for q in parts)]
     return "; ".join(kept)
 

@@ -16,8 +16,8 @@ from elastic.master.server import MasterServicer
 from elastic.master.shell import Shell, journal_path
 from elastic.proto import job_folder, master_pb2_grpc
 from elastic.proto.client import open_server
-from elastic.proto.security import Security
 from elastic.proto.errors import ElasticError, UsageError
+from elastic.proto.security import Security
 
 log = logging.getLogger(__name__)
 

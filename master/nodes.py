@@ -2,7 +2,7 @@
 its agent back in time, or a lease that ran out in silence. Pure.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -66,13 +66,24 @@ class Node:
 
 Nodes = Mapping[NodeId, Node]
 
+Spent = tuple[tuple[NodeId, Incarnation, str], ...]
+"""Stores that rounds took from lives of nodes that are not here now, oldest first."""
 
-def attach(nodes: Nodes, arrivals: tuple[Attachment, ...], now: float) -> dict[NodeId, Node]:
+KEEP_SPENT = 256
+
+
+def attach(
+    nodes: Nodes, spent: Spent, arrivals: tuple[Attachment, ...], now: float
+) -> tuple[dict[NodeId, Node], Spent]:
     """Take nodes in, new or back."""
     table = dict(nodes)
+    taken = {(node_id, incarnation): store for node_id, incarnation, store in spent}
     for arrival in arrivals:
         known = table.get(arrival.node_id)
         same = known is not None and known.incarnation == arrival.incarnation
+        if known and not same:
+            spent = spend(spent, (known,))
+            taken[known.node_id, known.incarnation] = known.used_store
         node = Node(
             node_id=arrival.node_id,
             incarnation=arrival.incarnation,
@@ -83,7 +94,9 @@ def attach(nodes: Nodes, arrivals: tuple[Attachment, ...], now: float) -> dict[N
             labels=arrival.labels,
             node_rank=arrival.node_rank,
             store=known.store if same and known else "",
-            used_store=known.used_store if same and known else "",
+            used_store=known.used_store
+            if same and known
+            else taken.get((arrival.node_id, arrival.incarnation), ""),
             state=NodeState.ATTACHED,
             joined=known.joined if known else now,
             changed=now,
@@ -91,7 +104,13 @@ def attach(nodes: Nodes, arrivals: tuple[Attachment, ...], now: float) -> dict[N
             draining=known.draining if known else False,
         )
         table[arrival.node_id] = with_store(node, arrival.store)
-    return table
+    return table, spent
+
+
+def spend(spent: Spent, gone: Iterable[Node]) -> Spent:
+    """Remember the used stores of nodes that go: one may come back without having heard of it."""
+    more = tuple((n.node_id, n.incarnation, n.used_store) for n in gone if n.used_store)
+    return (*spent, *more)[-KEEP_SPENT:] if more else spent
 
 
 def with_store(node: Node, address: str) -> Node:

@@ -22,6 +22,7 @@ from elastic.master.state import (
     Round,
     Step,
     end,
+    forget,
     in_round,
     interrupt,
     known,
@@ -79,8 +80,7 @@ def _resumed(job: Job) -> Job:
     """A job that was stopped goes on; its nodes were all told to end."""
     assert job.result is not None
     return replace(
-        job,
-        nodes={},
+        forget(job, tuple(job.nodes.values())),
         round=None if job.round is None else replace(job.round, standing=False),
         ledger=books.interrupted(job.ledger, books.STOPPED, job.result.reason, job.ledger.since),
         result=None,
@@ -89,7 +89,8 @@ def _resumed(job: Job) -> Job:
 
 def _cleared(job: Job) -> Job:
     """A new job where another one ended."""
-    return Job(last_round=job.last_round, epoch=job.epoch)
+    spent = forget(job, tuple(job.nodes.values())).spent
+    return Job(last_round=job.last_round, epoch=job.epoch, spent=spent)
 
 
 def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
@@ -97,16 +98,14 @@ def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
     reasons = [f"{names(sorted(set(ids)))} attached"] if ids else []
     for arrival in event.nodes:
         before = job.nodes.get(arrival.node_id)
-        if (
-            job.result is None
-            and before is not None
-            and before.incarnation != arrival.incarnation
-            and needed(job, before)
-        ):
+        if before is None or before.incarnation == arrival.incarnation:
+            continue
+        if needed(job, before):
             reason = f"the agent on {arrival.node_id} died and is back"
             job = interrupt(job, Cause.AGENT_LOST, reason, now, policy)
             reasons.append(reason)
-    job = replace(job, nodes=registry.attach(job.nodes, event.nodes, now))
+    nodes, spent = registry.attach(job.nodes, job.spent, event.nodes, now)
+    job = replace(job, nodes=nodes, spent=spent)
     for arrival in event.nodes:
         report = ev.Reported(arrival.node_id, arrival.incarnation, arrival.report)
         job, _, reason = _reported(job, report, now, policy)
@@ -145,10 +144,10 @@ def _left(job: Job, event: ev.Left, now: float, policy: Policy) -> Step:
     node = known(job, event.node_id, event.incarnation)
     if node is None:
         return job, (), ""
+    what = f"left: {_line(event.reason)}"
     if not in_round(job, node):  # if others still need its store, they will say so
-        job = replace(job, nodes=registry.without(job.nodes, (node.node_id,)))
-        return job, (), f"{node.node_id} left: {event.reason}"
-    return lose(job, [node], Cause.NODE_LEFT, f"left: {event.reason}", now, policy)
+        return forget(job, (node,)), (), f"{node.node_id} {what}"
+    return lose(job, [node], Cause.NODE_LEFT, what, now, policy)
 
 
 def _reported(job: Job, event: ev.Reported, now: float, policy: Policy) -> Step:
@@ -228,18 +227,19 @@ def _progressed(job: Job, event: ev.Progressed, now: float, policy: Policy) -> S
 def _restart_asked(job: Job, event: ev.RestartAsked, now: float, policy: Policy) -> Step:
     if job.round is None or not job.round.standing:
         return job, (), "nothing runs that could be restarted"
-    return interrupt(job, Cause.REQUEST, event.reason, now, policy), (), event.reason
+    reason = _line(event.reason) or "restart asked for"
+    return interrupt(job, Cause.REQUEST, reason, now, policy), (), reason
 
 
 def _drain_asked(job: Job, event: ev.DrainAsked, now: float, policy: Policy) -> Step:
     if event.node_id is None:
-        result = Result(exit_code=DRAINED, reason=f"drained: {event.reason}", resumable=True)
+        result = Result(exit_code=DRAINED, reason=f"drained: {_line(event.reason)}", resumable=True)
         job = replace(job, stop_grace=policy.drain_timeout)
         return end(job, result, now), (), result.reason
     node = job.nodes.get(event.node_id)
     if node is None:
         return job, (), f"there is no node {event.node_id}"
-    reason = f"{event.node_id} drains: {event.reason}"
+    reason = f"{event.node_id} drains: {_line(event.reason)}"
     if node.draining:
         return job, (), reason
     if in_round(job, node):
@@ -249,8 +249,13 @@ def _drain_asked(job: Job, event: ev.DrainAsked, now: float, policy: Policy) -> 
 
 
 def _stopping(job: Job, event: ev.Stopping, now: float, policy: Policy) -> Step:
-    result = Result(exit_code=1, reason=event.reason, resumable=True)
-    return end(replace(job, stop_grace=policy.drain_timeout), result, now), (), event.reason
+    reason = _line(event.reason) or "the master was told to end"
+    result = Result(exit_code=1, reason=reason, resumable=True)
+    return end(replace(job, stop_grace=policy.drain_timeout), result, now), (), reason
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _tick(job: Job, event: ev.Tick, now: float, policy: Policy) -> Step:

@@ -228,8 +228,9 @@ def describe(observed: Observed) -> str:
     if failure.oom_killed:
         return f"{where} was killed by the kernel, out of memory"
     said = next(iter(failure.message.strip().splitlines()), "")[:200]
-    if failure.error_type:
-        return f"{where} raised {failure.error_type}" + (f": {said}" if said else "")
+    kind = " ".join(failure.error_type.split())
+    if kind:
+        return f"{where} raised {kind}" + (f": {said}" if said else "")
     if failure.exit_code < 0:
         ended = f"{where} was ended by {_signal_name(-failure.exit_code)}"
     else:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from elastic.master import ledger as books
-from elastic.master.job import Job
+from elastic.master.state import Job
 
 
 def report(job: Job, now: float) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -24,8 +25,10 @@ from elastic.proto.errors import ProtocolMismatch
 
 log = logging.getLogger(__name__)
 
-BATCH = 0.002
-"""Seconds in which arrivals are gathered into one event."""
+BATCH, LONGEST_BATCH = 0.002, 0.1
+"""Seconds in which arrivals are gathered into one event; an event costs O(nodes), so the more there
+are the longer: LOAD times what the last one took."""
+LOAD = 4
 KNOCK_EVERY = 1.0
 """Seconds between knocks at a node that stays unreachable."""
 
@@ -41,7 +44,8 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
         self._run_id = run_id
         self._open_admin = open_admin
         self._sessions: dict[NodeId, Session] = {}
-        self._arrivals: list[ev.Attachment] = []
+        self._arrivals: dict[NodeId, ev.Attachment] = {}
+        self._batch = BATCH
         self._places = orders.places(None)
         self._placed: tuple[int, bool] = (0, False)
         self._knocking: set[NodeId] = set()
@@ -53,7 +57,7 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
     @property
     def heartbeat_interval(self) -> float:
         """Seconds; longer for thousands of nodes, so that they cost one core at most."""
-        return max(1.0, self.shell.policy.max_nodes / 2000)
+        return max(1.0, self.shell.policy.max_nodes / 1000)
 
     # --- agents ---------------------------------------------------------------------------
 
@@ -71,10 +75,15 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
             while (message := await context.read()) is not grpc.aio.EOF:
                 session.heard = asyncio.get_running_loop().time()
                 self._receive(session, message)
+        except asyncio.CancelledError:
+            if not session.closed:
+                raise
+            # Without a status the agent would take the stream for open, for ever.
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the master closed this stream")
         finally:
             if self._sessions.get(session.node_id) is session:
                 del self._sessions[session.node_id]
-                self._flush_arrivals()
+                self._fold_arrival_of(session)
                 self.shell.fold(ev.Detached(session.node_id, session.incarnation))
 
     def _refusal(self, hello: pb.Hello) -> str:
@@ -109,22 +118,30 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
         )
         session.push(pb.ToAgent(welcome=welcome))
         if not self._arrivals:
-            asyncio.get_running_loop().call_later(BATCH, self._flush_arrivals)
-        self._arrivals.append(messages.attachment(hello))
+            asyncio.get_running_loop().call_later(self._batch, self._fold_arrivals)
+        self._arrivals[session.node_id] = messages.attachment(hello)
         return session
 
-    def _flush_arrivals(self) -> None:
+    def _fold_arrivals(self) -> None:
         if self._arrivals:
-            arrivals, self._arrivals = tuple(self._arrivals), []
-            self.shell.fold(ev.Attached(arrivals))
+            arrivals, self._arrivals = self._arrivals, {}
+            began = time.monotonic()
+            self.shell.fold(ev.Attached(tuple(arrivals.values())))
+            self._batch = min(max(BATCH, LOAD * (time.monotonic() - began)), LONGEST_BATCH)
+
+    def _fold_arrival_of(self, session: Session) -> None:
+        """What a node says is folded after its arrival."""
+        if session.node_id in self._arrivals:
+            self._fold_arrivals()
 
     def _receive(self, session: Session, message: pb.FromAgent) -> None:
         kind = message.WhichOneof("body")
         node_id, incarnation = session.node_id, session.incarnation
-        self._flush_arrivals()
         if kind == "heartbeat":
             self._heartbeat(session, message.heartbeat)
-        elif kind == "report":
+            return
+        self._fold_arrival_of(session)
+        if kind == "report":
             told = messages.report(message.report)
             self._stale += told.round != self.shell.job.last_round
             self.shell.fold(ev.Reported(node_id, incarnation, told))
@@ -140,7 +157,7 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
             self._logs[message.log.request].put_nowait(message.log)
 
     def _heartbeat(self, session: Session, beat: pb.Heartbeat) -> None:
-        session.progress = tuple(beat.ranks[:4096])
+        session.progress = beat.ranks
         current = self.shell.job.round
         if current is None or beat.round != current.number or not current.standing:
             self._stale += current is not None and beat.round not in (0, current.number)
@@ -177,8 +194,8 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
             if session is None or node_id not in job.nodes and job.result is None:
                 continue
             order = orders.directive(job, node_id, self._places)
-            if order != session.told:
-                session.told = order
+            if order != session.told and not (session.fresh and order.kind == "wait"):
+                session.told, session.fresh = order, False
                 session.push(messages.directive(order, job.epoch))
 
     def _start(self, work: Any) -> None:
@@ -204,10 +221,14 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
 
     async def watch_silence(self) -> None:
         """End streams on which nothing came for too long; their nodes are then knocked at."""
-        limit = 2.5 * self.heartbeat_interval
+        limit, pause = 2.5 * self.heartbeat_interval, self.heartbeat_interval / 2
+        clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(self.heartbeat_interval / 2)
-            now = asyncio.get_running_loop().time()
+            before = clock()
+            await asyncio.sleep(pause)
+            now = clock()
+            if now - before > 2 * pause:
+                continue  # this process stood still, so it may not have heard
             for session in list(self._sessions.values()):
                 if now - session.heard > limit:
                     session.close()
@@ -262,7 +283,7 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
             state=state,
             host=node.host,
             slots=node.slots,
-            ranks=session.progress if session is not None else (),
+            ranks=session.progress[:4096] if session is not None else (),
         )
         if place is not None:
             status.node_rank = place.node_rank

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -18,10 +19,14 @@ class Session:
         self.node_id = NodeId(hello.node_id)
         self.incarnation = Incarnation(hello.incarnation)
         self.heard = asyncio.get_running_loop().time()
-        self.progress: tuple[pb.RankProgress, ...] = ()
+        self.progress: Sequence[pb.RankProgress] = ()
         self.told: Directive | None = None
         """The directive pushed last."""
+        self.fresh = not hello.report.round and hello.report.phase == pb.NodeReport.IDLE
+        """The agent was told nothing in all its life: it waits already."""
         self._context = context
+        self._handler = asyncio.current_task()
+        self.closed = False
         self._outbox: deque[pb.ToAgent] = deque()
         self._writer: asyncio.Task[None] | None = None
 
@@ -38,4 +43,7 @@ class Session:
             self._outbox.clear()  # the stream ended; its reader says so
 
     def close(self) -> None:
-        self._context.cancel()
+        """Have the stream's handler end it: grpc's context offers no way from outside."""
+        if self._handler is not None and not self.closed:
+            self.closed = True
+            self._handler.cancel()

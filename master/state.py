@@ -1,6 +1,6 @@
 """A job as the master holds it, and the few ways in which a round or the job ends. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from elastic.master import ledger as books
@@ -43,6 +43,7 @@ class Job:
     uid: str = ""
     epoch: int = 0
     nodes: registry.Nodes = field(default_factory=dict[NodeId, Node])
+    spent: registry.Spent = ()
     round: Round | None = None
     """The last one formed."""
     last_round: int = 0
@@ -100,6 +101,8 @@ def needed(job: Job, node: Node) -> bool:
 
 def interrupt(job: Job, cause: Cause, reason: str, now: float, policy: Policy) -> Job:
     """End the standing round for a cause that needs no judging, and charge for it."""
+    if job.result is not None or job.round is None or not job.round.standing:
+        return job
     recovery, verdict = medic.charge(job.recovery, cause, reason, None, policy)
     job = replace(job, recovery=recovery)
     if isinstance(verdict, medic.Fail):
@@ -136,11 +139,15 @@ def lose(
     """Take nodes out; the round ends with them if it needs one of them."""
     reason = f"{names([node.node_id for node in gone])} {what}"
     hurt = any(needed(job, node) for node in gone)
-    ids = frozenset(node.node_id for node in gone)
-    job = replace(job, nodes=registry.without(job.nodes, ids))
+    job = forget(job, gone)
     if hurt:
         job = interrupt(job, cause, reason, now, policy)
     return job, (), reason
+
+
+def forget(job: Job, gone: Collection[Node]) -> Job:
+    nodes = registry.without(job.nodes, {node.node_id for node in gone})
+    return replace(job, nodes=nodes, spent=registry.spend(job.spent, gone))
 
 
 def names(node_ids: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ TIMEOUT = 10.0
 PAUSE = 0.1
 """Seconds between two tries to reach a master that may be starting again."""
 
-_FOREIGN = ("http/2", "settings frame", "http1", "ssl", "tls", "handshake", "certificate")
+_FOREIGN = ("http/2", "http1", "ssl", "tls", "handshake", "certificate")
 _FOREIGN_CODES = (
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.INTERNAL,
@@ -119,8 +119,11 @@ class MasterClient:
                 f"what answers at {self._address} is no master that we understand: check the "
                 "address, and --tls-cert, --tls-key and --tls-ca"
             )
-        why = "refused" if "refused" in said else details[-100:] or code.name
+        # One that hangs up at once was killed just now, or waits for TLS: another try tells.
+        hung_up = "failed to connect" in said and ("closed" in said or "reset" in said)
+        why = "refused" if "refused" in said else details.rpartition(": ")[2][:100] or code.name
+        tls = ", and does it want --tls-cert, --tls-key and --tls-ca" if hung_up else ""
         return MasterUnreachable(
-            f"no master answers at {self._address} ({why}): is the address right, and does the "
-            "job still run?"
+            f"no master answers at {self._address} ({why}): is the address right, does the job "
+            f"still run{tls}?"
         )

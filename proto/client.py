@@ -14,6 +14,12 @@ from elastic.proto.security import TOKEN_KEY, Security
 MAX_MESSAGE = 4 << 20
 """Bytes; a larger message is refused by the receiver."""
 
+MOST_CALLS = 1 << 17
+"""Calls that may wait to be taken up: every agent of a job attaches in the same instant.
+
+grpc's own limits are 1,000 (it begins to refuse some) and 3,000 (it refuses all).
+"""
+
 _LIMITS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", 4 * MAX_MESSAGE),
@@ -32,6 +38,8 @@ _CHANNEL = [
 _SERVER = [
     *_LIMITS,
     ("grpc.so_reuseport", 1),  # the guardian's reservation holds the port; see docs/architecture.md
+    ("grpc.server.max_pending_requests", MOST_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MOST_CALLS),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 ]
 

@@ -58,3 +58,18 @@ class Context:
     out: Output
     find: Callable[[], Job]
     """Find the job; raises ElasticError. A verb reads its arguments first."""
+
+
+def age(seconds: float) -> str:
+    """As kubectl writes it: 42s, 4m12s, 3h5m, 2d4h."""
+    rest = int(max(0.0, seconds))
+    if rest < 60:
+        return f"{rest}s"
+    if rest < 3600:
+        size, unit, part, small = 60, "m", 1, "s"
+    elif rest < 86400:
+        size, unit, part, small = 3600, "h", 60, "m"
+    else:
+        size, unit, part, small = 86400, "d", 3600, "h"
+    left = rest % size // part
+    return f"{rest // size}{unit}{left}{small}" if left else f"{rest // size}{unit}"

@@ -30,8 +30,8 @@ class Job:
     """Folder of everything that the demo writes."""
     endpoint: str
     """host:port of the master, on loopback."""
-    token: str
-    """Keeps everybody else on this machine out of the job."""
+    token_file: Path
+    """Keeps everybody else on this machine out of the job; `elasticctl` takes it too."""
     trainer: tuple[str, ...]
     """Arguments of the training script."""
 
@@ -63,13 +63,14 @@ class Node:
         command += ["--nnodes=1:2", f"--nproc-per-node={RANKS}", f"--node-id={self.name}"]
         command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={job.endpoint}"]
         command += [f"--rdzv-id={RUN_ID}", f"--rdzv-conf=is_host={int(self._hosts_master)}"]
+        command += [f"--token-file={job.token_file}"]
         command += ["--last-call=30"]  # the first round waits for both nodes
         command += [f"--log-dir={job.out / 'logs'}", "--redirects=3"]
         command += [f"--report={job.out / 'report.json'}"]
         command += ["-m", "elastic.trainer.pretrain_gpt", *job.trainer]
         environ = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_PASSED_ON)}
-        environ |= {"ELASTIC_JOB_TOKEN": job.token, "OMP_NUM_THREADS": "1"}
-        environ |= {"CUDA_VISIBLE_DEVICES": ""}  # two nodes on one machine would share its GPUs
+        environ["OMP_NUM_THREADS"] = "1"
+        environ["CUDA_VISIBLE_DEVICES"] = ""  # two nodes on one machine would share its GPUs
         with self.console.open("ab") as console:
             self._process = await asyncio.create_subprocess_exec(
                 *command,

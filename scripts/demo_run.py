@@ -115,12 +115,15 @@ class Demo:
     async def _start(self) -> None:
         """Both nodes; the first has the master."""
         plan, story = self.plan, self.story
+        security = Security(token=secrets.token_hex(16))
         job = Job(
             out=plan.out,
             endpoint=free_endpoint(),
-            token=secrets.token_hex(16),
+            token_file=plan.out / "token",
             trainer=plan.trainer,
         )
+        job.token_file.touch(mode=0o600)
+        job.token_file.write_text(security.token)
         self._log = RankLog(job.logs)
         self._nodes = {
             "node-a": Node("node-a", job, hosts_master=True),
@@ -131,7 +134,7 @@ class Demo:
             story.note("demo", f"{node.name} starts{master}")
             await node.start()
         self._tasks = [
-            asyncio.create_task(follow_master(story, job.endpoint, Security(token=job.token))),
+            asyncio.create_task(follow_master(story, job.endpoint, security)),
             asyncio.create_task(follow_log(story, self._log)),
             asyncio.create_task(self._watch(self._nodes["node-a"])),
         ]
@@ -146,11 +149,12 @@ class Demo:
 
     async def _reach(self, share: float) -> None:
         """Wait for that share of all steps, and for a checkpoint to go back to."""
-        step = max(int(share * self.plan.steps), self.plan.save_interval + 1)
+        apart = self.plan.save_interval
+        step = int(share * self.plan.steps) // apart * apart + apart // 2 + 1
         await self.story.until(lambda: self.story.step >= step)
 
     async def _lose_a_rank(self) -> None:
-        await self._reach(0.25)
+        await self._reach(0.2)
         await self.story.until(lambda: self.story.pid_of(VICTIM) > 0)
         pid = self.story.pid_of(VICTIM)
         before = len(self.story.interruptions)
@@ -159,14 +163,14 @@ class Demo:
         await self._recovered(f"rank {VICTIM} killed", "killed", before)
 
     async def _lose_a_node(self) -> None:
-        await self._reach(0.5)
+        await self._reach(0.4)
         before = len(self.story.interruptions)
         self.story.note("fault", "SIGKILL to all of node-b at once: launcher, agent and ranks")
         await self._nodes["node-b"].kill()
         await self._recovered("node-b killed", "node lost", before)
 
     async def _bring_it_back(self) -> None:
-        await self._reach(0.65)
+        await self._reach(0.55)
         before = len(self.story.interruptions)
         self.story.note("demo", "node-b starts again")
         await self._nodes["node-b"].start()
@@ -183,8 +187,8 @@ class Demo:
         self.faults.append(Fault(what=what, expected=expected, resumed_from=start, recovery=found))
         story.note(
             "recovered",
-            f"{what} ({found.cause}): back after {found.seconds:.2f} s, training goes on from step "
-            f"{start} (it was at {found.step_before})",
+            f"{what}: back after {found.seconds:.2f} s, on from step {start} "
+            f"(it was at {max(found.step_before, story.reached)})",
         )
 
     # --- what is shown ---------------------------------------------------------------------------

@@ -69,6 +69,8 @@ class Story:
         """The last one that rank 0 told of."""
         self.resumed = 0
         """The step of the checkpoint that rank 0 last began from."""
+        self.reached = 0
+        """The last step that rank 0 told of before that."""
         self.sample = ""
         """Text that the trained model wrote."""
         self.status = pb.Status()
@@ -120,7 +122,8 @@ class Story:
             if self.sample or line.startswith(_SAMPLE):
                 self.sample += line
             elif match := _RESUMED.match(line):
-                self.resumed = int(match[1])
+                self.reached, self.resumed = self.step, int(match[1])
+                self.step = self.resumed
             elif match := _STEP.match(line):
                 self.step = int(match[1])
                 self.losses.append((self.step, float(match[2])))

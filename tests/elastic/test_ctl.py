@@ -1,5 +1,6 @@
 """`elasticctl` against real jobs: alive, restarted, over, and killed without a word."""
 
+import contextlib
 import http.server
 import json
 import os
@@ -18,9 +19,9 @@ import pytest
 import trustme
 
 from elastic import ctl
-from elastic.master.commands import age
 from elastic.master.shell import journal_path
 from elastic.proto import job_folder
+from elastic.proto.verbs import age
 
 # One worker runs one job for most of these.
 pytestmark = pytest.mark.xdist_group("ctl")
@@ -104,8 +105,10 @@ def start(base: Path, *flags: str, **environ: str) -> Running:
     os.mkfifo(gate)
     env = {**os.environ, "GATE": str(gate), **environ}
     command = [sys.executable, "-m", "elastic.run", "--standalone", "--nproc-per-node", "2"]
-    launcher = subprocess.Popen([*command, *flags, str(script)], env=env, stdout=subprocess.DEVNULL)
-    wait_until(lambda: job_folder.find_newest(base) is not None, launcher)
+    with open(base.parent / "elastic-run.err", "wb") as errors:  # not among what elasticctl says
+        launcher = subprocess.Popen(
+            [*command, *flags, str(script)], env=env, stdout=subprocess.DEVNULL, stderr=errors
+        )
     wait_until(
         lambda: (job_folder.find_newest(base) or base).joinpath("master.json").exists(), launcher
     )
@@ -355,11 +358,11 @@ def test_tls(ask: Ask, tmp_path: Path) -> None:
     base = tmp_path / "state"
     job = start(base, "--state-dir", str(base), *flags)
     try:
-        assert ask("--dir", base, *flags, "status").code == 0
+        answer = ask("--dir", base, *flags, "status")
+        assert answer.code == 0, answer.err
         answer = ask("--dir", base, "status")
-        assert answer.code == 1 or "no master answers" in answer.err
+        assert answer.code == 1
         assert "--tls-cert" in answer.err
-        assert len(answer.err.splitlines()) == 1
     finally:
         end(job)
 
@@ -374,43 +377,51 @@ def test_a_life(tmp_path: Path, ask: Ask) -> None:
     """
     base = tmp_path / "tmp" / f"elastic-{os.getuid()}"
     base.parent.mkdir()
-    token = tmp_path / "token"
-    token.write_text("open sesame\n")
     job = start(base, "--redirects", "1", TMPDIR=str(base.parent), ELASTIC_JOB_TOKEN="open sesame")
     try:
-        events = follower(job, "events", "--follow")
-        events.until("first step (step 100)")
-        log = follower(job, "logs", "--follow", "--tail", "1")
-        log.until("end of rank 0 in round 1")
-        wants_token(job, ask)
-        remote = follower(job, "--master", job.note.address, "logs", "-f", "--tail", "1")
-        remote.until("end of rank 0 in round 1")
-
-        os.kill(job.note.pid, signal.SIGKILL)
-        events.until("master is back in epoch 2")
-        by = ("--token-file", token, "--dir", base)
-        assert remote.end() == 0
-        answer = ask(*by, "restart", "--reason", "because I say so")
-        assert answer.code == 0, answer.err
-        assert answer.out.startswith(f"{job.folder.name}: because I say so; round 2")
-        events.until("round 2 finished its first step")
-        log.until("end of rank 0 in round 2")
-        assert columns(ask(*by, "status").lines[1])[1:6] == ["running", "2", "2", "100", "1"]
-        answer = ask(*by, "logs", "--stream", "stderr")
-        assert "stderr of rank 0 went to the console" in answer.err
-
-        shutil.copytree(job.folder, tmp_path / "copy" / job.folder.name)
-        assert job.finish() == 0
-        events.until("all 1 nodes finished")
-        assert events.end() == 0
-        assert log.end() == 0
+        with contextlib.ExitStack() as stack:
+            live(job, ask, tmp_path / "copy", stack)
     finally:
         end(job)
     of_a_folder(job.folder, ask)
-    of_a_killed_one(tmp_path / "copy" / job.folder.name, ask)
+    of_a_killed_one(tmp_path / "copy", ask)
 
 
-class follower:
+def live(job: Running, ask: Ask, copy: Path, stack: contextlib.ExitStack) -> None:
+    def follow(*args: str) -> Follower:
+        return stack.enter_context(contextlib.closing(Follower(job, *args)))
+
+    token = job.base / "token"
+    token.write_text("open sesame\n")
+    by = ("--token-file", token, "--dir", job.base)
+    events = follow("events", "--follow")
+    events.until("first step (step 100)")
+    log = follow("logs", "--follow", "--tail", "1")
+    log.until("end of rank 0 in round 1")
+    remote = follow("--master", job.note.address, "logs", "-f", "--tail", "1")
+    remote.until("end of rank 0 in round 1")
+    wants_token(job, ask)
+
+    os.kill(job.note.pid, signal.SIGKILL)
+    events.until("master is back in epoch 2")
+    assert remote.end() == 0
+    answer = ask(*by, "restart", "--reason", "because I say so")
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith(f"{job.folder.name}: because I say so; ")
+    events.until("round 2 finished its first step")
+    log.until("end of rank 0 in round 2")
+    assert columns(ask(*by, "status").lines[1])[1:6] == ["running", "2", "2", "100", "1"]
+    answer = ask(*by, "logs", "--stream", "stderr")
+    assert "stderr of rank 0 went to the console" in answer.err
+
+    shutil.copytree(job.folder, copy)
+    assert job.finish() == 0
+    events.until("all 1 nodes finished")
+    assert events.end() == 0
+    assert log.end() == 0
+
+
+class Follower:
     """An `elasticctl` that follows something, and finds the job as a user without flags does."""
 
     def __init__(self, job: Running, *args: str) -> None:
@@ -433,10 +444,12 @@ class follower:
         raise AssertionError(f"ended before {text!r}: {self._run.stderr.read()}")
 
     def end(self) -> int:
-        with self._run:
-            code = self._run.wait(DEADLINE)
+        return self._run.wait(DEADLINE)
+
+    def close(self) -> None:
         self._watchdog.cancel()
-        return code
+        with self._run:
+            self._run.kill()
 
 
 def wants_token(job: Running, ask: Ask) -> None:

@@ -119,7 +119,7 @@ def test_every_field_reaches_elastic_run(tmp_path: Path) -> None:
     assert (found.endpoint_host, found.endpoint_port) == ("::1", 2000)
     assert (found.hosts_master, found.join_timeout, found.max_restarts) == (False, 33.0, 3)
     assert (found.log_dir, found.redirects, found.tee) == ("logs", 3, {0: 1, 2: 2})
-    assert found.local_ranks_filter == {0, 2}
+    assert found.local_ranks_filter == frozenset({0, 2})
     assert found.duplicate_stdout_filters == ("a,b", "c")
     assert (found.signals_to_handle, found.shutdown_timeout) == (("SIGUSR1",), 4.0)
     assert (found.local_addr, found.virtual_local_rank, found.numa_binding) == (
@@ -143,6 +143,7 @@ def test_torchs_objects_are_understood(tmp_path: Path) -> None:
         rdzv_endpoint="localhost:2000",
         rdzv_configs={"rank": 0},
         rdzv_timeout=7,
+        run_id="mine",
     )  # fmt: skip
     found = options.parse([*launch._flags(made), "script.py"], {})
     assert (found.log_dir, found.redirects, found.tee) == (str(tmp_path), 1, {0: 3, 1: 2})

@@ -50,9 +50,11 @@ def _an_address(delta: Delta) -> bool:
 DIFFERENCES = (
     Difference(id="console", keys=r"node\d\.stderr\.launcher", witness="exit_3"),
     Difference(
-        id="usage", keys=r"node0\.exit", witness="bad_nproc",
-        when=lambda delta: (delta.theirs, delta.ours) == (1, 2),
+        id="usage", keys=r"node0\.(exit|stderr\.omp_banner)", witness="bad_nproc",
+        when=lambda delta: (delta.theirs, delta.ours) in ((1, 2), (True, False)),
+        cases=r"pet_bad|bad_\w+|zero_nproc|nnodes_\w+|negative_restarts",
     ),
+    Difference(id="unknown-signal", keys=".*", cases="bad_signal", witness="bad_signal"),
     Difference(id="help", keys=r"node\d\.stdout", cases="help", witness="help"),
     Difference(
         id="elastic-variables", keys=RANK + r"\.env\.ELASTIC_\w+", witness="env", only_added=True
@@ -102,6 +104,10 @@ DIFFERENCES = (
     Difference(
         id="restart-everywhere", keys=rf"{RANK}.*|node\d\.(stdout|stderr\.ranks)",
         cases="static_restart", witness="static_restart",
+    ),
+    Difference(
+        id="failure-everywhere", keys=r"node\d\.exit", cases="static_one_fails",
+        witness="static_one_fails", when=lambda delta: (delta.theirs, delta.ours) == (999, 1),
     ),
     Difference(
         id="restart-count", keys=rf"{RANK}.*", cases="c10d_restart", witness="c10d_restart"

@@ -271,12 +271,16 @@ class Job:
 
     def wait_for_more_steps(self, number: int, world: int, count: int = 3) -> None:
         """Until every rank of round `number` did `count` steps more than now."""
-        had = [len(self.told("step", round=number, rank=rank)) for rank in range(world)]
+        self.wait_for_more_steps_of(number, *range(world), count=count)
+
+    def wait_for_more_steps_of(self, number: int, *ranks: int, count: int = 3) -> None:
+        """The same for some of its ranks."""
+        had = {rank: len(self.told("step", round=number, rank=rank)) for rank in ranks}
         self.wait_for(
-            f"{count} more steps of round {number}",
+            f"{count} more steps of ranks {ranks} in round {number}",
             lambda: all(
                 len(self.told("step", round=number, rank=rank)) >= had[rank] + count
-                for rank in range(world)
+                for rank in ranks
             ),
         )
 
@@ -305,7 +309,7 @@ class Job:
         if seen != wanted:
             self.fail(f"launchers ended with {seen}, not with {wanted}")
         self.assert_nothing_left()
-        if "Traceback" in "".join(self.own_words(node) for node in self.nodes):
+        if any(self.own_tracebacks(node) for node in self.nodes):
             self.fail("a launcher printed a traceback of its own")
 
     def assert_nothing_left(self, *, soon: bool = False) -> None:
@@ -318,14 +322,11 @@ class Job:
         if shared := shared - (set() if private_shm() else self._shared):
             self.fail(f"shared memory is left: {sorted(shared)}")
 
-    def own_words(self, node: Node) -> str:
-        """What the launcher itself said, ranks left out, from the first of its lines on."""
-        said, ours = node.said(), []
-        speaking = False
-        for line in said.splitlines(keepends=True):
-            speaking = line.startswith("elastic-run: ") or (speaking and "File" in line)
-            ours += [line] if speaking or "elastic/" in line else []
-        return "".join(ours)
+    def own_tracebacks(self, node: Node) -> list[str]:
+        """Tracebacks on the launcher's stderr in which no file of the test's has a part."""
+        blocks = node.said().split("Traceback (most recent call last):\n")[1:]
+        users = (str(SCRIPT), f'File "{self.folder}')
+        return [b[:3000] for b in blocks if not any(name in b for name in users)]
 
     def fail(self, why: str) -> NoReturn:
         pytest.fail(f"{why}\n{self.dump()}", pytrace=True)

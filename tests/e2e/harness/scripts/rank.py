@@ -86,13 +86,13 @@ def resume() -> int:
 
 def finished(step: int) -> None:
     """A step is over: rank 0 writes it down."""
+    tell("step", step=step)
+    if ARGS.print:
+        print(f"step {step} of rank {RANK}", flush=True)
     if RANK == 0:
         draft = ARGS.folder / "step.part"
         draft.write_text(str(step))
         os.replace(draft, ARGS.folder / "step")
-    if ARGS.print:
-        print(f"step {step} of rank {RANK}", flush=True)
-    tell("step", step=step)
 
 
 def wanted_end() -> bool:

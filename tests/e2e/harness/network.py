@@ -1,0 +1,101 @@
+"""Hosts that are network namespaces: an own address, an own /dev/shm, and a cable to pull.
+
+Every host hangs by a veth pair on a bridge, which lies in a namespace of its own: nothing of it is in
+the network of the machine.
+"""
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+@cache
+def missing() -> str:
+    """Why namespaces cannot be made here; empty where they can."""
+    if shutil.which("ip") is None:
+        return "there is no ip (iproute2)"
+    name = f"e2e-probe-{os.getpid()}"
+    try:
+        run("ip", "netns", "add", name)
+        run("ip", "-n", name, "link", "add", "br0", "type", "bridge")
+        run("ip", "netns", "del", name)
+        run("unshare", "-m", "true")
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+class Network:
+    """`hosts` hosts, numbered from 0, with the addresses 10.77.0.1 and on."""
+
+    def __init__(self, name: str, hosts: int) -> None:
+        self._switch = f"{name}-s"
+        self._names = [f"{name}-{number}" for number in range(hosts)]
+
+    def __enter__(self) -> "Network":
+        try:
+            self._make()
+        except OSError:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, t: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def _make(self) -> None:
+        run("ip", "netns", "add", self._switch)
+        run("ip", "-n", self._switch, "link", "add", "br0", "type", "bridge")
+        run("ip", "-n", self._switch, "link", "set", "br0", "up")
+        for number, name in enumerate(self._names):
+            port = f"port{number}"
+            run("ip", "netns", "add", name)
+            run("ip", "-n", name, "link", "set", "lo", "up")
+            peer = ("peer", "name", port, "netns", self._switch)
+            run("ip", "-n", name, "link", "add", "eth0", "type", "veth", *peer)
+            run("ip", "-n", self._switch, "link", "set", port, "master", "br0", "up")
+            run("ip", "-n", name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
+            run("ip", "-n", name, "link", "set", "eth0", "up")
+
+    def _remove(self) -> None:
+        for name in (*self._names, self._switch):
+            subprocess.run(("ip", "netns", "del", name), capture_output=True, check=False)
+
+    @staticmethod
+    def address(number: int) -> str:
+        return f"10.77.0.{number + 1}"
+
+    def on(self, number: int) -> tuple[str, ...]:
+        """What goes before a command that is to run on a host."""
+        return ("ip", "netns", "exec", self._names[number])
+
+    def pull(self, number: int) -> None:
+        """Take a host's cable out: packets vanish, and nobody is told."""
+        run("ip", "-n", self._switch, "link", "set", f"port{number}", "down")
+
+    def plug(self, number: int) -> None:
+        run("ip", "-n", self._switch, "link", "set", f"port{number}", "up")
+
+
+def with_resolver(folder: Path, server: str) -> tuple[str, ...]:
+    """What goes before a command so that it asks `server` for names; nobody else is touched."""
+    path = folder / "resolv.conf"
+    path.write_text(f"nameserver {server}\n")
+    hosts = folder / "hosts"
+    hosts.write_text("")  # so that no name is known without it
+    bind = (
+        f"mount --bind {path} /etc/resolv.conf && mount --bind {hosts} /etc/hosts "
+        '&& exec "$@"'
+    )
+    return ("unshare", "-m", "sh", "-c", bind, "sh")

@@ -1,0 +1,127 @@
+"""Nodes on hosts of their own: pulled cables, lost hosts, and a DNS server that says nothing."""
+
+import secrets
+import signal
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.harness import Job, Node, processes
+from tests.e2e.harness.network import Network, missing, with_resolver
+
+pytestmark = pytest.mark.netns
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    if why := missing():
+        pytest.skip(f"no network namespaces: {why}")
+    with Network(f"e2e{secrets.token_hex(3)}", 3) as made:
+        yield made
+
+
+def start(job: Job, network: Network, number: int, *flags: str, nodes: str, **more: str) -> Node:
+    job.address = network.address(0)
+    return job.start(
+        *flags,
+        nodes=nodes,
+        nproc=1,
+        prefix=network.on(number),
+        environ={"GLOO_SOCKET_IFNAME": "eth0"},
+        script=tuple(more.get("script", "").split()),
+    )
+
+
+def test_a_short_partition_is_not_noticed_by_the_ranks(job: Job, network: Network) -> None:
+    """Shorter than the lease, and the node comes back by itself."""
+    start(job, network, 0, "--lease", "60", nodes="2")
+    start(job, network, 1, "--lease", "60", nodes="2")
+    number = job.wait_for_steps(2)
+    network.pull(1)
+    job.wait_for_event("node1 is unreachable")
+    job.wait_for_more_steps(number, 2, count=50)
+    network.plug(1)
+    job.wait_for("node1 to be back", lambda: "attached" in job.events()[-1] or None)
+    job.wait_for_more_steps(number, 2)
+    assert job.round() == number, job.dump()
+    job.finish()
+    job.ends(0)
+
+
+def test_a_long_partition_costs_the_node_its_place_until_it_is_back(
+    job: Job, network: Network
+) -> None:
+    """DDP: those on the master's side go on without it, and grow again when it is there."""
+    for host in range(3):
+        start(job, network, host, "--lease", "2", "--last-call", "0.5", nodes="2:3", script="--torch")
+    number = job.wait_for_steps(3)
+    network.pull(2)
+    lost = job.wait_for_event("node2 is lost")
+    smaller = job.wait_for_steps(2, after=number)
+    assert job.told("start", round=smaller)[0].fields["world"] == 2, lost
+    network.plug(2)
+    job.wait_for_steps(3, after=smaller)
+    job.finish()
+    job.ends(0)
+
+
+def test_a_host_is_lost_with_all_its_processes(job: Job, network: Network) -> None:
+    """Nothing answers there any more, not even with a refusal: the lease decides."""
+    start(job, network, 0, "--lease", "2", nodes="1:2")
+    second = start(job, network, 1, "--lease", "2", nodes="1:2")
+    number = job.wait_for("both nodes in a round", lambda: _both(job))
+    parts = (second.agent(), second.guardian)
+    network.pull(1)
+    processes.kill(second.guardian, number=signal.SIGSTOP)
+    processes.kill(*parts)
+    job.wait_for_steps(1, after=number)
+    job.finish()
+    job.ends(0, -signal.SIGKILL)
+
+
+def _both(job: Job) -> int | None:
+    number = job.round()
+    return number if job.told("step", round=number, rank=1) else None
+
+
+def test_a_master_that_dies_during_a_partition(job: Job, network: Network) -> None:
+    first = start(job, network, 0, "--lease", "60", nodes="2")
+    start(job, network, 1, "--lease", "60", nodes="2")
+    number = job.wait_for_steps(2)
+    network.pull(1)
+    job.wait_for_event("node1 is unreachable")
+    processes.kill(first.master())
+    job.wait_for_event("master is back in epoch 2")
+    network.plug(1)
+    job.wait_for_event("node1 attached")
+    job.wait_for_more_steps(number, 2)
+    assert job.round() == number, job.dump()
+    job.finish()
+    job.ends(0)
+
+
+def test_a_dns_server_that_says_nothing_costs_no_start(job: Job) -> None:
+    """Torch's sockets ask for the names of addresses; each question would take 5 s."""
+    if why := missing():
+        pytest.skip(f"no mount namespaces: {why}")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind((job.address, 53))  # takes questions, and never answers
+        node = job.start(script=("--torch",), prefix=with_resolver(job.folder, job.address))
+        number = job.wait_for_steps(2)
+        for _ in range(3):
+            processes.kill(job.rank(number, 1))
+            number = job.wait_for_steps(2, after=number)
+        job.finish()
+        job.ends(0)
+        assert node.exit_code() == 0
+        silent.setblocking(False)
+        asked = 0
+        while True:
+            try:
+                silent.recv(4096)
+            except BlockingIOError:
+                break
+            asked += 1
+    seconds = [line.fields["seconds"] for line in job.told("group")]
+    assert max(seconds) < 4.5, f"{asked} questions, groups took {seconds}"

@@ -1,0 +1,127 @@
+"""Several nodes on loopback: they come, go, die, and lose sight of the master."""
+
+import signal
+
+import pytest
+
+from tests.e2e.harness import Job, processes
+from tests.e2e.harness.proxy import Proxy
+
+
+def test_nodes_join_while_others_train_and_leave_again(job: Job) -> None:
+    flags = ("--last-call", "0.2")
+    job.start(*flags, nodes="1:3", nproc=1)
+    first = job.wait_for_steps(1)
+    second = job.start(*flags, nodes="1:3", nproc=1)
+    grown = job.wait_for_steps(2, after=first)
+    third = job.start(*flags, nodes="1:3", nproc=1)
+    full = job.wait_for_steps(3, after=grown)
+    third.signal(signal.SIGTERM)  # one leaves, and says so
+    assert third.exit_code() == 1, job.dump()
+    smaller = job.wait_for_steps(2, after=full)
+    agent = second.agent()
+    processes.kill(second.guardian, agent)  # another one vanishes
+    job.wait_for_steps(1, after=smaller)
+    job.finish()
+    job.ends(0, -signal.SIGKILL, 1)
+    assert {line.fields["world"] for line in job.told("start", round=full)} == {3}
+
+
+def test_a_node_joins_during_a_round_that_is_forming(job: Job) -> None:
+    """Three come at once, and one more while the ranks of a round are being started."""
+    for _ in range(3):
+        job.start("--last-call", "1", nodes="2:4", nproc=1)
+    job.wait_for("ranks that start", lambda: job.told("start") or None)
+    job.start("--last-call", "0.2", nodes="2:4", nproc=1)
+    job.wait_for("four ranks in a round", lambda: _world(job, 4))
+    job.finish()
+    job.ends(0)
+
+
+def _world(job: Job, size: int) -> bool | None:
+    number = job.round()
+    return all(job.told("step", round=number, rank=rank) for rank in range(size)) or None
+
+
+def test_a_node_that_comes_while_the_job_ends(job: Job) -> None:
+    """It is told so, in one line, and starts nothing."""
+    job.start(nodes="1:2", nproc=1, script=("--on-term", "work"))
+    job.wait_for_steps(1)
+    job.finish()
+    late = job.start("--join-timeout", "3", "--rdzv-conf", "is_host=false", nodes="1:2", nproc=1)
+    code = late.exit_code()
+    assert code in (0, 1), job.dump()
+    if code == 1:
+        assert "no master answers at" in late.said(), job.dump()
+    job.ends(0, code)
+
+
+def test_a_node_that_comes_when_the_job_is_over(job: Job) -> None:
+    job.start(nodes="1:2", nproc=1)
+    job.wait_for_steps(1)
+    job.finish()
+    job.ends(0)
+    late = job.start("--join-timeout", "2", "--rdzv-conf", "is_host=false", nodes="1:2", nproc=1)
+    job.ends(0, 1)
+    assert "is elastic-run running on the node that owns it?" in late.said(), job.dump()
+
+
+def test_a_spare_node_takes_the_place_of_one_that_dies(job: Job) -> None:
+    job.start(nodes="2:2", nproc=1)
+    second = job.start(nodes="2:2", nproc=1)
+    number = job.wait_for_steps(2)
+    job.start(nodes="2:2", nproc=1)
+    job.wait_for_event("node2 attached")
+    job.wait_for_more_steps(number, 2)
+    processes.kill(second.guardian, second.agent())
+    job.wait_for_steps(2, after=number)
+    job.finish()
+    job.ends(0, -signal.SIGKILL, 0)
+
+
+def test_the_node_with_the_master_dies(job: Job) -> None:
+    """The others say so in one line and end; they do not wait for ever."""
+    first = job.start(nodes="2:2", nproc=1)
+    flags = ("--rdzv-conf", "is_host=false", "--join-timeout", "3")
+    second = job.start(*flags, nodes="2:2", nproc=1)
+    number = job.wait_for_steps(2)
+    parts = (first.agent(), first.master(), first.guardian)
+    processes.kill(first.guardian, number=signal.SIGSTOP)  # so that nobody is started again
+    processes.kill(*parts)
+    job.wait_for_more_steps_of(number, 1)  # it does not depend on its peer, and goes on
+    processes.kill(job.rank(number, 1))
+    job.ends(-signal.SIGKILL, 1)
+    assert "no master answers at" in second.said(), job.dump()
+
+
+@pytest.mark.parametrize("seconds", [1, 6])
+def test_the_way_to_the_master_is_cut_and_ranks_go_on(job: Job, seconds: int) -> None:
+    """Through a proxy, so it runs everywhere. The host itself still answers the master's knock."""
+    with Proxy(job.address, job.port) as proxy:
+        job.start(nodes="2", nproc=1)
+        through = ("--rdzv-endpoint", f"127.0.0.1:{proxy.port}", "--rdzv-conf", "is_host=false")
+        job.start(*through, nodes="2", nproc=1)
+        number = job.wait_for_steps(2)
+        proxy.cut()
+        job.wait_for_event("node1 is unreachable")
+        job.wait_for_more_steps(number, 2, count=50 * seconds)
+        proxy.mend()
+        job.wait_for("node1 to be back", lambda: "attached" in job.events()[-1] or None)
+        job.wait_for_more_steps(number, 2)
+        assert job.round() == number, job.dump()
+        job.finish()
+        job.ends(0)
+
+
+def test_an_agent_that_is_stuck_for_a_while(job: Job) -> None:
+    """Stopped, it answers nobody and its node is given up; once it goes on, it joins again."""
+    node = job.start()
+    number = job.wait_for_steps(2)
+    agent = node.agent()
+    processes.kill(agent, number=signal.SIGSTOP)
+    job.wait_for_event("node0 is lost")
+    processes.kill(agent, number=signal.SIGCONT)
+    job.wait_for_steps(2, after=number)
+    assert node.agent() == agent, job.dump()
+    job.finish()
+    job.ends(0)

@@ -1,0 +1,84 @@
+"""States and events as text and back."""
+
+import json
+from typing import get_args
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from elastic.master import codec
+from elastic.master.events import Event, Tick
+from elastic.master.job import Job
+from elastic.proto.errors import JournalError
+
+
+@pytest.mark.parametrize("kind", get_args(Event))
+def test_every_event_survives(kind: type) -> None:
+    @given(st.from_type(kind))
+    def survives(event: Event) -> None:
+        assert codec.loads(Event, codec.dumps(event)) == event
+
+    survives()
+
+
+@given(st.from_type(Job))
+def test_a_job_survives(job: Job) -> None:
+    text = codec.dumps(job)
+    assume("NaN" not in text)
+    again = codec.loads(Job, text)
+    assert again == job
+    assert codec.dumps(again) == text
+    assert text.isascii()
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    assert codec.dumps(Job()) == '{"":"Job"}'
+    assert codec.loads(Job, '{"":"Job","from a newer release":1}') == Job()
+    assert codec.loads(Event, '{"":"Tick","from a newer release":1}') == Tick()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "5",
+        "null",
+        "[]",
+        "{}",
+        '{"":"Zap"}',
+        '{"":"Detached"}',
+        '{"":"Detached","node_id":5,"incarnation":1}',
+        '{"":"Detached","node_id":"a","incarnation":true}',
+        '{"":"Detached","node_id":"a","incarnation":1.5}',
+        '{"":"Knocked","node_id":"a","incarnation":1,"answer":"maybe"}',
+        '{"":"Attached","nodes":"abc"}',
+        '{"":"Attached","nodes":{"a":1}}',
+        '{"":"Job"}',
+        "[" * 100_000,
+        '"\\ud800"',
+    ],
+)
+def test_anything_else_is_an_error_in_one_short_line(text: str) -> None:
+    with pytest.raises(JournalError) as caught:
+        codec.loads(Event, text)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@given(st.from_type(Event), st.data())  # type: ignore[arg-type]
+def test_damage_is_an_error_or_another_event(event: Event, data: st.DataObject) -> None:
+    text = codec.dumps(event)
+    at = data.draw(st.integers(0, len(text) - 1))
+    broken = text[:at] + data.draw(st.characters()) + text[at + 1 :]
+    try:
+        assert isinstance(codec.loads(Event, broken), get_args(Event))
+    except JournalError:
+        pass
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=9))
+def test_no_json_is_executed_or_crashes(value: object) -> None:
+    with pytest.raises(JournalError):
+        codec.loads(Job, json.dumps(value))

@@ -1,0 +1,72 @@
+"""What comes from the wire is bounded; what goes out is whole."""
+
+from elastic.master import messages
+from elastic.master.directive import Directive, Place
+from elastic.master.events import NodePhase
+from elastic.proto import master_pb2 as pb
+
+LONG = "x" * 100_000
+
+
+def test_a_hello() -> None:
+    hello = pb.Hello(
+        node_id="a",
+        incarnation=(1 << 64) - 1,
+        slots=8,
+        labels={"zone": "z", "rack": "r"},
+        spare_store="[::1]:1",
+        report=pb.NodeReport(round=3, phase=pb.NodeReport.RUNNING),
+    )
+    found = messages.attachment(hello)
+    assert (found.node_id, found.incarnation, found.slots) == ("a", (1 << 64) - 1, 8)
+    assert found.labels == (("rack", "r"), ("zone", "z"))
+    assert found.node_rank is None
+    assert (found.report.round, found.report.phase) == (3, NodePhase.RUNNING)
+    assert messages.attachment(pb.Hello(node_rank=0)).node_rank == 0
+
+
+def test_texts_are_bounded() -> None:
+    failure = pb.RankFailure(error_type=LONG, message=LONG, frame=LONG, log_tail=LONG + "end")
+    found = messages.failure(failure)
+    assert len(found.message) == len(found.log_tail) == messages.MAX_TEXT
+    assert found.log_tail.endswith("end"), "of a log the end is what tells"
+    assert len(found.error_type) <= 512 >= len(found.frame)
+    hello = messages.attachment(
+        pb.Hello(
+            node_id=LONG,
+            host=LONG,
+            role=LONG,
+            knock_address=LONG,
+            spare_store=LONG,
+            labels={str(i): LONG for i in range(100)},
+        )
+    )
+    assert max(map(len, (hello.node_id, hello.host, hello.role, hello.store))) == 256
+    assert len(hello.labels) == 32
+    report = messages.report(pb.NodeReport(failures=[failure] * 2000))
+    assert len(report.failures) == 1024
+
+
+def test_a_phase_of_a_newer_release_is_none() -> None:
+    message = pb.NodeReport.FromString(b"\x10\x63")  # phase = 99
+    assert messages.report(message).phase is NodePhase.IDLE
+
+
+def test_a_directive_goes_out_whole() -> None:
+    place = Place(
+        node_rank=1,
+        num_nodes=2,
+        first_rank=3,
+        local_world_size=4,
+        world_size=7,
+        role_first_rank=5,
+        role_world_size=6,
+    )
+    order = Directive(
+        kind="run", round=9, place=place, store="s:1", restart_count=2, stop_grace=1.5,
+        exit_code=213, reason="because",
+    )  # fmt: skip
+    sent = messages.directive(order, epoch=4).directive
+    fields = {field.name for field in pb.Directive.DESCRIPTOR.fields}
+    assert {field.name for field, _ in sent.ListFields()} == fields
+    assert (sent.kind, sent.epoch, sent.first_rank, sent.role_world_size) == (pb.Directive.RUN, 4, 3, 6)

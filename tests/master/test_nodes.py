@@ -1,0 +1,98 @@
+"""Who is alive, and until when that is believed."""
+
+from dataclasses import replace
+
+import pytest
+
+from elastic.master import nodes as registry
+from elastic.master.events import KnockAnswer, NodeId
+from elastic.master.nodes import Node, NodeState
+from elastic.master.policy import Policy
+from tests.master.builders import attachment
+
+POLICY = Policy(lease=5.0, agent_restart=3.0, settle=1.0)
+A = NodeId("a")
+
+
+def attached(now: float = 0.0, **more: object) -> Node:
+    return registry.attach({}, (), (attachment("a", **more),), now)[0][A]
+
+
+def test_an_attached_node_has_no_deadline() -> None:
+    node = attached()
+    assert node.deadline(POLICY) is node.awaited(POLICY) is node.knock_due(POLICY) is None
+    assert registry.next_deadline({A: node}, POLICY) is None
+
+
+def test_an_answer_extends_the_lease_but_not_the_wait() -> None:
+    node = registry.silent(attached(), 10.0, asked=True)
+    assert (node.deadline(POLICY), node.awaited(POLICY)) == (15.0, 15.0)
+    heard = registry.knocked(node, KnockAnswer.ALIVE, 14.0)
+    assert heard is not None
+    assert (heard.deadline(POLICY), heard.awaited(POLICY)) == (19.0, 15.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        (KnockAnswer.ALIVE, NodeState.UNREACHABLE),
+        (KnockAnswer.SILENT, NodeState.UNREACHABLE),
+        (KnockAnswer.RESTARTING, NodeState.RESTARTING),
+        (KnockAnswer.GONE, None),
+    ],
+)
+def test_what_an_answer_says(answer: KnockAnswer, state: NodeState | None) -> None:
+    node = registry.silent(attached(), 10.0, asked=True)
+    heard = registry.knocked(node, answer, 11.0)
+    assert (heard.state if heard else None) is state
+    here = attached()
+    assert registry.knocked(here, answer, 11.0) is here, "an old answer says nothing of it"
+
+
+def test_a_restarting_agent_has_so_long_and_no_longer() -> None:
+    node = registry.knocked(
+        registry.silent(attached(), 10.0, asked=True), KnockAnswer.RESTARTING, 11.0
+    )
+    assert node is not None
+    assert node.deadline(POLICY) == node.awaited(POLICY) == 14.0
+    assert registry.knocked(node, KnockAnswer.ALIVE, 13.0) is node
+    assert not registry.expired({A: node}, 13.9, POLICY)
+    assert registry.expired({A: node}, 14.0, POLICY) == (node,)
+
+
+def test_a_node_that_nobody_knocked_at_is_knocked_at_before_it_is_lost() -> None:
+    node = registry.silent(attached(), 10.0, asked=False)
+    assert registry.next_deadline({A: node}, POLICY) == 11.0
+    assert registry.to_knock_at({A: node}, 11.0, POLICY) == (node,)
+
+
+def test_a_node_keeps_its_age_and_its_drain_over_lives_of_its_agent() -> None:
+    node = attached(1.0)
+    table = {A: replace(node, draining=True)}
+    again = registry.attach(table, (), (attachment("a", 2),), 50.0)[0][A]
+    assert (again.joined, again.draining, again.incarnation) == (1.0, True, 2)
+
+
+def test_a_store_is_offered_once() -> None:
+    node = attached(store="a:1")
+    used = registry.take_store(node)
+    assert used.store == ""
+    assert registry.with_store(used, "a:1") is used
+    assert registry.with_store(used, "") is used
+    fresh = registry.with_store(used, "a:2")
+    assert fresh.store == "a:2"
+    back = registry.attach({A: used}, (), (attachment("a", store="a:1"),), 1.0)[0][A]
+    assert back.store == ""
+    new_life = registry.attach({A: used}, (), (attachment("a", 2, store="a:1"),), 1.0)[0][A]
+    assert new_life.store == "a:1"
+    assert registry.with_store(fresh, "").store == ""
+
+
+def test_a_store_that_a_round_took_is_known_when_its_node_was_lost_in_between() -> None:
+    used = registry.take_store(attached(store="a:1"))
+    spent = registry.spend((), (used,))
+    table, _ = registry.attach({}, spent, (attachment("a", store="a:1"),), 9.0)
+    assert table[A].store == "", "it never heard of that round"
+    table, _ = registry.attach({}, spent, (attachment("a", 2, store="a:1"),), 9.0)
+    assert table[A].store == "a:1", "another life's is another store"
+    assert len(registry.spend(spent * 1000, (used,))) == registry.KEEP_SPENT

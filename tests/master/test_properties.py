@@ -1,0 +1,248 @@
+"""Any events in any order: the job stays legal, and its journal gives it back."""
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic.master import events as ev
+from elastic.master import journal as journals
+from elastic.master.events import Event, Incarnation, KnockAnswer, NodeId, NodePhase, RankFailure
+from elastic.master.job import Job, handle
+from elastic.master.journal import Entry, Journal
+from elastic.master.policy import Policy
+from tests.master.legal import check
+
+NAMES = [NodeId(name) for name in "abcdef"]
+
+policies = st.builds(
+    lambda least, more, unit, **rest: Policy(
+        min_nodes=least,
+        max_nodes=max(least + more, -(-least // unit) * unit),
+        node_unit=unit,
+        **rest,
+    ),
+    least=st.integers(1, 3),
+    more=st.integers(0, 4),
+    unit=st.sampled_from([1, 1, 1, 2, 3]),
+    rank_unit=st.sampled_from([1, 1, 2, 3]),
+    max_restarts=st.sampled_from([0, 3, 1000]),
+    fault_budget=st.sampled_from([0, 3, 1000, 1000]),
+    same_failure_limit=st.sampled_from([1, 3, 1000]),
+    below_min_timeout=st.sampled_from([None, None, 4.0]),
+    failure_grace=st.sampled_from([0.0, 2.0]),
+)
+
+failures = st.builds(
+    RankFailure,
+    rank=st.sampled_from([-1, 0, 1, 2, 7]),
+    local_rank=st.integers(0, 1),
+    exit_code=st.sampled_from([1, -9, -6, -11, 0]),
+    error_type=st.sampled_from(["", "ValueError", "DistNetworkError", "RuntimeError"]),
+    message=st.sampled_from(["", "at step 5", "Connection closed by peer"]),
+    oom_killed=st.booleans(),
+)
+
+nodes = st.sampled_from(NAMES)
+life = st.sampled_from([0, 0, 0, 0, 0, 0, 1, -1])
+"""Of the node's agent: 0 is the one that the master knows, 1 a new one, -1 an old one."""
+rounds = st.sampled_from([0, 0, 0, 0, -1, 1])
+"""From the current one."""
+
+wishes = st.one_of(
+    st.tuples(st.just("attach"), st.lists(st.tuples(nodes, life), min_size=1, max_size=6)),
+    st.tuples(st.just("attach"), st.just([(name, 0) for name in NAMES])),
+    st.tuples(st.just("detach"), nodes, life),
+    st.tuples(st.just("knock"), nodes, life, st.sampled_from(KnockAnswer)),
+    st.tuples(st.just("leave"), nodes, life),
+    st.tuples(
+        st.just("report"),
+        nodes,
+        life,
+        rounds,
+        st.sampled_from(NodePhase),
+        st.lists(failures, max_size=2),
+    ),
+    st.tuples(st.just("report"), nodes, life, rounds, st.just(NodePhase.FINISHED), st.just([])),
+    st.tuples(st.just("store"), nodes, life, st.booleans()),
+    st.tuples(st.just("stores")),
+    st.tuples(st.just("unit"), rounds, st.sampled_from([-1, 0, 1, 1, 2, 3, 4])),
+    st.tuples(st.just("step"), rounds, st.integers(-1, 9)),
+    st.tuples(st.just("restart")),
+    st.tuples(st.just("drain"), st.none() | nodes | nodes | nodes),
+    st.tuples(st.just("stop")),
+    st.tuples(st.just("start")),
+    st.tuples(st.just("tick")),
+)
+
+gaps = st.sampled_from([0.0, 0.0, 0.01, 0.3, 1.0, 1.0, 2.5, 5.0, 100.0])
+histories = st.lists(st.tuples(gaps, wishes), max_size=60)
+
+
+@dataclass
+class World:
+    """Turns wishes into events of the moment: agents name each store once, and say it again."""
+
+    policy: Policy
+    job: Job = field(default_factory=Job)
+    now: float = 0.0
+    stores: dict[tuple[NodeId, int], str] = field(default_factory=dict)
+    made: int = 0
+    used: set[str] = field(default_factory=set)
+    written: list[Entry] = field(default_factory=list)
+    wake: float | None = None
+
+    def feed(self, event: Event) -> None:
+        decision = handle(self.job, event, self.now, self.policy)
+        check(self.job, event, decision, self.now, self.policy, self.used)
+        assert handle(self.job, event, self.now, self.policy) == decision, "not a function"
+        if decision.state is not self.job:  # as the shell does
+            self.written.append(Entry(wall=self.now, job=self.now, event=event))
+        else:
+            assert not any(isinstance(e, ev.Finished) for e in decision.effects)
+        self.job = decision.state
+        for effect in decision.effects:
+            if isinstance(effect, ev.WakeAt) and not (
+                self.wake is not None and self.now < self.wake <= effect.time
+            ):
+                self.wake = effect.time
+
+    def play(self, history: Iterable[tuple[float, tuple[object, ...]]]) -> None:
+        self.feed(ev.MasterStarted("job"))
+        for gap, wish in history:
+            self.now += gap
+            self.feed(self.event(*wish))
+
+    def event(self, kind: object, *about: object) -> Event:  # noqa: PLR0911
+        match kind, *about:
+            case "attach", list(arrivals):
+                return ev.Attached(tuple(self.arrival(node, of) for node, of in arrivals))
+            case "detach", node, of:
+                return ev.Detached(*self.life(node, of))
+            case "knock", node, of, KnockAnswer() as answer:
+                return ev.Knocked(*self.life(node, of), answer)
+            case "leave", node, of:
+                return ev.Left(*self.life(node, of), "a\nsignal")
+            case "report", node, of, int(ahead), NodePhase() as phase, list(seen):
+                return ev.Reported(*self.life(node, of), self.report(ahead, phase, seen))
+            case "store", node, of, bool(fresh):
+                node_id, incarnation = self.life(node, of)
+                store = self.store(node_id, incarnation, fresh=fresh)
+                return ev.StoreReady(node_id, incarnation, store)
+            case "unit", int(ahead), int(unit):
+                return ev.UnitDeclared(self.job.last_round + ahead, unit)
+            case "step", int(ahead), int(step):
+                return ev.Progressed(self.job.last_round + ahead, self.job.ledger.step + step - 3)
+            case "restart", *_:
+                return ev.RestartAsked("by\nhand")
+            case "drain", node:
+                return ev.DrainAsked(node, "")  # type: ignore[arg-type]
+            case "stop", *_:
+                return ev.Stopping("told to")
+            case "start", *_:
+                return ev.MasterStarted(f"job{len(self.written)}")
+            case "stores", *_:
+                for known in tuple(self.job.nodes.values()):
+                    store = self.store(known.node_id, known.incarnation, fresh=True)
+                    self.feed(ev.StoreReady(known.node_id, known.incarnation, store))
+        return ev.Tick()
+
+    def life(self, node: object, of: object) -> tuple[NodeId, Incarnation]:
+        node_id = NodeId(str(node))
+        known = self.job.nodes.get(node_id)
+        return node_id, Incarnation((known.incarnation if known else 5) + int(str(of)))
+
+    def arrival(self, node: object, of: object) -> ev.Attachment:
+        node_id, incarnation = self.life(node, of)
+        return ev.Attachment(
+            node_id=node_id,
+            incarnation=incarnation,
+            slots=1 + ord(node_id) % 3,
+            store=self.store(node_id, incarnation, fresh=False),
+            labels=(("rack", str(ord(node_id) % 2)),),
+            report=self.report(0, NodePhase.RUNNING, []),
+        )
+
+    def store(self, node: NodeId, incarnation: int, *, fresh: bool) -> str:
+        if fresh or (node, incarnation) not in self.stores:
+            self.made += 1
+            self.stores[node, incarnation] = f"{node}:{self.made}"
+        return self.stores[node, incarnation]
+
+    def report(self, ahead: int, phase: NodePhase, seen: list[RankFailure]) -> ev.Report:
+        return ev.Report(round=self.job.last_round + ahead, phase=phase, failures=tuple(seen))
+
+
+@settings(max_examples=250)
+@given(policies, histories)
+def test_any_order_of_events_leaves_a_legal_state(
+    policy: Policy, history: list[tuple[float, tuple[object, ...]]]
+) -> None:
+    World(policy).play(history)
+
+
+@settings(max_examples=150)
+@given(policies, histories)
+def test_time_alone_settles_everything(
+    policy: Policy, history: list[tuple[float, tuple[object, ...]]]
+) -> None:
+    """Nobody says anything any more: after a few wakes the job stands, waits or is over."""
+    world = World(policy)
+    world.play(history)
+    for _ in range(40):
+        if world.wake is None or world.job.result is not None:
+            break
+        world.now, world.wake = max(world.now, world.wake), None
+        world.feed(ev.Tick())
+    else:
+        raise AssertionError("it wakes up for ever")
+    if world.job.result is not None:
+        return
+    states = {node.state for node in world.job.nodes.values()}
+    assert states <= {"attached"}, "who is silent is lost in the end"
+    before = world.job
+    world.now += 1e6
+    world.feed(ev.Tick())
+    assert world.job is before, "time alone had something left to say"
+
+
+@settings(max_examples=120)
+@given(policies, histories, st.integers(2, 30))
+def test_a_replayed_journal_gives_the_same_state(
+    policy: Policy, history: list[tuple[float, tuple[object, ...]]], snapshot_every: int
+) -> None:
+    world = World(policy)
+    world.play(history)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(journals, "SNAPSHOT_EVERY", snapshot_every),
+    ):
+        path = Path(folder) / "journal.db"
+        journal = Journal(path)
+        job = Job()
+        for entry in world.written:
+            job = handle(job, entry.event, entry.job, policy).state
+            journal.append(entry, fence=False)
+            journal.compact(job, entry.wall, entry.job)
+        journal.close()
+        journal = Journal(path)
+        job, _, _, entries = journal.load()
+        journal.close()
+    assert len(entries) <= snapshot_every
+    for entry in entries:
+        job = handle(job, entry.event, entry.job, policy).state
+    assert job == world.job
+
+
+@settings(max_examples=60)
+@given(policies, histories)
+def test_seconds_add_up(policy: Policy, history: list[tuple[float, tuple[object, ...]]]) -> None:
+    world = World(policy)
+    world.play(history)
+    ledger = world.job.ledger
+    seconds = ledger.productive + sum(ledger.lost.values())
+    assert abs(seconds - (ledger.since - ledger.began)) < 1e-6
