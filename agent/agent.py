@@ -248,6 +248,7 @@ class Agent:
             )
         elif isinstance(message, link.ModulesNote):
             self._starters.note_modules(message.modules)
+            self._spares.note(rank.local_rank, rank.environ, message.environ)
         elif isinstance(message, link.FirstStep):
             self._stepped = True
             self._send_heartbeat()

@@ -1,7 +1,9 @@
-"""A cgroup (version 2) for a node's ranks, where one may be had: it makes a sweep certain.
+"""A cgroup (version 2) for an agent and all that it starts, where one may be had.
 
-`<ours>/elastic-<guardian's pid>/round-<n>`. Membership only, no limits: what limits there are stay
-those of the cgroup above. Killing it reaches processes that left their session and their parents.
+`<ours>/elastic-<guardian's pid>`. It makes the guardian's sweep certain: killing it reaches processes
+that left their session and their parents. Membership only, no limits: what limits there are stay
+those of the cgroup above. The agent joins it, its children are born into it: to move a process takes
+the kernel up to 0.1 s, which no rank should pay for.
 """
 
 import contextlib
@@ -29,28 +31,20 @@ def create() -> Path | None:
     return path
 
 
-def of_round(node: Path | None, number: int) -> Path | None:
-    """The cgroup of a round's ranks."""
-    if node is None:
-        return None
-    path = node / f"round-{number}"
-    with contextlib.suppress(OSError):
-        path.mkdir(exist_ok=True)
-        return path
-    return None
+def join(path: Path | None) -> None:
+    """Become a member, with all children to come; make it again if it was ended."""
+    if path is not None:
+        with contextlib.suppress(OSError):
+            path.mkdir(exist_ok=True)
+            (path / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def end(path: Path | None) -> bool:
-    """SIGKILL for all in it and below; then remove it if it is empty. Whether it is gone."""
+    """SIGKILL for all in it; then remove it if it is empty. Whether it is gone."""
     if path is None:
         return True
     with contextlib.suppress(OSError):
         (path / "cgroup.kill").write_text("1")
-    with contextlib.suppress(OSError):
-        for child in path.iterdir():
-            if child.is_dir():
-                with contextlib.suppress(OSError):
-                    child.rmdir()
     with contextlib.suppress(OSError):
         path.rmdir()
     return not path.exists()

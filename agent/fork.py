@@ -177,9 +177,6 @@ def prepare(request: Request) -> dict[str, str]:
 
 
 def _place(spec: StartSpec) -> None:
-    if spec.cgroup is not None:
-        with open(os.path.join(spec.cgroup, "cgroup.procs"), "w") as procs:
-            procs.write(str(os.getpid()))
     if spec.cpus is not None:
         os.sched_setaffinity(0, spec.cpus)
     os.chdir(spec.cwd)

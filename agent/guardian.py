@@ -101,6 +101,8 @@ class Guardian:
                     if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN, None):
                         signal.signal(number, signal.SIG_DFL)
             os.setpgid(0, 0)  # a ^C at the terminal reaches the guardian alone, which passes it on
+            if child is self._agent:
+                cgroup.join(self._cgroup)
             prctl.set_pdeathsig(signal.SIGTERM)
             if os.getppid() == guardian:
                 code = child.main()

@@ -241,7 +241,8 @@ def _first_step() -> None:
         return
     from elastic.proto.link import FirstStep, ModulesNote
 
-    _attachment.send(ModulesNote(modules=tuple(_site_modules())))
+    environ = dict(env.process_environment())
+    _attachment.send(ModulesNote(modules=tuple(_site_modules()), environ=environ))
     _attachment.send(FirstStep(step=1))
 
 

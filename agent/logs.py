@@ -8,6 +8,7 @@ the local rank, as in torchrun.
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 import re
 import shutil
@@ -18,6 +19,8 @@ from pathlib import Path
 from string import Template
 
 from elastic.agent.settings import LogSettings
+
+log = logging.getLogger(__name__)
 
 OUT, ERR = 1, 2
 POLL = 0.1
@@ -53,35 +56,48 @@ class AttemptLogs:
         self._files: list[Path] = []
         self.folder: Path | None = None
         if settings.run_dir is not None:
-            self.folder = settings.run_dir / f"attempt_{number - 1}"
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _prune(settings.run_dir, settings.keep)
+            folder = settings.run_dir / f"attempt_{number - 1}"
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                _prune(settings.run_dir, settings.keep)
+            except OSError as error:
+                _go_without(error)
+            else:
+                self.folder = folder
 
     def open(self, rank: int, local_rank: int) -> RankStreams:
-        """Make the rank's folder and open its streams. Raises OSError."""
+        """Make the rank's folder and open its streams; on the console where that cannot be done."""
         shown = self._settings.local_ranks is None or local_rank in self._settings.local_ranks
-        if self.folder is None:
-            return RankStreams(
-                stdout=os.dup(1) if shown else _devnull(),
-                stderr=os.dup(2) if shown else _devnull(),
-                folder=None,
-                error_file="",
-            )
-        folder = self.folder / str(rank)
+        if self.folder is not None:
+            try:
+                return self._open_files(self.folder / str(rank), rank, local_rank, shown)
+            except OSError as error:
+                _go_without(error)
+        return RankStreams(
+            stdout=os.dup(1) if shown else _devnull(),
+            stderr=os.dup(2) if shown else _devnull(),
+            folder=None,
+            error_file="",
+        )
+
+    def _open_files(self, folder: Path, rank: int, local_rank: int, shown: bool) -> RankStreams:
         folder.mkdir(exist_ok=True)
         tee = of_rank(self._settings.tee, local_rank)
         files = tee | of_rank(self._settings.redirects, local_rank)
-        ends = []
-        for bit, name, console in ((OUT, "stdout", sys.stdout), (ERR, "stderr", sys.stderr)):
-            if files & bit:
-                path = folder / f"{name}.log"
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-                ends.append(os.open(path, flags, 0o644))
-                self._files.append(path)
-                if tee & bit and shown:
-                    self._tail(path, rank, local_rank, name, console.fileno())
-            else:
-                ends.append(os.dup(console.fileno()) if shown else _devnull())
+        with contextlib.ExitStack() as opened:
+            ends = []
+            for bit, name, console in ((OUT, "stdout", sys.stdout), (ERR, "stderr", sys.stderr)):
+                if files & bit:
+                    path = folder / f"{name}.log"
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                    ends.append(os.open(path, flags, 0o644))
+                    self._files.append(path)
+                    if tee & bit and shown:
+                        self._tail(path, rank, local_rank, name, console.fileno())
+                else:
+                    ends.append(os.dup(console.fileno()) if shown else _devnull())
+                opened.callback(os.close, ends[-1])
+            opened.pop_all()  # all of them are the caller's now
         return RankStreams(
             stdout=ends[0],
             stderr=ends[1],
@@ -152,13 +168,18 @@ class _Tail:
         _write(self._console, b"".join(self._prefix + line + b"\n" for line in lines))
         chosen = [line for line in lines if any(word in line for word in self._words)]
         if chosen and self._filtered is not None:
-            with open(self._filtered, "ab") as file:
+            with contextlib.suppress(OSError), open(self._filtered, "ab") as file:
                 file.write(b"".join(self._prefix + line + b"\n" for line in chosen))
 
     def close(self) -> None:
         self.copy()
         self._emit([self._rest] if self._rest else [])
         os.close(self._source)
+
+
+def _go_without(error: OSError) -> None:
+    """A full disk costs the files of a round, and not the round."""
+    log.warning("what ranks write goes to no file in this round: %s", error)
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from elastic.agent import cgroup, children, logs, numa, oom
+from elastic.agent import children, logs, numa, oom
 from elastic.agent.environment import rank_environment
 from elastic.agent.logs import AttemptLogs, RankStreams
 from elastic.agent.settings import AgentSettings
@@ -122,7 +122,6 @@ class Ranks:
         self._spares = spares
         self._logs = AttemptLogs(settings.logs, order.round, settings.role)
         self._oom = oom.kills()
-        self._cgroup = cgroup.of_round(settings.cgroup, order.round)
 
     async def start(self, exit_seen: ExitSeen, message_seen: MessageSeen) -> None:
         """Start them all. Raises OSError or StartFailed; some may run then: `stop` ends them."""
@@ -186,7 +185,6 @@ class Ranks:
             python=work.python,
             cpus=self._cpus(rank.local_rank),
             threads=self._starters.threads,
-            cgroup=None if self._cgroup is None else str(self._cgroup),
         )
 
     def _cpus(self, local_rank: int) -> tuple[int, ...] | None:
@@ -251,7 +249,6 @@ class Ranks:
             self.send_signal(signal.SIGKILL)
             await self.wait(self._settings.kill_timeout)
         left = self._running()
-        cgroup.end(self._cgroup)
         await self._logs.close()
         for rank in self.ranks:
             rank.close()

@@ -61,8 +61,6 @@ class AgentSettings:
     node_rank: int | None = None
     max_restarts: int = 0
     """Only told to the ranks; the master counts."""
-    cgroup: Path | None = None
-    """Folder of the cgroup below which each round's ranks get their own, where there may be one."""
     ports: tuple[int, int] | None = None
     """Range for listeners, both ends included; None: any free port."""
     fork_ranks: bool = True

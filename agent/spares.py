@@ -10,13 +10,13 @@ import socket
 from collections.abc import Mapping
 
 from elastic.agent import children
-from elastic.agent.environment import mark, virtual_devices
+from elastic.agent.environment import mark
 from elastic.agent.gpus import Gpus
 from elastic.agent.settings import AgentSettings
 from elastic.agent.spare import READY
 from elastic.agent.spec import StartSpec
 from elastic.agent.starter import StartFailed, memory_file
-from elastic.agent.starters import Starters
+from elastic.agent.starters import Starters, changes
 from elastic.proto import env
 from elastic.proto.errors import StarterDied
 
@@ -76,11 +76,20 @@ class Spares:
         self._spares: dict[int, Spare] = {}
         self._used: dict[int, tuple[int, int]] = {}
         """Device and most bytes that each local rank was seen to hold there."""
+        self._environs: dict[int, dict[str, str]] = {}
+        """What each local rank's script had made of its environment by its first step."""
         self._wanted = settings.spare_ranks and settings.fork_ranks
 
     @property
     def pids(self) -> set[int]:
         return {spare.pid for spare in self._spares.values()}
+
+    def note(self, local_rank: int, given: Mapping[str, str], seen: Mapping[str, str]) -> None:
+        """A rank has finished its first step: what CUDA and NCCL read of the environment is known."""
+        if "CUDA_VISIBLE_DEVICES" in changes(given, seen):
+            self._wanted = False
+            log.info("no spare ranks: the script chooses its devices by CUDA_VISIBLE_DEVICES")
+        self._environs[local_rank] = dict(seen)
 
     async def look(self, pids: Mapping[int, int]) -> None:
         """Note what the ranks (local rank to pid) hold; fork spares that lack, give up surplus.
@@ -110,15 +119,11 @@ class Spares:
 
     async def fork(self, local_rank: int, device: str) -> None:
         """Fork a spare for `local_rank` that holds `device` (cuda:0, ..., or cpu)."""
-        if self._starters.sets_devices:
-            self._wanted = False
-            log.info("no spare ranks: the script chooses its devices by CUDA_VISIBLE_DEVICES")
-            return
         work = self._settings.workload
-        environ = dict(work.environ) | {env.MARK: mark(self._settings, 0)}
+        environ = self._environs.get(local_rank, dict(work.environ))
+        environ = environ | {env.MARK: mark(self._settings, 0)}
         if self._settings.virtual_local_rank:
-            environ |= virtual_devices(work.environ, local_rank)
-            device = "cuda:0"
+            device = "cuda:0" if device != "cpu" else device
         spec = StartSpec(
             kind="spare", target=device, environ=environ, cwd=work.cwd, python=work.python
         )

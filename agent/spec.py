@@ -36,15 +36,13 @@ class StartSpec:
     """Intra-op threads of a forked rank; None: what OMP_NUM_THREADS or torch itself says."""
     cpus: tuple[int, ...] | None = None
     """CPUs that it may run on; None: as the agent."""
-    cgroup: str | None = None
-    """Folder of the cgroup that it joins, or None."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind is one of {', '.join(KINDS)}, not {self.kind!r}")
         if not (self.target or self.kind == "store") or not self.cwd or not self.python:
             raise ValueError("target, cwd and python must not be empty")
-        texts = [self.target, *self.args, self.cwd, self.title, self.python, self.cgroup or ""]
+        texts = [self.target, *self.args, self.cwd, self.title, self.python]
         texts += [*self.environ, *self.environ.values()]
         if not all(isinstance(text, str) and "\0" not in text for text in texts):
             raise ValueError("every text of a spec is a string without a zero byte")

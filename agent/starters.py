@@ -27,6 +27,14 @@ _OF_A_RANK = frozenset(
 )  # fmt: skip
 
 
+def changes(given: Mapping[str, str], seen: Mapping[str, str]) -> dict[str, str | None]:
+    """What a script did to its environment; None: it took the name out."""
+    changed: dict[str, str | None] = {
+        key: value for key, value in seen.items() if given.get(key) != value
+    }
+    return changed | {key: None for key in given if key not in seen}
+
+
 class Starters:
     """Keeps a spawner and, where that is safe, a standby; starts each again when it dies."""
 
@@ -50,8 +58,6 @@ class Starters:
         self.standby_ready = asyncio.Event()
         self.threads: int | None = None
         """Intra-op threads that the script asks for before it imports torch."""
-        self.sets_devices = False
-        """The script chooses its own CUDA_VISIBLE_DEVICES before it imports torch."""
 
     @property
     def pids(self) -> set[int]:
@@ -120,11 +126,7 @@ class Starters:
         self, local_rank: int, local_ranks: int, given: Mapping[str, str], seen: Mapping[str, str]
     ) -> None:
         """A rank is about to import torch, with `seen` made of the environment it was given."""
-        changed: dict[str, str | None] = {
-            key: value for key, value in seen.items() if given.get(key) != value
-        }
-        changed |= {key: None for key in given if key not in seen}
-        self.sets_devices |= "CUDA_VISIBLE_DEVICES" in changed
+        changed = changes(given, seen)
         self._notes[local_rank] = {
             key: value
             for key, value in changed.items()
@@ -184,9 +186,8 @@ class Starters:
             log.warning("ranks are spawned, not forked: %s", self.reason)
             return
         self.standby_ready.set()
-        if self._modules:
-            loaded = await standby.preload(self._modules)
-            log.info("standby preloaded %d modules in %.1f s", len(loaded.loaded), loaded.seconds)
+        loaded = (await standby.preload(self._modules)).loaded if self._modules else ()
+        log.info("the standby is ready, with %d modules preloaded", len(loaded))
 
     async def close(self) -> None:
         for task in self._tasks:

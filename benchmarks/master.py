@@ -4,7 +4,6 @@ The master is a process of its own with its journal on a disk, reached over loop
 agents (agents.py) are another, with a connection each; both share the machine's cores.
 """
 
-import asyncio
 import json
 import os
 import socket
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.jobs import ROOT
 from benchmarks.table import Row, Sample
-from elastic.master.main import MasterSettings, serve
+from elastic.master import main as program
 from elastic.master.policy import Policy
 from elastic.proto.security import Security
 
@@ -111,10 +110,10 @@ def _once(nodes: int, kind: str, figures: Figures, steady: float) -> None:
 @contextmanager
 def _master(kind: str, nodes: int, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     port = _free_port()
-    module = "benchmarks.master" if kind == "elastic" else "benchmarks.bare_master"
+    module = os.environ.get("MMOD") or "benchmarks.master" if kind == "elastic" else "benchmarks.bare_master"
     with Path("/tmp/eng/master.log").open("wb") as console:
         master = subprocess.Popen(
-            [sys.executable, "-m", module, str(port), str(nodes), str(folder)],
+            [sys.executable, *(["-m", module] if "/" not in module else [module]), str(port), str(nodes), str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=subprocess.STDOUT,
@@ -195,16 +194,16 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
-def _serve(port: int, nodes: int, folder: Path) -> None:
-    settings = MasterSettings(
+def _serve(port: int, nodes: int, folder: Path) -> int:
+    settings = program.MasterSettings(
         run_id=RUN_ID,
         address=f"127.0.0.1:{port}",
         run_dir=folder,
         policy=Policy(min_nodes=nodes, max_nodes=nodes),
         security=Security(),
     )
-    asyncio.run(serve(settings))
+    return program.main(settings)
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    sys.exit(_serve(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))

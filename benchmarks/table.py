@@ -1,6 +1,7 @@
 """Samples, rows, the printed table and the JSON file."""
 
 import json
+import math
 import os
 import platform
 import sys
@@ -30,7 +31,7 @@ class Sample:
         if not self.values:
             return None
         ordered = sorted(self.values)
-        return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
+        return ordered[max(math.ceil(q * len(ordered)) - 1, 0)]
 
     def add(self, value: float) -> None:
         """Count one try that came through, and show that something happens."""

@@ -57,18 +57,19 @@ def _launch(options: Options) -> int:
             "no job token: set %s (or --token-file) on every node, so that nobody else can "
             "join this job", TOKEN,
         )
-    run_dir = _run_dir(options)
+    run_dir = _job_folder(options.state_dir or options.log_dir, options.run_id)
+    log_dir = _job_folder(options.log_dir or options.state_dir, options.run_id)
     reservation = _reserve(options)
     address = options.endpoint_host, (
         reservation.getsockname()[1] if reservation else options.endpoint_port
     )
     host = _own_address(options, *address)
     knock = _knock_socket(options, host)
-    settings = _agent_settings(options, environ, slots, token, host, _join(*address), run_dir)
+    settings = _agent_settings(options, environ, slots, token, host, _join(*address), log_dir)
     guardian = Guardian(
         lambda: _agent_main(settings, knock),
         None if reservation is None else lambda: _master_main(options, settings, run_dir),
-        settings.cgroup,
+        cgroup.create(),
     )
     code = guardian.run(
         _numbers(dict.fromkeys((*options.signals_to_handle, "SIGTERM"))),
@@ -125,7 +126,7 @@ def _agent_settings(
     token: str,
     host: str,
     master: str,
-    run_dir: Path,
+    log_dir: Path,
 ) -> AgentSettings:
     def path(text: str | None) -> Path | None:
         return Path(text) if text else None
@@ -145,7 +146,7 @@ def _agent_settings(
             cwd=os.getcwd(),
         ),
         logs=LogSettings(
-            run_dir=None if options.log_dir == os.devnull else run_dir,
+            run_dir=None if options.log_dir == os.devnull else log_dir,
             redirects=options.redirects,
             tee=options.tee,
             local_ranks=options.local_ranks_filter,
@@ -165,7 +166,6 @@ def _agent_settings(
         labels=options.labels,
         node_rank=options.node_rank,
         max_restarts=options.max_restarts,
-        cgroup=cgroup.create(),
         ports=options.port_range,
         fork_ranks=options.rank_start == "auto",
         spare_ranks=options.spare_ranks == "auto",
@@ -205,17 +205,19 @@ def _token(options: Options, environ: dict[str, str]) -> str:
             token = Path(options.token_file).read_text().strip()
         except OSError as error:
             raise UsageError(f"--token-file {options.token_file}: {error.strerror}") from error
+    if not (token.isascii() and token.isprintable()):
+        raise UsageError("the job token may have printable ASCII characters only: make another one")
     if options.require_token and not token:
         raise UsageError(f"--require-token: set {TOKEN}, or --token-file FILE")
     return token
 
 
-def _run_dir(options: Options) -> Path:
-    """`<log-dir>/<run id>`, or the state folder's; made here, so that a mistake shows at once."""
-    base = options.state_dir or options.log_dir
+def _job_folder(base: str | None, run_id: str) -> Path:
+    """`<base>/<run id>`, in a folder for temporary files if none was given; made here, so that a
+    mistake shows at once."""
     if base is None or base == os.devnull:
         base = os.path.join(tempfile.gettempdir(), f"elastic-{os.getuid()}")
-    path = Path(base) / options.run_id.replace("/", "_")
+    path = Path(base) / run_id.replace("/", "_")
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o755)
     except OSError as error:

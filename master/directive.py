@@ -27,6 +27,9 @@ class Directive:
     round: int = 0
     place: Place = Place()
     store: str = ""
+    """To run: the round's. To wait: a store of the node's own that a round took; it may be over
+    before its node heard of it, and the node must make another.
+    """
     restart_count: int = 0
     stop_grace: float = 0.0
     """Seconds between SIGTERM and SIGKILL for ranks of older rounds."""
@@ -95,4 +98,5 @@ def directive(job: Job, node_id: NodeId, seated: Mapping[NodeId, Place]) -> Dire
             reason="drained",
             stop_grace=job.stop_grace,
         )
-    return Directive(kind="wait", round=job.last_round, stop_grace=job.stop_grace)
+    spent = node.used_store if node is not None and not node.store else ""
+    return Directive(kind="wait", round=job.last_round, store=spent, stop_grace=job.stop_grace)

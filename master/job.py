@@ -95,7 +95,8 @@ def _wake(job: Job, until: float | None, policy: Policy) -> tuple[Effect, ...]:
 
 def _join(reasons: Iterable[str]) -> str:
     """One line; what is only the beginning of another reason is left out."""
-    parts = list(dict.fromkeys(" ".join(reason.split()) for reason in reasons if reason))
+    said = " ".join("; ".join(filter(None, reasons)).split())
+    parts = list(dict.fromkeys(said.split("; ")))
     kept = [p for p in parts if not any(q != p and q.startswith(p) for q in parts)]
     return "; ".join(kept)
 

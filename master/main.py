@@ -1,9 +1,11 @@
 """A master's life: open the journal, listen, serve until the job is over."""
 
 import asyncio
+import gc
 import json
 import logging
 import os
+import resource
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -94,8 +96,17 @@ def _write_report(shell: Shell, settings: MasterSettings) -> None:
             log.error("cannot write the report %s: %s", path, error.strerror)
 
 
+def _make_room() -> None:
+    """Let this process hold a stream for each of thousands of agents."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)  # what streams hold lives long; looking at it often is waste
+
+
 def main(settings: MasterSettings) -> int:
     """Serve; returns the exit code of the process."""
+    _make_room()
     try:
         asyncio.run(serve(settings))
     except ElasticError as error:

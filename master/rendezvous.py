@@ -89,7 +89,10 @@ def too_few(here: int, policy: Policy) -> Plan:
 def could_grow(
     seats: tuple[Seat, ...], here: Sequence[Candidate], now: float, unit: int, policy: Policy
 ) -> Plan | None:
-    """A larger legal world than the one that runs, once those who came have settled."""
+    """A larger legal world than the one that runs, once those who came have settled.
+
+    That costs nothing, for training goes on: so even the last that fits has to stay for a moment.
+    """
     seated = {s.node_id for s in seats}
     newcomers = [c for c in here if c.node_id not in seated]
     if not newcomers or len(here) - len(newcomers) < len(seats):
@@ -98,7 +101,7 @@ def could_grow(
     if sum(s.ranks for s in plan.seats) <= sum(s.ranks for s in seats):
         return None
     settled = max(c.since for c in newcomers) + policy.last_call
-    if now < settled and len(here) < policy.max_nodes:
+    if now < settled:
         return Plan(seats=(), until=settled, reason="more nodes may follow those that came")
     return plan
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 BATCH, LONGEST_BATCH = 0.002, 0.1
 """Seconds in which arrivals are gathered into one event; an event costs O(nodes), so the more there
 are the longer: LOAD times what the last one took."""
-LOAD = 4
+LOAD = 10
 KNOCK_EVERY = 1.0
 """Seconds between knocks at a node that stays unreachable."""
 

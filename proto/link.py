@@ -3,7 +3,7 @@
 | direction     | message                                      | when                                    |
 |---------------|----------------------------------------------|-----------------------------------------|
 | rank to agent | note: torch; environ, argv, path             | just before the first `import torch`    |
-|               | note: modules; modules                       | after the first optimizer step          |
+|               | note: modules; modules, environ              | after the first optimizer step          |
 |               | step: 1                                      | after the first optimizer step          |
 |               | error: {type, message, frame, traceback}     | an exception that ends the script       |
 |               | unit: n                                      | the script needs a multiple of n ranks  |
@@ -47,6 +47,8 @@ class ModulesNote:
     """What the script had imported from site-packages by its first optimizer step, but torch."""
 
     modules: tuple[str, ...]
+    environ: dict[str, str]
+    """As the script has made it by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,7 @@ def encode(message: Message) -> bytes:
             fields |= {"argv": message.argv, "path": message.path}
         case ModulesNote():
             fields |= {"note": "modules", "modules": message.modules}
+            fields["environ"] = message.environ
         case FirstStep():
             fields["step"] = message.step
         case ErrorNote():
@@ -195,17 +198,21 @@ def _check_version(text: object) -> None:
 def _note(fields: dict[str, Any]) -> Message | None:
     match fields["note"]:
         case "torch":
-            environ = fields["environ"]
-            if not isinstance(environ, dict):
-                raise TypeError("environ is no object")
             return TorchNote(
-                environ={_text(k): _text(v) for k, v in environ.items()},
+                environ=_environ(fields["environ"]),
                 argv=_texts(fields["argv"]),
                 path=_texts(fields["path"]),
             )
         case "modules":
-            return ModulesNote(modules=_texts(fields["modules"]))
+            modules = _texts(fields["modules"])
+            return ModulesNote(modules=modules, environ=_environ(fields["environ"]))
     return None
+
+
+def _environ(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise TypeError("environ is no object")
+    return {_text(k): _text(v) for k, v in value.items()}
 
 
 def _step(fields: dict[str, Any]) -> Message:

@@ -69,12 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sweep()
         if why == "interrupted":
+            console.print("interrupted: everything that was started has been ended")
             return INTERRUPTED
         report = _report(demo, why)
     if report["demo"]["sample"]:
         console.print(summary(report))
         if plan.svg is not None:
-            picture(plan.svg, demo.frame(), report)
+            picture(plan.svg, demo.frame(height=50), report)
     for problem in report["demo"]["problems"]:
         console.print(f"wrong: {problem}", markup=False, style="bold red")
     console.print(f"report: {plan.out / 'report.json'}", markup=False, soft_wrap=True)

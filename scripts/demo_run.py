@@ -148,9 +148,9 @@ class Demo:
     # --- the faults ------------------------------------------------------------------------------
 
     async def _reach(self, share: float) -> None:
-        """Wait for that share of all steps, and for a checkpoint to go back to."""
+        """Wait for that share of all steps, and half the way to the next checkpoint."""
         apart = self.plan.save_interval
-        step = int(share * self.plan.steps) // apart * apart + apart // 2 + 1
+        step = int(share * self.plan.steps) // apart * apart + apart // 2
         await self.story.until(lambda: self.story.step >= step)
 
     async def _lose_a_rank(self) -> None:
@@ -214,9 +214,11 @@ class Demo:
             finally:
                 live.refresh()
 
-    def frame(self) -> RenderableType:
-        """The screen as it is now."""
-        return screen(self.story, self.plan.steps, ("node-a", "node-b"))
+    def frame(self, height: int = 0) -> RenderableType:
+        """The screen as it is now; of the terminal's height if none is given."""
+        return screen(
+            self.story, self.plan.steps, ("node-a", "node-b"), height or self._console.height
+        )
 
     async def _show_lines(self) -> None:
         while True:

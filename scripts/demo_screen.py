@@ -17,8 +17,8 @@ from scripts.demo_story import Note, Story
 
 WIDTH = 100
 """Columns of the picture, and most that the screen takes."""
-EVENTS = 14
-"""Lines of the story that the screen shows."""
+BESIDE = 14
+"""Lines of the screen that are not the story's."""
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {
     "demo": "cyan",
@@ -46,10 +46,14 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
 
 
-def screen(story: Story, steps: int, nodes: Sequence[str]) -> RenderableType:
-    """All of the live screen."""
+def screen(story: Story, steps: int, nodes: Sequence[str], height: int) -> RenderableType:
+    """All of the live screen, with as much of the story as `height` lines have room for."""
     body = Group(
-        _progress(story, steps), _loss(story), Text(), _nodes(story, nodes), _events(story.notes)
+        _progress(story, steps),
+        _loss(story),
+        Text(),
+        _nodes(story, nodes),
+        _events(story.notes[-max(height - BESIDE, 4) :]),
     )
     return Panel(body, title="elastic-run: a GPT learns Python's standard library", width=WIDTH)
 
@@ -95,7 +99,7 @@ def _events(notes: Sequence[Note]) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right", style="dim", no_wrap=True, min_width=7)
     grid.add_column(no_wrap=True, overflow="ellipsis")
-    for note in notes[-EVENTS:]:
+    for note in notes:
         grid.add_row(f"{note.at:.1f} s", Text(note.text, style=_STYLES[note.kind]))
     return Group(Text(), grid)
 

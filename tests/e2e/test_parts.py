@@ -17,12 +17,12 @@ def test_a_training_job_survives_one_fault_after_another(job: Job) -> None:
     node = job.start("--max-restarts", "0", script=("--torch", "--child"))
     agent, master = node.agent(), node.master()
     number = job.wait_for_steps(2, count=3)
-    job.wait_for("the standby", lambda: "standby preloaded" in node.said() or None)
+    job.wait_for("the standby", lambda: "the standby is ready" in node.said() or None)
 
     # The standby: ranks go on, and another one is built.
     first = node.part("elastic-standby")
     processes.kill(first)
-    job.wait_for("another standby", lambda: node.said().count("standby preloaded") == 2 or None)
+    job.wait_for("another standby", lambda: node.said().count("the standby is ready") == 2 or None)
     assert node.part("elastic-standby") != first
     job.wait_for_more_steps(number, 2)
     assert job.round() == number, job.dump()
@@ -56,7 +56,7 @@ def test_a_training_job_survives_one_fault_after_another(job: Job) -> None:
     assert node.agent() != agent
 
     # A rank and the standby, once there is one again.
-    job.wait_for("the standby", lambda: node.said().count("standby preloaded") == 3 or None)
+    job.wait_for("the standby", lambda: node.said().count("the standby is ready") == 3 or None)
     processes.kill(job.rank(number, 0), node.part("elastic-standby"))
     number = job.wait_for_steps(2, after=number, count=3)
 

@@ -4,7 +4,7 @@ from elastic.master import events as ev
 from elastic.master.directive import Directive, Place, places
 from elastic.master.job import DRAINED
 from elastic.master.policy import Policy
-from tests.master.builders import BUG, Core, attached, attachment, drain, failed, running
+from tests.master.builders import BUG, Core, attached, attachment, drain, failed, running, store
 
 
 def test_places_number_nodes_ranks_and_roles() -> None:
@@ -72,3 +72,18 @@ def test_restart_count_is_the_jobs() -> None:
     core.feed(failed("a", 1, BUG))
     core.feed(ev.StoreReady("a", 1, "fresh"))  # type: ignore[arg-type]
     assert {core.order(node).restart_count for node in "abc"} == {1}
+
+
+def test_a_node_hears_that_its_spare_store_is_spent() -> None:
+    """Its round may be over before it heard of it: then nothing else would tell it."""
+    core = Core(Policy(min_nodes=2, max_nodes=2))
+    core.attach("a", store="a:1")
+    core.attach("b")
+    assert core.order("a").store == "a:1"
+    core.feed(attached("b", 2))
+    assert core.order("a") == Directive(kind="wait", round=1, store="a:1")
+    core.feed(attached("a", store="a:1"))
+    assert core.order("a").store == "a:1", "nor does attaching again make it new"
+    core.feed(store("a", "a:2"))
+    assert core.order("a").kind == "run"
+    assert core.order("a").store == "a:2"

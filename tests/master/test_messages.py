@@ -69,4 +69,9 @@ def test_a_directive_goes_out_whole() -> None:
     sent = messages.directive(order, epoch=4).directive
     fields = {field.name for field in pb.Directive.DESCRIPTOR.fields}
     assert {field.name for field, _ in sent.ListFields()} == fields
-    assert (sent.kind, sent.epoch, sent.first_rank, sent.role_world_size) == (pb.Directive.RUN, 4, 3, 6)
+    assert (sent.kind, sent.epoch, sent.first_rank, sent.role_world_size) == (
+        pb.Directive.RUN,
+        4,
+        3,
+        6,
+    )

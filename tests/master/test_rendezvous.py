@@ -133,9 +133,7 @@ def labelled(name: str, **labels: str) -> Candidate:
 
 
 def test_neighbours_get_neighbouring_places() -> None:
-    nodes = [
-        labelled(f"n{i}", zone=f"z{i % 2}", rack=f"r{i % 4}", host=f"h{i}") for i in range(16)
-    ]
+    nodes = [labelled(f"n{i}", zone=f"z{i % 2}", rack=f"r{i % 4}", host=f"h{i}") for i in range(16)]
     racks = [dict(seat.labels)["rack"] for seat in form(nodes).seats]
     zones = [dict(seat.labels)["zone"] for seat in form(nodes).seats]
     assert sum(a != b for a, b in zip(racks, racks[1:], strict=False)) == 3
@@ -230,7 +228,7 @@ def test_growth() -> None:
     three = here("a", "b") + here("c", since=90.0)
     assert could_grow(old, three, 99.0, 1, policy) is None
     four = three + here("d", since=98.5)
-    plan = could_grow(old, four, 99.0, 1, policy)
+    plan = could_grow(old, four, 99.5, 1, policy)
     assert plan is not None
     assert names(plan) == ["a", "b", "c", "d"]
     assert could_grow(old, here("a", "c", "d"), 99.0, 1, policy) is None, "b is out of reach"
@@ -261,9 +259,7 @@ def test_any_world_is_legal_or_none_can_be_had(
 ) -> None:
     most = least + more
     assume(most // node_unit * node_unit >= least)
-    policy = Policy(
-        min_nodes=least, max_nodes=most, node_unit=node_unit, rank_unit=rank_unit
-    )
+    policy = Policy(min_nodes=least, max_nodes=most, node_unit=node_unit, rank_unit=rank_unit)
     nodes = [Candidate(node_id=NodeId(f"n{i}"), slots=n, since=0.0) for i, n in enumerate(slots)]
     plan = decide(seats(*(f"n{i}" for i in last[:kept])), nodes, (), LATER, unit, policy)
     assert plan.reason

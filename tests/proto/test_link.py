@@ -17,7 +17,11 @@ messages = st.one_of(
         argv=st.lists(names, max_size=3).map(tuple),
         path=st.lists(names, max_size=3).map(tuple),
     ),
-    st.builds(link.ModulesNote, modules=st.lists(names, max_size=3).map(tuple)),
+    st.builds(
+        link.ModulesNote,
+        modules=st.lists(names, max_size=3).map(tuple),
+        environ=st.dictionaries(names, names, max_size=3),
+    ),
     st.builds(link.FirstStep, step=st.integers(1, 9)),
     st.builds(link.ErrorNote, type=names, message=names, frame=names, traceback=names),
     st.builds(link.UnitAsked, ranks=st.integers(1, 2**31 - 1)),
@@ -118,4 +122,4 @@ def test_long_texts_are_shortened_and_too_long_refused() -> None:
     assert len(found.traceback) == link.TRACEBACK_LIMIT
     assert (found.traceback[0], found.traceback[-1]) == ("a", "z")
     with pytest.raises(LinkError, match="too long"):
-        link.encode(link.ModulesNote(modules=("m" * link.LINE_LIMIT,)))
+        link.encode(link.ModulesNote(modules=("m" * link.LINE_LIMIT,), environ={}))

@@ -51,6 +51,9 @@ def main() -> int:
         unexplained = [delta for delta, row in rows if row is None]
         bad += bool(unexplained)
         word = "FAIL" if unexplained else "ok"
+        preloaded = [value for key, value in flats[1].items() if key.endswith(".torch_preloaded")]
+        if args.pair == "fork" and not all(preloaded):
+            word += " (ranks were spawned: set CONFORMANCE_WARM_S higher)"
         sys.stdout.write(f"{word} {name} ({time.monotonic() - started:.1f} s)\n")
         for delta, row in rows:
             if args.all or row is None:

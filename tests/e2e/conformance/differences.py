@@ -27,6 +27,7 @@ class Difference:
         return bool(named) and self.when(delta)
 
 
+PAGE = "/memfd:elastic-page (deleted)"
 RANK = r"rank\[.*\]"
 
 
@@ -35,11 +36,11 @@ def _hooked(delta: Delta) -> bool:
     return bool(delta.ours == f"<root>/elastic/agent/startup:{delta.theirs}")
 
 
-def _two_more(delta: Delta) -> bool:
-    """Descriptors 200 and 201 come on top, and no other."""
+def _page_and_socket(delta: Delta) -> bool:
+    """Descriptors 200 and 201 come on top, and what mapping the page duplicates, and no other."""
     if ABSENT in (delta.theirs, delta.ours):
         return False
-    rest = {fd: name for fd, name in delta.ours.items() if fd not in ("200", "201")}
+    rest = {fd: name for fd, name in delta.ours.items() if fd != "201" and name != PAGE}
     return bool(rest == delta.theirs)
 
 
@@ -52,7 +53,7 @@ DIFFERENCES = (
     Difference(
         id="usage", keys=r"node0\.(exit|stderr\.omp_banner)", witness="bad_nproc",
         when=lambda delta: (delta.theirs, delta.ours) in ((1, 2), (True, False)),
-        cases=r"pet_bad|bad_\w+|zero_nproc|nnodes_\w+|negative_restarts",
+        cases=r"pet_bad|bad_\w+|zero_nproc|nnodes_\w+|negative_restarts|module_and_no_python",
     ),
     Difference(id="unknown-signal", keys=".*", cases="bad_signal", witness="bad_signal"),
     Difference(id="help", keys=r"node\d\.stdout", cases="help", witness="help"),
@@ -60,12 +61,12 @@ DIFFERENCES = (
         id="elastic-variables", keys=RANK + r"\.env\.ELASTIC_\w+", witness="env", only_added=True
     ),
     Difference(
-        id="run-path", cases="run_path", witness="run_path",
+        id="run-path", cases="run_path.*", witness="run_path",
         keys=RANK + r"\.(?!argv|cwd|env|name|umask)\w+",
     ),
     Difference(id="hook", keys=RANK + r"\.env\.PYTHONPATH", witness="env", when=_hooked),
     Difference(id="excepthook", keys=RANK + r"\.excepthook", witness="env"),
-    Difference(id="page", keys=RANK + r"\.fds", witness="env", when=_two_more),
+    Difference(id="page", keys=RANK + r"\.fds", witness="env", when=_page_and_socket),
     Difference(
         id="resolver", keys=RANK + r"\.env\.RES_OPTIONS", witness="env", only_added=True
     ),
@@ -84,6 +85,13 @@ DIFFERENCES = (
     Difference(
         id="torch-preloaded", keys=RANK + r"\.(torch_preloaded|os_threads)", witness="env",
         forked=True,
+    ),
+    Difference(
+        id="title", keys=RANK + r"\.cmdline", witness="env", forked=True,
+        when=lambda delta: delta.ours[0] == " ".join(delta.theirs),
+    ),
+    Difference(
+        id="outermost-frame", keys=RANK + r"\.outermost_frame", witness="env", forked=True
     ),
     Difference(
         id="two-digit-ranks", keys=r".*", cases="redirects_two_digits",

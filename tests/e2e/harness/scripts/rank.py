@@ -117,6 +117,9 @@ def train(step: int) -> Iterator[int]:
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     tell("group", seconds=time.monotonic() - began)
+    store = dist.distributed_c10d._get_default_store()
+    tell("store", stale=[n for n in range(ROUND) if store.check([f"round {n}"])])
+    store.set(f"round {ROUND}", "")
     end = torch.zeros(1)
     while not end.item():
         model(torch.ones(2, 8)).sum().backward()

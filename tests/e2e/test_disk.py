@@ -1,0 +1,115 @@
+"""Full disks, and journals that were damaged."""
+
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Job, processes
+from tests.e2e.harness.disk import fill
+
+
+def test_no_space_for_a_new_journal(job: Job, small_disk: Path) -> None:
+    fill(small_disk)
+    node = job.start("--state-dir", str(small_disk), log_level="WARNING")
+    assert node.exit_code() in (1, 2), job.dump()
+    assert "No space left on device" in node.said() or "no space left" in node.said(), node.said()
+    job.nodes[0].process.wait()
+    job.assert_nothing_left()
+    assert "Traceback" not in node.said()
+
+
+def test_no_space_for_the_journal_while_ranks_train(job: Job, small_disk: Path) -> None:
+    """Ranks go on; what happens meanwhile is decided once there is space again."""
+    node = job.start("--state-dir", str(small_disk))
+    number = job.wait_for_steps(2)
+    ballast = fill(small_disk)
+    processes.kill(job.rank(number, 0))
+    job.wait_for("a word about it", lambda: "no space left for the journal" in node.said() or None)
+    job.wait_for_more_steps_of(number, 1)
+    assert job.round() == number
+    ballast.unlink()
+    job.wait_for_steps(2, after=number)
+    job.finish()
+    job.ends(0)
+
+
+def test_no_space_for_logs(job: Job, small_disk: Path) -> None:
+    """A round starts without log files rather than not at all."""
+    node = job.start(
+        "--log-dir", str(small_disk), "--state-dir", str(job.folder / "logs"), "--tee", "3"
+    )
+    number = job.wait_for_steps(2)
+    assert list(small_disk.glob("job/attempt_0/*/stdout.log")), job.dump()
+    ballast = fill(small_disk)
+    for count in range(100_000):  # and no inode either
+        try:
+            (small_disk / f"i{count}").touch()
+        except OSError:
+            break
+    processes.kill(job.rank(number, 0))
+    job.wait_for_steps(2, after=number)
+    assert "No space left on device" in node.said(), job.dump()
+    ballast.unlink()
+    job.finish()
+    job.ends(0)
+
+
+def _cut(path: Path, chance: random.Random) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: chance.randrange(1, len(data))])
+
+
+def _flip(path: Path, chance: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    for _ in range(40):
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+
+
+def _noise(path: Path, chance: random.Random) -> None:
+    path.write_bytes(chance.randbytes(5000))
+
+
+def _empty(path: Path, chance: random.Random) -> None:
+    path.write_bytes(b"")
+
+
+def _folder(path: Path, chance: random.Random) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [_cut, _flip, _noise, _empty, _folder], ids=lambda d: d.__name__[1:])
+def test_a_damaged_journal(job: Job, damage: Callable[[Path, random.Random], None]) -> None:
+    """One line that names the file and says what to do; or, where it can be read, the job goes on."""
+    first = job.start()
+    job.wait_for_steps(2)
+    first.signal(signal.SIGTERM)
+    job.ends(1)
+    journal = job.folder / "logs" / "job" / "journal.db"
+    for extra in journal.parent.glob("journal.db-*"):
+        extra.unlink()
+    good = journal.read_bytes()
+    for seed in range(3):
+        if journal.is_dir():
+            journal.rmdir()
+        journal.write_bytes(good)
+        damage(journal, random.Random(seed))
+        node = job.start(log_level="WARNING", name=f"try{seed}")
+        started = len(job.told("start"))
+        job.wait_for(
+            "ranks, or the end",
+            lambda: node.process.poll() is not None or len(job.told("start")) > started or None,  # noqa: B023
+        )
+        if node.process.poll() is None:
+            node.signal(signal.SIGTERM)
+            assert node.exit_code() == 1, job.dump()
+            continue
+        assert node.exit_code() == 1, job.dump()
+        assert f"the journal {journal}" in node.said(), job.dump()
+    job.ends(1)
+    shutil.rmtree(job.folder / "logs")

@@ -1,0 +1,131 @@
+"""Mistakes of people: one clear line that says what to do, the right exit code, no traceback."""
+
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import SCRIPT, Job
+from tests.e2e.harness.disk import fill
+
+USAGE = 2
+
+MISTAKES: list[tuple[str, Sequence[str], int, str]] = [
+    ("unknown flag", ("--bogus",), USAGE, "unrecognized arguments: --bogus"),
+    ("no nodes", ("--nnodes", "0"), USAGE, "a job needs at least 1 node"),
+    ("nodes upside down", ("--nnodes", "3:2"), USAGE, "the least, 3, is above the most, 2"),
+    ("nodes in words", ("--nnodes", "two"), USAGE, "write a number of nodes, or MIN:MAX"),
+    ("no ranks", ("--nproc-per-node", "0"), USAGE, "write a number from 1 up, or gpu"),
+    ("no such device", ("--nproc-per-node", "tpus"), USAGE, "--nproc-per-node"),
+    ("a unit that does not fit", ("--nnodes", "3:3", "--node-unit", "2"), USAGE, "--node-unit 2"),
+    ("an endpoint without port", ("--rdzv-endpoint", "127.0.0.1:x"), USAGE, "port must be"),
+    ("an address not here", ("--rdzv-endpoint", "192.0.2.1:29400"), USAGE, "192.0.2.1:29400"),
+    ("an unknown backend", ("--rdzv-backend", "zoo"), USAGE, "use static or c10d"),
+    ("half of TLS", ("--tls-cert", "x"), USAGE, "give all or none"),
+    ("a token file that is not", ("--token-file", "/nowhere/t"), USAGE, "/nowhere/t"),
+    ("a folder that is none", ("--log-dir", "/dev/null/x"), USAGE, "cannot make /dev/null/x"),
+    ("ports upside down", ("--port-range", "300-200"), USAGE, "is not a range of ports"),
+]
+
+
+@pytest.mark.parametrize(("flags", "code", "words"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
+def test_a_command_line_that_makes_no_sense(
+    job: Job, flags: Sequence[str], code: int, words: str
+) -> None:
+    node = job.start(*flags)
+    job.ends(code)
+    said = node.said()
+    assert words in said.splitlines()[-1], said
+    assert "Traceback" not in said
+
+
+SCRIPTS: list[tuple[str, Sequence[str], int, str]] = [
+    ("missing script", ("nowhere.py",), 1, "can't open file"),
+    ("missing module", ("-m", "no.such.module"), 1, "no.such.module"),
+    ("missing program", ("--no-python", "./nowhere"), 1, "cannot start ./nowhere"),
+    ("not executable", ("--no-python", "/etc/hostname"), 1, "cannot start /etc/hostname"),
+    ("cannot be imported", ("broken.py",), 1, "ModuleNotFoundError: No module named 'nowhere'"),
+    ("no Python", ("syntax.py",), 1, "SyntaxError"),
+    ("a folder", ("empty",), 1, "find '__main__' module"),
+]
+
+
+@pytest.mark.parametrize(("entry", "code", "words"), [s[1:] for s in SCRIPTS], ids=[s[0] for s in SCRIPTS])
+def test_a_script_that_cannot_run(job: Job, entry: Sequence[str], code: int, words: str) -> None:
+    (job.folder / "broken.py").write_text("import nowhere\n")
+    (job.folder / "syntax.py").write_text("def f(:\n")
+    (job.folder / "empty").mkdir()
+    node = job.start(entry=entry, log_level="WARNING")
+    job.ends(code)
+    said = node.said()
+    assert words in said, said
+    ours = [line for line in said.splitlines() if line.startswith("elastic-run: ")]
+    assert len(ours) == 1, said  # and it names the rank
+    assert "rank 0 on node0" in ours[0] or "rank 1 on node0" in ours[0], said
+
+
+def test_a_port_in_use(job: Job) -> None:
+    with socket.create_server((job.address, job.port)):
+        node = job.start()
+        job.ends(USAGE)
+    assert "Address already in use; choose another port" in node.said(), node.said()
+
+
+def test_no_master_and_a_foreign_one(job: Job) -> None:
+    joins = ("--rdzv-conf", "is_host=false", "--join-timeout", "2")
+    lonely = job.start(*joins, nodes="2")
+    assert lonely.exit_code() == 1
+    assert "no master answers at" in lonely.said().splitlines()[-1], lonely.said()
+    with socket.create_server((job.address, job.port)):  # takes connections, and says nothing
+        mute = job.start(*joins, nodes="2")
+        assert mute.exit_code() == 1
+        assert "no master answers at" in mute.said().splitlines()[-1], mute.said()
+    job.start(nodes="1:2")
+    job.wait_for_steps(2)
+    foreign = job.start(*joins, "--rdzv-id", "another", nodes="1:2")
+    assert foreign.exit_code() == 1
+    assert "this master runs job 'job', not 'another'" in foreign.said(), foreign.said()
+    job.finish()
+    job.ends(1, 1, 0, 1)
+
+
+def test_a_token_that_cannot_be_sent(job: Job) -> None:
+    node = job.start(environ={"ELASTIC_JOB_TOKEN": "schlüssel"})
+    job.ends(USAGE)
+    assert "token" in node.said().splitlines()[-1], node.said()
+
+
+def test_two_launchers_with_the_journal_of_one(job: Job) -> None:
+    """The same job started twice on one host, on two ports: the second says so, the first goes on."""
+    job.start()
+    number = job.wait_for_steps(2)
+    second = job.start("--rdzv-endpoint", f"{job.address}:29401")
+    assert second.exit_code() == 1, job.dump()
+    assert "another master writes the journal" in second.said(), second.said()
+    job.wait_for_more_steps(number, 2)
+    job.finish()
+    job.ends(0, 1)
+
+
+def test_no_shared_memory_is_needed(job: Job, small_disk: Path) -> None:
+    """/dev/shm is full: nothing of ours lies there."""
+    fill(small_disk)
+    mount = ("unshare", "-m", "sh", "-c", f'mount --bind {small_disk} /dev/shm && exec "$@"', "sh")
+    command = (sys.executable, "-m", "elastic.run", "--nproc-per-node", "2", "--standalone")
+    logs = ("--log-dir", str(job.folder / "logs"))
+    job.launch("node0", (*mount, *command, *logs, str(SCRIPT), str(job.folder)), {})
+    job.wait_for_steps(2)
+    job.finish()
+    job.ends(0)
+
+
+def test_a_stranger_cannot_be_met_at_a_name_that_is_none(job: Job) -> None:
+    name = f"{secrets.token_hex(8)}.invalid"
+    node = job.start("--rdzv-endpoint", f"{name}:29400", "--join-timeout", "2", nodes="2")
+    assert node.exit_code() in (1, USAGE), job.dump()
+    assert name in node.said().splitlines()[-1], node.said()
+    assert os.path.exists(job.folder)

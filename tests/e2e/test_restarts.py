@@ -1,0 +1,69 @@
+"""Restarts in a row, at random moments of a round: its start, its training, the one before's end."""
+
+import random
+import time
+
+import pytest
+
+from tests.e2e.harness import Job, processes
+
+MOST = 5.0
+"""Seconds from a fault to the first step of every rank."""
+
+
+@pytest.mark.parametrize("start", ["auto", "spawn"])
+def test_restarts_in_a_row(job: Job, start: str) -> None:
+    restarts(job, 20 if start == "auto" else 4, start)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("start", "times"), [("auto", 1000), ("spawn", 100)])
+def test_a_thousand_restarts_in_a_row(job: Job, start: str, times: int) -> None:
+    seconds = restarts(job, times, start)
+    middle = sorted(seconds)[len(seconds) // 2]
+    print(f"{len(seconds)} restarts by {start}: median {middle:.2f} s, most {max(seconds):.2f} s")
+    assert max(seconds) <= MOST
+
+
+def restarts(job: Job, times: int, start: str) -> list[float]:
+    """Seconds that each took. None may fail, leave a process, or find an old key in its store."""
+    chance = random.Random(times)
+    node = job.start("--fault-budget", "1000000", "--rank-start", start, script=("--torch",))
+    number = job.wait_for_steps(2)
+    if start == "auto":
+        job.wait_for("the standby", lambda: "the standby is ready" in node.said() or None)
+    seconds = []
+    for _ in range(times):
+        if chance.random() < 0.5:
+            job.wait_for_more_steps(number, 2, count=chance.randrange(1, 5))
+        seconds.append(_restart(job, number, chance))
+        number = job.round()
+    job.finish()
+    job.ends(0)
+    assert not any(line.fields["stale"] for line in job.told("store")), job.dump()
+    steps = {line.fields["step"] for line in job.told("step", rank=0)}
+    assert steps == set(range(1, max(steps) + 1)), "a step is missing"
+    return seconds
+
+
+def _restart(job: Job, number: int, chance: random.Random) -> float:
+    """Kill a rank or both, half of the time once more while the next round starts."""
+    victims = [job.rank(number, 0), job.rank(number, 1)]
+    if chance.random() < 0.7:
+        victims = [chance.choice(victims)]
+    began = time.monotonic()
+    processes.kill(*victims)
+    while chance.random() < 0.5:
+        job.wait_for("a rank of the next round", lambda: job.round() > number or None)
+        number = job.round()
+        time.sleep(chance.random() * 0.3)  # noqa: TID251 - a random moment, and no wait
+        if job.round() != number:
+            continue
+        began = time.monotonic()
+        processes.kill(chance.choice([line.pid for line in job.told("start", round=number)]))
+    last = job.wait_for_steps(2, after=number)
+    first = [job.told("step", round=last, rank=rank)[0].at for rank in (0, 1)]
+    for line in job.told("start"):
+        if line.round < last and processes.alive(line.pid):
+            job.fail(f"rank {line.rank} of round {line.round} is still there")
+    return max(first) - began
