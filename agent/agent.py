@@ -55,7 +55,7 @@ class Agent:
         self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._unkillable = ""
         self._error_file: Path | None = None
-        self._reads: set[asyncio.Task[None]] = set()
+        self._reads: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> int:
         """Work until told to end; returns the launcher's exit code."""
@@ -217,6 +217,7 @@ class Agent:
             return
         if rank.exit_code:
             if not self._report.failures:
+                self._send_heartbeat()  # how far they came, before what ended it
                 self._error_file = ranks.error_file(rank)
             self._fail(ranks.failure(rank))
         elif ranks.finished:
@@ -243,9 +244,7 @@ class Agent:
             return
         if isinstance(message, link.TorchNote):
             local_ranks = len(ranks.ranks)
-            self._starters.note_torch(
-                rank.local_rank, local_ranks, rank.environ, message.environ
-            )
+            self._starters.note_torch(rank.local_rank, local_ranks, rank.environ, message.environ)
         elif isinstance(message, link.ModulesNote):
             self._starters.note_modules(message.modules)
             self._spares.note(rank.local_rank, rank.environ, message.environ)
@@ -355,9 +354,13 @@ class Agent:
     # --- logs --------------------------------------------------------------------------------
 
     def _send_log(self, request: pb.ReadLogRequest) -> None:
+        if request.cancel:
+            if request.request in self._reads:
+                self._reads[request.request].cancel()
+            return
         task = asyncio.get_running_loop().create_task(self._read_log(request))
-        self._reads.add(task)
-        task.add_done_callback(self._reads.discard)
+        self._reads[request.request] = task
+        task.add_done_callback(lambda _: self._reads.pop(request.request, None))
 
     async def _read_log(self, request: pb.ReadLogRequest) -> None:
         end = pb.LogChunk(request=request.request, end=True)
@@ -368,6 +371,7 @@ class Agent:
             async for data in read(path, request.tail_bytes, request.follow):
                 chunk = pb.LogChunk(request=request.request, data=data)
                 self._uplink.send(pb.FromAgent(log=chunk))
+                await self._uplink.room()
         except (ElasticError, OSError) as error:
             end.error = str(error)
         self._uplink.send(pb.FromAgent(log=end))

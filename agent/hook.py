@@ -39,6 +39,8 @@ class Attachment:
     def __init__(self, page: "PageWriter", link: "socket.socket | None") -> None:
         self.page = page
         self.link = link
+        self.told_step = False
+        """`elastic.session` has told a step's number."""
 
     def send(self, message: "Message") -> bool:
         """Tell the agent, and say whether that went well."""

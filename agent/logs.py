@@ -215,11 +215,8 @@ def _prune(run_dir: Path, keep: int) -> None:
 
 def _bound(path: Path, limit: int) -> None:
     """Give the disk back what a file holds before its last `limit` bytes; its size stays."""
-    with contextlib.suppress(OSError):
-        with open(path, "r+b") as file:
-            surplus = (os.fstat(file.fileno()).st_size - limit) // _BLOCK * _BLOCK
-            if surplus > 0:
-                libc = ctypes.CDLL(None, use_errno=True)
-                libc.fallocate(
-                    file.fileno(), _PUNCH, ctypes.c_long(0), ctypes.c_long(surplus)
-                )
+    with contextlib.suppress(OSError), open(path, "r+b") as file:
+        surplus = (os.fstat(file.fileno()).st_size - limit) // _BLOCK * _BLOCK
+        if surplus > 0:
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.fallocate(file.fileno(), _PUNCH, ctypes.c_long(0), ctypes.c_long(surplus))

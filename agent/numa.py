@@ -18,9 +18,7 @@ def gpu_nodes(sys: Path = _SYS) -> list[int]:
         import pynvml
 
         pynvml.nvmlInit()
-        handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())
-        ]
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         buses = [pynvml.nvmlDeviceGetPciInfo(handle).busId for handle in handles]
     except Exception as error:  # noqa: BLE001 - NVML's errors are many
         raise UsageError(f"--numa-binding needs NVIDIA GPUs, and NVML says: {error}") from error
@@ -44,7 +42,9 @@ def cpus(
     Raises UsageError where there is no such GPU, or nothing is left to run on.
     """
     if local_rank >= len(gpus):
-        raise UsageError(f"--numa-binding: there is no GPU {local_rank} for local rank {local_rank}")
+        raise UsageError(
+            f"--numa-binding: there is no GPU {local_rank} for local rank {local_rank}"
+        )
     node = gpus[local_rank]
     mine = [index for index, other in enumerate(gpus) if other == node]
     place, sharers = mine.index(local_rank), len(mine)

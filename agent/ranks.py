@@ -144,7 +144,9 @@ class Ranks:
             for fd in fds.values():
                 os.close(fd)
         assert rank.ended is not None
-        rank.ended.add_done_callback(lambda ended: self._ended(rank, ended, exit_seen, message_seen))
+        rank.ended.add_done_callback(
+            lambda ended: self._ended(rank, ended, exit_seen, message_seen)
+        )
         if self.stopping:
             children.signal_group(rank.pid, signal.SIGKILL)
 

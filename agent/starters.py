@@ -105,7 +105,12 @@ class Starters:
 
     def _ready_standby(self, spec: StartSpec) -> Starter | None:
         standby = self._standby
-        if self.reason or standby is None or spec.kind == "program" or not self.standby_ready.is_set():
+        if (
+            self.reason
+            or standby is None
+            or spec.kind == "program"
+            or not self.standby_ready.is_set()
+        ):
             return None
         return None if standby.died.is_set() or standby.busy else standby
 

@@ -135,7 +135,13 @@ class Uplink:
         ):
             while True:
                 await stream.write(await outbox.get())
-                self._outbox.task_done()
+                outbox.task_done()
+
+    async def room(self) -> None:
+        """Wait until little is waiting to be sent, so that bulk does not hold up reports."""
+        outbox = self._outbox
+        while outbox.qsize() > 4 and outbox is self._outbox and self.attached.is_set():
+            await asyncio.sleep(0.01)
 
     async def flush(self, timeout: float) -> None:
         """Wait until what was said has been handed to the network."""

@@ -16,7 +16,7 @@ from elastic.proto.client import open_server
 from elastic.proto.security import Security
 
 
-class BareMaster(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
+class BareMaster(master_pb2_grpc.MasterServicer):
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
         self._round = 0

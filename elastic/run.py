@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from elastic.agent.ports import listen
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.slots import resolve_slots
 from elastic.options import Options
+from elastic.proto.job_folder import default_base
 from elastic.proto.errors import ElasticError, UsageError
 from elastic.proto.security import Security
 
@@ -55,13 +55,15 @@ def _launch(options: Options) -> int:
     if options.max_nodes > 1 and not token:
         log.warning(
             "no job token: set %s (or --token-file) on every node, so that nobody else can "
-            "join this job", TOKEN,
+            "join this job",
+            TOKEN,
         )
     run_dir = _job_folder(options.state_dir or options.log_dir, options.run_id)
     log_dir = _job_folder(options.log_dir or options.state_dir, options.run_id)
     reservation = _reserve(options)
-    address = options.endpoint_host, (
-        reservation.getsockname()[1] if reservation else options.endpoint_port
+    address = (
+        options.endpoint_host,
+        (reservation.getsockname()[1] if reservation else options.endpoint_port),
     )
     host = _own_address(options, *address)
     knock = _knock_socket(options, host)
@@ -194,7 +196,8 @@ def _default_threads(environ: dict[str, str], slots: int) -> None:
         environ["OMP_NUM_THREADS"] = "1"
         log.warning(
             "OMP_NUM_THREADS is 1 for each rank, so that %d of them do not overload this node; "
-            "set it to what suits your job", slots,
+            "set it to what suits your job",
+            slots,
         )
 
 
@@ -215,9 +218,8 @@ def _token(options: Options, environ: dict[str, str]) -> str:
 def _job_folder(base: str | None, run_id: str) -> Path:
     """`<base>/<run id>`, in a folder for temporary files if none was given; made here, so that a
     mistake shows at once."""
-    if base is None or base == os.devnull:
-        base = os.path.join(tempfile.gettempdir(), f"elastic-{os.getuid()}")
-    path = Path(base) / run_id.replace("/", "_")
+    folder = default_base() if base is None or base == os.devnull else Path(base)
+    path = folder / run_id.replace("/", "_")
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o755)
     except OSError as error:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from elastic.agent import hook
 from elastic.proto import env
 from elastic.proto.errors import LinkError, UsageError
-from elastic.proto.link import LINE_LIMIT, Parser, UnitAnswered, UnitAsked
+from elastic.proto.link import LINE_LIMIT, FirstStep, Parser, UnitAnswered, UnitAsked
 
 ANSWER_TIMEOUT = 60.0
 """Seconds that the agent has to answer."""
@@ -59,6 +59,9 @@ def step(number: int) -> None:
     attachment = hook.attach()
     if attachment is not None:
         attachment.page.step(number)
+        if not attachment.told_step:  # the end of a recovery: the agent should not have to look
+            attachment.told_step = True
+            attachment.send(FirstStep(step=number))
 
 
 def phase(name: str) -> None:

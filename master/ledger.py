@@ -71,10 +71,7 @@ def progressed(ledger: Ledger, step: int, now: float) -> Ledger:
     """A step was finished; `step` is its number, or 0 where the script does not tell."""
     new_ground = step > ledger.high_water or ledger.high_water == 0
     ledger = _charge(ledger, now, "" if ledger.stepping and new_ground else ledger.cause)
-    if not ledger.stepping and ledger.interruptions and ledger.interruptions[-1].downtime is None:
-        last = ledger.interruptions[-1]
-        done = replace(last, downtime=now - last.at, step_after=step)
-        ledger = replace(ledger, interruptions=(*ledger.interruptions[:-1], done))
+    ledger = _recovered(ledger, step, now)
     return replace(
         ledger,
         cause="" if new_ground else ledger.cause,
@@ -82,6 +79,18 @@ def progressed(ledger: Ledger, step: int, now: float) -> Ledger:
         step=step or ledger.step,
         high_water=max(ledger.high_water, step),
     )
+
+
+def _recovered(ledger: Ledger, step: int, now: float) -> Ledger:
+    """Complete the last interruption; a step's number may be told a little after the step."""
+    if not ledger.interruptions:
+        return ledger
+    last = ledger.interruptions[-1]
+    if last.downtime is not None and (last.step_after or not step):
+        return ledger
+    downtime = now - last.at if last.downtime is None else last.downtime
+    done = replace(last, downtime=downtime, step_after=step)
+    return replace(ledger, interruptions=(*ledger.interruptions[:-1], done))
 
 
 def closed(ledger: Ledger, now: float, cause: str = "") -> Ledger:

@@ -160,7 +160,7 @@ def expired(nodes: Nodes, now: float, policy: Policy) -> tuple[Node, ...]:
     """Those whose time to answer is over."""
     return tuple(
         node
-        for node in nodes.values()
+        for node in _away(nodes)
         if (deadline := node.deadline(policy)) is not None and now >= deadline
     )
 
@@ -168,9 +168,7 @@ def expired(nodes: Nodes, now: float, policy: Policy) -> tuple[Node, ...]:
 def to_knock_at(nodes: Nodes, now: float, policy: Policy) -> tuple[Node, ...]:
     """Those that stayed silent, and that nobody was sent to."""
     return tuple(
-        node
-        for node in nodes.values()
-        if (due := node.knock_due(policy)) is not None and now >= due
+        node for node in _away(nodes) if (due := node.knock_due(policy)) is not None and now >= due
     )
 
 
@@ -178,9 +176,13 @@ def next_deadline(nodes: Nodes, policy: Policy) -> float | None:
     """When time alone will tell something of a node."""
     times = [
         time
-        for node in nodes.values()
-        if node.state is not NodeState.ATTACHED
+        for node in _away(nodes)
         for time in (node.deadline(policy), node.knock_due(policy))
         if time is not None
     ]
     return min(times, default=None)
+
+
+def _away(nodes: Nodes) -> list[Node]:
+    """Few of thousands, so nothing else is asked of the others."""
+    return [node for node in nodes.values() if node.state is not NodeState.ATTACHED]

@@ -211,12 +211,12 @@ def _progressed(job: Job, event: ev.Progressed, now: float, policy: Policy) -> S
     current = job.round
     if current is None or event.round != current.number or not current.standing:
         return job, (), ""
-    if current.stepped and event.step <= job.ledger.step:
+    if current.stepped and event.step <= current.step:
         return job, (), ""
     first, step = not current.stepped, max(0, event.step)
     job = replace(
         job,
-        round=replace(current, stepped=True) if first else current,
+        round=replace(current, stepped=True, step=step),
         recovery=medic.progressed(job.recovery) if first else job.recovery,
         ledger=books.progressed(job.ledger, step, now),
     )

@@ -29,11 +29,13 @@ BATCH, LONGEST_BATCH = 0.002, 0.1
 """Seconds in which arrivals are gathered into one event; an event costs O(nodes), so the more there
 are the longer: LOAD times what the last one took."""
 LOAD = 10
+LOG_CHUNKS = 64
+"""Chunks of a log that wait for who asked for them at most."""
 KNOCK_EVERY = 1.0
 """Seconds between knocks at a node that stays unreachable."""
 
 
-class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
+class MasterServicer(master_pb2_grpc.MasterServicer):
     """Translates between streams and the shell. One event loop, no locks, no thread a stream."""
 
     def __init__(self, shell: Shell, journal: Journal, run_id: str, *, open_admin: bool) -> None:
@@ -62,19 +64,12 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
     # --- agents ---------------------------------------------------------------------------
 
     async def Attach(self, requests: Any, context: Any) -> None:
-        first = await context.read()
-        if first is grpc.aio.EOF or not first.HasField("hello"):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is Hello")
-        hello = first.hello
-        refusal = self._refusal(hello)
-        if refusal:
-            log.warning("refused %s: %s", hello.node_id[:256], refusal)
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
-        session = self._open(hello, context)
+        session = self._open(await self._hello(context), context)
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
                 session.heard = asyncio.get_running_loop().time()
                 self._receive(session, message)
+                del message  # it would live until the next one comes, on each of thousands
         except asyncio.CancelledError:
             if not session.closed:
                 raise
@@ -85,6 +80,18 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
                 del self._sessions[session.node_id]
                 self._fold_arrival_of(session)
                 self.shell.fold(ev.Detached(session.node_id, session.incarnation))
+
+    async def _hello(self, context: Any) -> pb.Hello:
+        """The first message, of an agent that belongs to this job; all others are turned away."""
+        first = await context.read()
+        if first is grpc.aio.EOF or not first.HasField("hello"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is Hello")
+        hello: pb.Hello = first.hello
+        refusal = self._refusal(hello) or await self._namesake(hello)
+        if refusal:
+            log.warning("refused %s: %s", hello.node_id[:256], refusal)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
+        return hello
 
     def _refusal(self, hello: pb.Hello) -> str:
         try:
@@ -102,6 +109,18 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
         if not hello.node_id or not 0 < hello.slots <= 4096:
             return "a node has a name and 1 to 4096 slots"
         return ""
+
+    async def _namesake(self, hello: pb.Hello) -> str:
+        """Whether another launcher has the name, and lives: two would push each other out for ever."""
+        node = self.shell.job.nodes.get(NodeId(hello.node_id))
+        if node is None or hello.knock_address == node.knock_address:
+            return ""  # new, or another life of the agent that one guardian starts
+        if await knock(node.knock_address, node.incarnation) is not KnockAnswer.ALIVE:
+            return ""
+        return (
+            f"a node named {hello.node_id[:256]} is in the job already, and lives at {node.host}: "
+            "give each node a --node-id of its own"
+        )
 
     def _open(self, hello: pb.Hello, context: Any) -> Session:
         session = Session(hello, context)
@@ -154,7 +173,16 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
             left = ev.Left(node_id, incarnation, reason)
             self.shell.fold(ev.DrainAsked(node_id, reason) if message.leaving.drain else left)
         elif kind == "log" and message.log.request in self._logs:
-            self._logs[message.log.request].put_nowait(message.log)
+            self._relay_log(session, message.log)
+
+    def _relay_log(self, session: Session, chunk: pb.LogChunk) -> None:
+        """Towards whoever asked; who reads too slowly for our memory loses the rest."""
+        inbox, number = self._logs[chunk.request], chunk.request
+        if inbox.full():
+            inbox.get_nowait()
+            chunk = pb.LogChunk(end=True, error="read too slowly: ask for less with --tail")
+            session.push(pb.ToAgent(read_log=pb.ReadLogRequest(request=number, cancel=True)))
+        inbox.put_nowait(chunk)
 
     def _heartbeat(self, session: Session, beat: pb.Heartbeat) -> None:
         session.progress = beat.ranks
@@ -166,7 +194,7 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
             return
         step = max((rank.step for rank in beat.ranks), default=0)
         lively = step or any(rank.ticks for rank in beat.ranks)
-        if lively and (not current.stepped or step > self.shell.job.ledger.step):
+        if lively and (not current.stepped or step > current.step):
             self.shell.fold(ev.Progressed(current.number, step))
 
     # --- effects --------------------------------------------------------------------------
@@ -310,16 +338,14 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
                 return
             await noted.wait()
 
-    async def ReadLog(
-        self, request: pb.ReadLogRequest, context: Any
-    ) -> AsyncIterator[pb.LogChunk]:
+    async def ReadLog(self, request: pb.ReadLogRequest, context: Any) -> AsyncIterator[pb.LogChunk]:
         session = self._session_of(request.rank)
         if session is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no node runs rank {request.rank} now")
             return
         self._requests += 1
         number = self._requests
-        inbox: asyncio.Queue[pb.LogChunk] = asyncio.Queue()
+        inbox: asyncio.Queue[pb.LogChunk] = asyncio.Queue(LOG_CHUNKS)
         self._logs[number] = inbox
         try:
             relayed = pb.ReadLogRequest()
@@ -331,6 +357,7 @@ class MasterServicer(master_pb2_grpc.MasterServicer):  # type: ignore[misc]
             yield chunk
         finally:
             del self._logs[number]
+            session.push(pb.ToAgent(read_log=pb.ReadLogRequest(request=number, cancel=True)))
 
     def _session_of(self, rank: int) -> Session | None:
         current = self.shell.job.round

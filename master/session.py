@@ -1,7 +1,6 @@
 """One agent's stream, as the master holds it."""
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,20 +26,22 @@ class Session:
         self._context = context
         self._handler = asyncio.current_task()
         self.closed = False
-        self._outbox: deque[pb.ToAgent] = deque()
+        self._outbox: list[pb.ToAgent] = []
         self._writer: asyncio.Task[None] | None = None
 
     def push(self, message: pb.ToAgent) -> None:
         self._outbox.append(message)
-        if self._writer is None or self._writer.done():
+        if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
     async def _write(self) -> None:
         try:
             while self._outbox:
-                await self._context.write(self._outbox.popleft())
+                await self._context.write(self._outbox.pop(0))
         except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             self._outbox.clear()  # the stream ended; its reader says so
+        finally:
+            self._writer = None
 
     def close(self) -> None:
         """Have the stream's handler end it: grpc's context offers no way from outside."""

@@ -28,6 +28,8 @@ class Round:
     failures: tuple[Observed, ...] = ()
     stepped: bool = False
     """Its first step was finished."""
+    step: int = 0
+    """The last step finished in it, where the script tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,9 @@ def open_server(address: str, security: Security) -> grpc.aio.Server:
 
 
 def _files(security: Security) -> tuple[Path, Path, Path]:
-    assert security.ca and security.key and security.cert
+    assert security.ca is not None
+    assert security.key is not None
+    assert security.cert is not None
     return security.ca, security.key, security.cert
 
 

@@ -298,20 +298,22 @@ class EventRecord(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., time: _Optional[float] = ..., job_time: _Optional[float] = ..., kind: _Optional[str] = ..., reason: _Optional[str] = ..., detail_json: _Optional[str] = ...) -> None: ...
 
 class ReadLogRequest(_message.Message):
-    __slots__ = ("request", "rank", "attempt", "stream", "follow", "tail_bytes")
+    __slots__ = ("request", "rank", "attempt", "stream", "follow", "tail_bytes", "cancel")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     TAIL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
     request: int
     rank: int
     attempt: int
     stream: str
     follow: bool
     tail_bytes: int
-    def __init__(self, request: _Optional[int] = ..., rank: _Optional[int] = ..., attempt: _Optional[int] = ..., stream: _Optional[str] = ..., follow: bool = ..., tail_bytes: _Optional[int] = ...) -> None: ...
+    cancel: bool
+    def __init__(self, request: _Optional[int] = ..., rank: _Optional[int] = ..., attempt: _Optional[int] = ..., stream: _Optional[str] = ..., follow: bool = ..., tail_bytes: _Optional[int] = ..., cancel: bool = ...) -> None: ...
 
 class LogChunk(_message.Message):
     __slots__ = ("request", "data", "end", "error")

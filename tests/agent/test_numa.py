@@ -22,7 +22,9 @@ def machine(tmp_path: Path) -> Path:
         (folder / "topology/thread_siblings_list").write_text(f"{core},{core + 8}\n")
         (folder / "topology/physical_package_id").write_text(f"{core // 4}\n")
         low = core // 2 * 2
-        (folder / "cache/index3/shared_cpu_list").write_text(f"{low}-{low + 1},{low + 8}-{low + 9}\n")
+        (folder / "cache/index3/shared_cpu_list").write_text(
+            f"{low}-{low + 1},{low + 8}-{low + 9}\n"
+        )
     for node, text in enumerate(("0-3,8-11", "4-7,12-15")):
         folder = tmp_path / f"devices/system/node/node{node}"
         folder.mkdir(parents=True)

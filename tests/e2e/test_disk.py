@@ -83,7 +83,9 @@ def _folder(path: Path, chance: random.Random) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize("damage", [_cut, _flip, _noise, _empty, _folder], ids=lambda d: d.__name__[1:])
+@pytest.mark.parametrize(
+    "damage", [_cut, _flip, _noise, _empty, _folder], ids=lambda d: d.__name__[1:]
+)
 def test_a_damaged_journal(job: Job, damage: Callable[[Path, random.Random], None]) -> None:
     """One line that names the file and says what to do; or, where it can be read, the job goes on."""
     first = job.start()

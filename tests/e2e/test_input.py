@@ -32,7 +32,9 @@ MISTAKES: list[tuple[str, Sequence[str], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "code", "words"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
+@pytest.mark.parametrize(
+    ("flags", "code", "words"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
+)
 def test_a_command_line_that_makes_no_sense(
     job: Job, flags: Sequence[str], code: int, words: str
 ) -> None:
@@ -54,7 +56,9 @@ SCRIPTS: list[tuple[str, Sequence[str], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("entry", "code", "words"), [s[1:] for s in SCRIPTS], ids=[s[0] for s in SCRIPTS])
+@pytest.mark.parametrize(
+    ("entry", "code", "words"), [s[1:] for s in SCRIPTS], ids=[s[0] for s in SCRIPTS]
+)
 def test_a_script_that_cannot_run(job: Job, entry: Sequence[str], code: int, words: str) -> None:
     (job.folder / "broken.py").write_text("import nowhere\n")
     (job.folder / "syntax.py").write_text("def f(:\n")

@@ -54,7 +54,9 @@ def test_a_long_partition_costs_the_node_its_place_until_it_is_back(
 ) -> None:
     """DDP: those on the master's side go on without it, and grow again when it is there."""
     for host in range(3):
-        start(job, network, host, "--lease", "2", "--last-call", "0.5", nodes="2:3", script="--torch")
+        start(
+            job, network, host, "--lease", "2", "--last-call", "0.5", nodes="2:3", script="--torch"
+        )
     number = job.wait_for_steps(3)
     network.pull(2)
     lost = job.wait_for_event("node2 is lost")

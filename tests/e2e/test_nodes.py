@@ -125,3 +125,16 @@ def test_an_agent_that_is_stuck_for_a_while(job: Job) -> None:
     assert node.agent() == agent, job.dump()
     job.finish()
     job.ends(0)
+
+
+def test_two_nodes_with_one_name(job: Job) -> None:
+    """The second is turned away in one line; the first does not notice."""
+    job.start(nodes="1:2", nproc=1)
+    number = job.wait_for_steps(1)
+    second = job.start("--node-id", "node0", nodes="1:2", nproc=1, name="other")
+    assert second.exit_code() == 1, job.dump()
+    assert "node0" in second.said().splitlines()[-1], second.said()
+    job.wait_for_more_steps(number, 1)
+    assert job.round() == number, job.dump()
+    job.finish()
+    job.ends(0, 1)

@@ -2,7 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -73,7 +73,7 @@ def test_a_training_job_survives_one_fault_after_another(job: Job) -> None:
 def test_several_parts_in_one_instant(job: Job, parts: str) -> None:
     node = job.start(script=("--child",))
     number = job.wait_for_steps(2)
-    found = {
+    found: dict[str, Callable[[], int]] = {
         "agent": node.agent,
         "master": node.master,
         "store": lambda: node.part("agent.store"),

@@ -54,9 +54,9 @@ def _restart(job: Job, number: int, chance: random.Random) -> float:
     began = time.monotonic()
     processes.kill(*victims)
     while chance.random() < 0.5:
-        job.wait_for("a rank of the next round", lambda: job.round() > number or None)
+        job.wait_for("a rank of the next round", lambda: job.round() > number or None)  # noqa: B023 - called before it changes
         number = job.round()
-        time.sleep(chance.random() * 0.3)  # noqa: TID251 - a random moment, and no wait
+        time.sleep(chance.random() * 0.3)
         if job.round() != number:
             continue
         began = time.monotonic()

@@ -11,7 +11,6 @@ from elastic.master.job import Decision, Job, handle
 from elastic.master.policy import Policy
 from tests.master.legal import check
 
-
 _ports = itertools.count(1)
 
 

@@ -1,10 +1,11 @@
 """States and events as text and back."""
 
+import contextlib
 import json
 from typing import get_args
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from elastic.master import codec
@@ -15,6 +16,7 @@ from elastic.proto.errors import JournalError
 
 @pytest.mark.parametrize("kind", get_args(Event))
 def test_every_event_survives(kind: type) -> None:
+    @settings(max_examples=30)
     @given(st.from_type(kind))
     def survives(event: Event) -> None:
         assert codec.loads(Event, codec.dumps(event)) == event
@@ -22,6 +24,7 @@ def test_every_event_survives(kind: type) -> None:
     survives()
 
 
+@settings(max_examples=50)
 @given(st.from_type(Job))
 def test_a_job_survives(job: Job) -> None:
     text = codec.dumps(job)
@@ -72,10 +75,8 @@ def test_damage_is_an_error_or_another_event(event: Event, data: st.DataObject) 
     text = codec.dumps(event)
     at = data.draw(st.integers(0, len(text) - 1))
     broken = text[:at] + data.draw(st.characters()) + text[at + 1 :]
-    try:
+    with contextlib.suppress(JournalError):
         assert isinstance(codec.loads(Event, broken), get_args(Event))
-    except JournalError:
-        pass
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=9))

@@ -43,7 +43,7 @@ def test_texts_are_bounded() -> None:
     )
     assert max(map(len, (hello.node_id, hello.host, hello.role, hello.store))) == 256
     assert len(hello.labels) == 32
-    report = messages.report(pb.NodeReport(failures=[failure] * 2000))
+    report = messages.report(pb.NodeReport(failures=[pb.RankFailure()] * 2000))
     assert len(report.failures) == 1024
 
 

@@ -1,6 +1,7 @@
 """Who is alive, and until when that is believed."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ POLICY = Policy(lease=5.0, agent_restart=3.0, settle=1.0)
 A = NodeId("a")
 
 
-def attached(now: float = 0.0, **more: object) -> Node:
+def attached(now: float = 0.0, **more: Any) -> Node:
     return registry.attach({}, (), (attachment("a", **more),), now)[0][A]
 
 

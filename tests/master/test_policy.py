@@ -21,7 +21,7 @@ from elastic.master.policy import Policy
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="want|no multiple"):
+    with pytest.raises(ValueError, match=r"want|no multiple"):
         Policy(**wrong)  # type: ignore[arg-type]
 
 

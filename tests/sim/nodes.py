@@ -28,7 +28,7 @@ class FakeNode:
     node_id: NodeId
     slots: int = 1
     labels: tuple[tuple[str, str], ...] = ()
-    incarnation: Incarnation = Incarnation(0)
+    incarnation: Incarnation = field(default=Incarnation(0))
     host_up: bool = True
     guardian_up: bool = True
     agent_up: bool = False

@@ -131,10 +131,12 @@ class Simulation:
             if node is not None and effect.node_id not in self._knocking:
                 self._knocking.add(effect.node_id)
                 self._knock(effect.node_id, node.incarnation, self.job.epoch)
-        elif isinstance(effect, ev.WakeAt):
-            if self._wake is None or not self.now < self._wake <= effect.time:
-                self._wake = effect.time
-                self.at(effect.time, self._tick, effect.time)
+        elif isinstance(effect, ev.WakeAt) and not self._wakes_before(effect.time):
+            self._wake = effect.time
+            self.at(effect.time, self._tick, effect.time)
+
+    def _wakes_before(self, time: float) -> bool:
+        return self._wake is not None and self.now < self._wake <= time
 
     def _tick(self, time: float) -> None:
         if self._wake == time:

@@ -42,7 +42,7 @@ schedules = st.lists(
 ).map(lambda faults: Faults(tuple(sorted(faults, key=lambda f: f.at))))
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     faults=schedules,
     present=st.integers(1, 5),

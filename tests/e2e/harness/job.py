@@ -208,9 +208,9 @@ class Job:
                 continue
             fields: dict[str, Any] = json.loads(line)
             about = {key: fields.pop(key) for key in ("kind", "rank", "round", "pid", "at")}
-            if about["kind"] == kind and about["round"] == (round or about["round"]):
-                if rank is None or about["rank"] == rank:
-                    found.append(Told(fields=fields, **about))
+            wanted = about["kind"] == kind and about["round"] == (round or about["round"])
+            if wanted and (rank is None or about["rank"] == rank):
+                found.append(Told(fields=fields, **about))
         return found
 
     def round(self) -> int:
@@ -221,9 +221,10 @@ class Job:
         """Reasons in the journal, oldest first: what `elasticctl events` shows."""
         found: list[str] = []
         for path in sorted((self.folder / "logs").glob("*/journal.db")):
-            with contextlib.suppress(sqlite3.Error), contextlib.closing(
-                sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-            ) as database:
+            with (
+                contextlib.suppress(sqlite3.Error),
+                contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database,
+            ):
                 rows = database.execute("select job, kind, reason from notes order by seq")
                 found += [f"{job:9.3f} {kind}: {reason}" for job, kind, reason in rows]
         return found
@@ -253,7 +254,7 @@ class Job:
                     return found
                 codes = [n.process.returncode for n in self.nodes]
                 self.fail(f"every launcher ended (exit {codes}) while waiting for {what}")
-            time.sleep(GLANCE)  # noqa: TID251 - between two looks
+            time.sleep(GLANCE)
 
     def wait_for_steps(self, world: int, *, after: int = 0, count: int = 1) -> int:
         """Until all `world` ranks of one round newer than `after` did `count` steps; that round."""
@@ -351,6 +352,6 @@ class Job:
                 break
             processes.kill(*(p.pid for p in left if p.state == "T"), number=signal.SIGCONT)
             processes.kill(*(p.pid for p in left))
-            time.sleep(GLANCE)  # noqa: TID251 - between two looks
+            time.sleep(GLANCE)
         for node in self.nodes:
             node.process.wait()

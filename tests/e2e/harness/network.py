@@ -10,6 +10,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 
 def run(*command: str) -> None:
@@ -41,7 +42,7 @@ class Network:
         self._switch = f"{name}-s"
         self._names = [f"{name}-{number}" for number in range(hosts)]
 
-    def __enter__(self) -> "Network":
+    def __enter__(self) -> Self:
         try:
             self._make()
         except OSError:
@@ -94,8 +95,5 @@ def with_resolver(folder: Path, server: str) -> tuple[str, ...]:
     path.write_text(f"nameserver {server}\n")
     hosts = folder / "hosts"
     hosts.write_text("")  # so that no name is known without it
-    bind = (
-        f"mount --bind {path} /etc/resolv.conf && mount --bind {hosts} /etc/hosts "
-        '&& exec "$@"'
-    )
+    bind = f'mount --bind {path} /etc/resolv.conf && mount --bind {hosts} /etc/hosts && exec "$@"'
     return ("unshare", "-m", "sh", "-c", bind, "sh")

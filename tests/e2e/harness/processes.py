@@ -39,7 +39,11 @@ def belonging_to(folder: Path) -> list[Process]:
         with contextlib.suppress(OSError):
             environ = (root / "environ").read_bytes().split(b"\0")
             command = (root / "cmdline").read_bytes()
-            if mark in environ or bytes(folder) in command or os.readlink(root / "cwd") == str(folder):
+            if (
+                mark in environ
+                or bytes(folder) in command
+                or os.readlink(root / "cwd") == str(folder)
+            ):
                 process = look(int(entry))
                 if process is not None and process.state not in "ZX":
                     found.append(process)

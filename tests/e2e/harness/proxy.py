@@ -5,6 +5,7 @@ import selectors
 import socket
 import threading
 from types import TracebackType
+from typing import Self
 
 
 class Proxy:
@@ -21,7 +22,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._carry, daemon=True)
         self._closed = False
 
-    def __enter__(self) -> "Proxy":
+    def __enter__(self) -> Self:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._thread.start()

@@ -24,7 +24,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--torch", action="store_true")
     parser.add_argument("--step-time", type=float, default=0.02)
     parser.add_argument("--fault", action="append", default=[], help="WHEN:HOW:RANKS:ROUND")
-    parser.add_argument("--child", action="store_true", help="leave a process in a session of its own")
+    parser.add_argument(
+        "--child", action="store_true", help="leave a process in a session of its own"
+    )
     parser.add_argument("--on-term", choices=("die", "ignore", "work"), default="die")
     parser.add_argument("--print", action="store_true", help="print every step")
     return parser.parse_args()
@@ -96,7 +98,8 @@ def finished(step: int) -> None:
 
 
 def wanted_end() -> bool:
-    return (ARGS.folder / "finish").exists()
+    finish: Path = ARGS.folder / "finish"
+    return finish.exists()
 
 
 def count(step: int) -> Iterator[int]:
@@ -136,7 +139,11 @@ def train(step: int) -> Iterator[int]:
 def main() -> None:
     if ARGS.on_term != "die":
         signal.signal(signal.SIGTERM, on_term)
-    tell("start", world=int(os.environ["WORLD_SIZE"]), restarts=os.environ["TORCHELASTIC_RESTART_COUNT"])
+    tell(
+        "start",
+        world=int(os.environ["WORLD_SIZE"]),
+        restarts=os.environ["TORCHELASTIC_RESTART_COUNT"],
+    )
     if ARGS.child:
         leave_child()
     fault("start")
