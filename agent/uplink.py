@@ -99,7 +99,7 @@ class Uplink:
             return self._judge(await stream.code(), await stream.details() or "")
         except grpc.aio.AioRpcError as error:
             return self._judge(error.code(), error.details() or "")
-        except (TimeoutError, asyncio.InvalidStateError, grpc.aio.UsageError):
+        except (TimeoutError, asyncio.InvalidStateError, grpc.aio.BaseError):
             return "no answer"
         finally:
             self.attached.clear()
@@ -131,7 +131,7 @@ class Uplink:
     async def _write(self, stream: grpc.aio.StreamStreamCall) -> None:
         outbox = self._outbox
         with contextlib.suppress(
-            grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError
+            grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.BaseError
         ):
             while True:
                 await stream.write(await outbox.get())

@@ -185,4 +185,5 @@ def next_deadline(nodes: Nodes, policy: Policy) -> float | None:
 
 def _away(nodes: Nodes) -> list[Node]:
     """Few of thousands, so nothing else is asked of the others."""
-    return [node for node in nodes.values() if node.state is not NodeState.ATTACHED]
+    attached = NodeState.ATTACHED
+    return [node for node in nodes.values() if node.state is not attached]

@@ -232,11 +232,12 @@ def _restart_asked(job: Job, event: ev.RestartAsked, now: float, policy: Policy)
 
 
 def _drain_asked(job: Job, event: ev.DrainAsked, now: float, policy: Policy) -> Step:
-    if event.node_id is None:
+    node = None if event.node_id is None else job.nodes.get(event.node_id)
+    stay = [n for n in job.nodes.values() if not n.draining and n is not node]
+    if event.node_id is None or (node is not None and not stay):  # nobody would be left
         result = Result(exit_code=DRAINED, reason=f"drained: {_line(event.reason)}", resumable=True)
         job = replace(job, stop_grace=policy.drain_timeout)
         return end(job, result, now), (), result.reason
-    node = job.nodes.get(event.node_id)
     if node is None:
         return job, (), f"there is no node {event.node_id}"
     reason = f"{event.node_id} drains: {_line(event.reason)}"

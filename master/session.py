@@ -38,7 +38,7 @@ class Session:
         try:
             while self._outbox:
                 await self._context.write(self._outbox.pop(0))
-        except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+        except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.BaseError):
             self._outbox.clear()  # the stream ended; its reader says so
         finally:
             self._writer = None

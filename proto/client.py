@@ -1,12 +1,14 @@
 """Channels and servers with token, TLS and limits; nobody else opens one."""
 
 import hmac
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from elastic.proto.errors import UsageError
 from elastic.proto.security import TOKEN_KEY, Security
@@ -54,6 +56,7 @@ def open_channel(address: str, security: Security) -> grpc.aio.Channel:
 
 def open_server(address: str, security: Security) -> grpc.aio.Server:
     """A server bound to host:port; RuntimeError if the port cannot be had."""
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_in_one_line)
     server = grpc.aio.server(
         interceptors=[_TokenCheck(security.token)] if security.token else [], options=_SERVER
     )
@@ -66,6 +69,13 @@ def open_server(address: str, security: Security) -> grpc.aio.Server:
         )
         server.add_secure_port(address, credentials)
     return server
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Bytes of a stranger that are no message: worth a line, and not grpc's traceback."""
+    if record.exc_info and isinstance(record.exc_info[1], DecodeError):
+        record.msg, record.args, record.exc_info = "refused bytes that are no message", (), None
+    return True
 
 
 def _files(security: Security) -> tuple[Path, Path, Path]:

@@ -67,7 +67,7 @@ def test_a_node_that_comes_when_the_job_is_over(job: Job) -> None:
 
 
 def test_a_spare_node_takes_the_place_of_one_that_dies(job: Job) -> None:
-    job.start(nodes="2:2", nproc=1)
+    job.start(nodes="2:2", nproc=1).master()  # it has the master, and not the one that dies
     second = job.start(nodes="2:2", nproc=1)
     number = job.wait_for_steps(2)
     job.start(nodes="2:2", nproc=1)
@@ -82,6 +82,7 @@ def test_a_spare_node_takes_the_place_of_one_that_dies(job: Job) -> None:
 def test_the_node_with_the_master_dies(job: Job) -> None:
     """The others say so in one line and end; they do not wait for ever."""
     first = job.start(nodes="2:2", nproc=1)
+    first.master()
     flags = ("--rdzv-conf", "is_host=false", "--join-timeout", "3")
     second = job.start(*flags, nodes="2:2", nproc=1)
     number = job.wait_for_steps(2)

@@ -301,6 +301,16 @@ def test_reports_of_another_life_or_round_change_nothing() -> None:
     assert core.job is before
 
 
+def test_when_every_node_drains_the_job_is_drained() -> None:
+    core = running("a", "b", min_nodes=1)
+    core.feed(drain("a"))
+    assert core.job.result is None
+    core.feed(drain("b"))
+    assert core.job.result is not None
+    assert (core.job.result.exit_code, core.job.result.resumable) == (DRAINED, True)
+    assert {core.order(node).exit_code for node in "ab"} == {DRAINED}
+
+
 def test_a_node_without_slots_gets_no_place() -> None:
     core = Core(Policy(min_nodes=1, max_nodes=3))
     core.attach("a", "b")

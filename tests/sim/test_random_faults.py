@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastic.master.job import DRAINED
 from elastic.master.policy import Policy
 from tests.sim.faults import Fault, Faults
 from tests.sim.simulator import Simulation
@@ -71,6 +72,8 @@ def test_any_faults(
         legal = min(job.here(), policy.max_nodes) // unit * unit
         assert legal < least, f"it waits, with {job.here()} nodes here\n{story}"
         assert not (job.job.round and job.job.round.standing), story
+    elif job.exit_code == DRAINED:  # the last node that was left
+        assert "drain" in kinds, story
     else:
         assert job.exit_code == 0, story
         assert job.step >= job.steps, story
