@@ -5,7 +5,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 from pathlib import Path
@@ -137,6 +136,7 @@ class Agent:
                 return order
             if order.kind == pb.Directive.WAIT:
                 self._stores.retire()
+                self._stores.discard(order.store)
                 self._tell(pb.NodeReport(round=order.round, phase=Phase.IDLE))
             elif self._ranks is None and order.round > self._report.round:
                 await self._cleared(order)
@@ -344,12 +344,13 @@ class Agent:
         target = self._settings.workload.environ.get("TORCHELASTIC_ERROR_FILE")
         if not target:
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            told: Any = {"message": {"message": reason, "extraInfo": {}}}
             if self._error_file is not None:
-                shutil.copyfile(self._error_file, target)
-            else:
-                text = {"message": {"message": reason, "extraInfo": {}}}
-                Path(target).write_text(json.dumps(text))
+                told = json.loads(self._error_file.read_text())
+            if isinstance(told.get("message"), dict) and self._report.failures:
+                told["message"]["errorCode"] = self._report.failures[0].exit_code
+            Path(target).write_text(json.dumps(told))
 
     # --- logs --------------------------------------------------------------------------------
 

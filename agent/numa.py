@@ -20,7 +20,7 @@ def gpu_nodes(sys: Path = _SYS) -> list[int]:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         buses = [pynvml.nvmlDeviceGetPciInfo(handle).busId for handle in handles]
-    except Exception as error:  # noqa: BLE001 - NVML's errors are many
+    except Exception as error:
         raise UsageError(f"--numa-binding needs NVIDIA GPUs, and NVML says: {error}") from error
     return [_pci_node(bus if isinstance(bus, str) else bus.decode(), sys) for bus in buses]
 

@@ -6,7 +6,6 @@ import socket
 import sys
 from typing import Any
 
-
 from setproctitle import setproctitle
 
 from elastic.agent import fork

@@ -82,6 +82,12 @@ class Stores:
             self._end(self._current)
             self._current = None
 
+    def discard(self, address: str) -> None:
+        """A round took this spare and ended before we heard of it: it is no fresh one any more."""
+        if address and address == self._spare.address:
+            self._end(self._spare)
+            self._renew()
+
     def _renew(self) -> None:
         self._spare = self._bind()
         if self._starters.standby_ready.is_set():

@@ -11,8 +11,8 @@ import grpc.aio
 from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc, version
 from elastic.proto.client import open_channel
-from elastic.proto.security import Security
 from elastic.proto.errors import MasterRefused, MasterUnreachable, ProtocolMismatch
+from elastic.proto.security import Security
 
 log = logging.getLogger(__name__)
 

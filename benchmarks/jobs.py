@@ -71,7 +71,9 @@ class Job:
             "BENCH_OUT": str(self.out),
             "BENCH_NODE": str(node),
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
             "TMPDIR": str(self.out),
         }
         with (self.out / f"console.{node}").open("ab") as console:

@@ -110,10 +110,10 @@ def _once(nodes: int, kind: str, figures: Figures, steady: float) -> None:
 @contextmanager
 def _master(kind: str, nodes: int, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     port = _free_port()
-    module = os.environ.get("MMOD") or "benchmarks.master" if kind == "elastic" else "benchmarks.bare_master"
-    with Path("/tmp/eng/master.log").open("wb") as console:
+    module = "benchmarks.master" if kind == "elastic" else "benchmarks.bare_master"
+    with (folder / "master.log").open("wb") as console:
         master = subprocess.Popen(
-            [sys.executable, *(["-m", module] if "/" not in module else [module]), str(port), str(nodes), str(folder)],
+            [sys.executable, "-m", module, str(port), str(nodes), str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=subprocess.STDOUT,

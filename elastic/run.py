@@ -22,8 +22,8 @@ from elastic.agent.ports import listen
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.slots import resolve_slots
 from elastic.options import Options
-from elastic.proto.job_folder import default_base
 from elastic.proto.errors import ElasticError, UsageError
+from elastic.proto.job_folder import default_base
 from elastic.proto.security import Security
 
 log = logging.getLogger("elastic")
@@ -105,6 +105,7 @@ def _master_main(options: Options, settings: AgentSettings, run_dir: Path) -> in
         lease=options.lease,
         max_restarts=options.max_restarts,
         fault_budget=options.fault_budget,
+        join_timeout=options.join_timeout,
         below_min_timeout=options.below_min_timeout,
         failure_grace=options.failure_grace,
         drain_timeout=options.drain_timeout,

@@ -208,6 +208,13 @@ def _start(job: Job, plan: rendezvous.Plan, now: float) -> Next:
 
 def _wait(job: Job, plan: rendezvous.Plan, now: float, policy: Policy) -> Next:
     """No round yet; with too few nodes for any, only for so long."""
+    if job.round is None and policy.join_timeout is not None:
+        over = job.ledger.began + policy.join_timeout
+        if now >= over:
+            reason = f"{plan.reason}, {policy.join_timeout:g} s after the job began"
+            return end(job, Result(exit_code=1, reason=reason), now), None, reason
+        plan = replace(plan, until=over if plan.until is None else min(plan.until, over))
+        return job, plan.until, plan.reason
     if plan.until is not None or policy.below_min_timeout is None:
         if job.below_min_since is not None:
             job = replace(job, below_min_since=None)

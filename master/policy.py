@@ -27,6 +27,8 @@ class Policy:
     """Restarts that faults of others may cost in a row; it grows back with progress."""
     same_failure_limit: int = 3
     """A failure seen this often with no step finished in between is deterministic."""
+    join_timeout: float | None = None
+    """Seconds for the first round to come together before the job fails; None: for ever."""
     below_min_timeout: float | None = None
     """Seconds to wait with fewer nodes than `min_nodes` before the job fails; None: for ever."""
     failure_grace: float = 0.0

@@ -219,11 +219,15 @@ class MasterServicer(master_pb2_grpc.MasterServicer):
             self._placed, self._places = placed, orders.places(current)
         for node_id in self._sessions if node_ids is None else node_ids:
             session = self._sessions.get(node_id)
-            if session is None or node_id not in job.nodes and job.result is None:
+            node = job.nodes.get(node_id)
+            if session is None or (node is None and job.result is None):
+                continue
+            if node is not None and node.incarnation != session.incarnation:
                 continue
             order = orders.directive(job, node_id, self._places)
-            if order != session.told and not (session.fresh and order.kind == "wait"):
-                session.told, session.fresh = order, False
+            already = session.idle and order.kind == "wait" and not order.store
+            if order != session.told and not already:
+                session.told, session.idle = order, False
                 session.push(messages.directive(order, job.epoch))
 
     def _start(self, work: Any) -> None:
@@ -242,7 +246,7 @@ class MasterServicer(master_pb2_grpc.MasterServicer):
                     return
                 if now.state is not NodeState.UNREACHABLE:
                     return
-                if answer is KnockAnswer.ALIVE:
+                if answer in (KnockAnswer.ALIVE, KnockAnswer.SILENT):
                     await asyncio.sleep(KNOCK_EVERY)
         finally:
             self._knocking.discard(node.node_id)

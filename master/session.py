@@ -21,7 +21,7 @@ class Session:
         self.progress: Sequence[pb.RankProgress] = ()
         self.told: Directive | None = None
         """The directive pushed last."""
-        self.fresh = not hello.report.round and hello.report.phase == pb.NodeReport.IDLE
+        self.idle = not hello.report.round and hello.report.phase == pb.NodeReport.IDLE
         """The agent was told nothing in all its life: it waits already."""
         self._context = context
         self._handler = asyncio.current_task()

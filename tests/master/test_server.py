@@ -1,0 +1,453 @@
+"""The master over real sockets: who is let in, who is turned away, and what it lives through."""
+
+import asyncio
+import contextlib
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+
+from benchmarks import wire
+from elastic.master.events import Incarnation, KnockAnswer
+from elastic.master.knock import knock
+from elastic.master.policy import Policy
+from elastic.proto import knock as knock_wire
+from elastic.proto import master_pb2 as pb
+from elastic.proto import version
+from elastic.proto.calls import MasterClient
+from elastic.proto.client import MAX_MESSAGE
+from elastic.proto.errors import ElasticError, MasterRefused
+from elastic.proto.security import Security
+from tests.master.serving import (
+    REFUSES,
+    ROOT,
+    Agent,
+    MasterProcess,
+    master,
+    node_states,
+    noted,
+    reserved,
+    within,
+)
+
+RUN, WAIT, EXIT = pb.Directive.RUN, pb.Directive.WAIT, pb.Directive.EXIT
+RUNNING, FINISHED = pb.NodeReport.RUNNING, pb.NodeReport.FINISHED
+
+TWO = Policy(min_nodes=2, max_nodes=2)
+
+
+async def serves(address: str, security: Security | None = None) -> None:
+    """It still takes a node in and starts a round."""
+    async with Agent(address, "node-healthy", security=security or Security()) as agent:
+        await agent.ordered(RUN)
+
+
+# --- in ----------------------------------------------------------------------------------------
+
+
+@within(9)
+async def test_hello_then_welcome_then_directive(tmp_path: Path) -> None:
+    async with master(tmp_path) as address, Agent(address, slots=4) as agent:
+        assert agent.welcome.epoch == 1
+        assert agent.welcome.job_uid
+        assert agent.welcome.heartbeat_interval == 1.0
+        order = await agent.ordered(RUN)
+        assert (order.round, order.world_size, order.local_world_size) == (1, 4, 4)
+        assert order.store == agent.hello.spare_store
+
+
+@within(9)
+async def test_a_world_of_two_and_its_end(tmp_path: Path) -> None:
+    async with (
+        master(tmp_path, policy=TWO) as address,
+        Agent(address, "node-a") as a,
+        Agent(address, "node-b") as b,
+    ):
+        orders = [await agent.ordered(RUN) for agent in (a, b)]
+        assert [order.node_rank for order in orders] == [0, 1]
+        assert {order.num_nodes for order in orders} == {2}
+        for agent in (a, b):
+            await agent.report(FINISHED, 1)
+        for agent in (a, b):
+            assert (await agent.ordered(EXIT)).exit_code == 0
+
+
+@within(9)
+async def test_a_node_that_comes_again_takes_the_place_of_its_old_stream(tmp_path: Path) -> None:
+    async with master(tmp_path) as address, Agent(address) as old:
+        await old.ordered(RUN)
+        running = pb.NodeReport(round=1, phase=RUNNING)
+        async with Agent(address, report=running) as new:
+            assert (await new.ordered(RUN)).round == 1
+            with pytest.raises(grpc.aio.AioRpcError, match="closed this stream"):
+                await old.hear()
+
+
+# --- turned away -------------------------------------------------------------------------------
+
+FAR = pb.Version(major=version.WIRE.major, minor=version.WIRE.minor + 2)
+
+
+@pytest.mark.parametrize(
+    ("hello", "why"),
+    [
+        ({"run_id": "other"}, "this master runs job 'job', not 'other'"),
+        ({"job_uid": "f00d"}, "begun another job under the same name"),
+        ({"epoch": 7}, "this master is in epoch 1, the agent has obeyed 7"),
+        ({"version": FAR}, "the agent speaks version 1.2, this side 1.0"),
+        ({"version": pb.Version(major=9)}, "the agent speaks version 9.0"),
+        ({"node_id": ""}, "a node has a name"),
+        ({"slots": 0}, "1 to 4096 slots"),
+        ({"slots": 5000}, "1 to 4096 slots"),
+    ],
+)
+@within(9)
+async def test_a_foreign_hello_is_refused_in_a_sentence(
+    tmp_path: Path, hello: dict[str, Any], why: str
+) -> None:
+    async with master(tmp_path) as address:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async with Agent(address, **hello):
+                pass
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert why in (caught.value.details() or "")
+        assert "\n" not in (caught.value.details() or "")
+        await serves(address)
+
+
+@within(9)
+async def test_a_stream_begins_with_hello(tmp_path: Path) -> None:
+    async with master(tmp_path) as address:
+        agent = Agent(address)
+        await agent.report(RUNNING, 1)
+        with pytest.raises(grpc.aio.AioRpcError, match="the first message is Hello"):
+            await agent.hear()
+        await agent.close()
+        await serves(address)
+
+
+@within(9)
+async def test_without_the_token_nothing_is_served(tmp_path: Path) -> None:
+    security = Security(token="secret")
+    async with master(tmp_path, security=security) as address:
+        for wrong in (Security(), Security(token="guess")):
+            with pytest.raises(grpc.aio.AioRpcError, match="wrong or missing job token"):
+                async with Agent(address, security=wrong):
+                    pass
+            async with MasterClient(address, wrong) as client:
+                for call in (client.status(), client.drain("", "mischief")):
+                    with pytest.raises(MasterRefused):
+                        await call
+        await serves(address, security)
+
+
+@within(9)
+async def test_an_oversized_message_costs_its_sender_the_stream(tmp_path: Path) -> None:
+    async with master(tmp_path) as address:
+        large = pb.FromAgent(leaving=pb.Leaving(reason="x" * (MAX_MESSAGE + 1)))
+        async with Agent(address) as agent:
+            await agent.ordered(RUN)
+            await agent.say(leaving=large.leaving)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await agent.ordered(EXIT)
+        assert await noted(address, "is gone")
+        await serves(address)
+
+
+def _noise() -> list[bytes]:
+    rng = random.Random(0)
+    head = wire.opening() + wire.call("/elastic.v1.Master/Attach", "localhost")
+    hello = wire.message(b"\x0a\x03\x12\x01x")
+    return [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        rng.randbytes(4096),
+        wire.opening() + rng.randbytes(4096),
+        head,
+        head + hello[: len(hello) // 2],
+        head + wire.message(rng.randbytes(512)),  # no protobuf
+        head + wire.frame(wire.DATA, 0, wire.STREAM, b"\x01\xff\xff\xff\xff"),  # 4 GiB, compressed
+        head + wire.frame(wire.DATA, 0, 7, b""),  # a stream that was never opened
+    ]
+
+
+@within(9)
+async def test_bytes_that_are_no_call_hurt_nobody(tmp_path: Path) -> None:
+    async with master(tmp_path, policy=TWO) as address, Agent(address) as bystander:
+        host, _, port = address.rpartition(":")
+        for noise in _noise():
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(noise)
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+            writer.close()
+            await node_states(address)
+        assert await node_states(address) == {"node-a": "spare"}
+        async with Agent(address, "node-b"):
+            assert (await bystander.ordered(RUN)).world_size == 2
+
+
+@within(9)
+async def test_messages_of_another_round_and_life_are_dropped(tmp_path: Path) -> None:
+    async with master(tmp_path) as address, Agent(address) as agent:
+        await agent.ordered(RUN)
+        await agent.report(FINISHED, 7)
+        await agent.say(heartbeat=pb.Heartbeat(round=7, ranks=[pb.RankProgress(rank=0, step=9)]))
+        await agent.say(unit=pb.UnitDeclared(round=7, unit=3))
+        await agent.say(spare_store=pb.SpareStore(address="127.0.0.1:2"))
+        async with MasterClient(address, Security()) as client:
+            while (status := await client.status()).stale_messages < 2:
+                pass
+        assert (status.phase, status.round, status.step) == ("running", 1, 0)
+
+
+# --- TLS ---------------------------------------------------------------------------------------
+
+
+def certified(folder: Path, ca: trustme.CA) -> Security:
+    """Files of one side of the job."""
+    folder.mkdir()
+    issued = ca.issue_cert("127.0.0.1", "localhost")
+    ca.cert_pem.write_to_path(folder / "ca.pem")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    return Security(
+        cert=folder / "cert.pem", key=folder / "key.pem", ca=folder / "ca.pem", token="secret"
+    )
+
+
+@within(9)
+async def test_tls_lets_in_who_has_a_certificate_of_the_jobs_authority(tmp_path: Path) -> None:
+    ours = trustme.CA()
+    security = certified(tmp_path / "master", ours)
+    node = certified(tmp_path / "node", ours)
+    stranger = certified(tmp_path / "stranger", trustme.CA())
+    async with master(tmp_path / "run", security=security) as address:
+        for wrong in (stranger, Security(token="secret")):
+            async with MasterClient(address, wrong) as client:
+                with pytest.raises(ElasticError):
+                    await client.status()
+        await serves(address, node)
+
+
+# --- administrative verbs ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "near"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("::", "127.0.0.1")]
+)
+@within(9)
+async def test_without_a_token_loopback_may_drain(tmp_path: Path, host: str, near: str) -> None:
+    async with master(tmp_path, host=host) as address, Agent(address) as agent:
+        await agent.ordered(RUN)
+        port = address.rpartition(":")[2]
+        async with MasterClient(
+            f"[{near}]:{port}" if ":" in near else f"{near}:{port}", Security()
+        ) as client:
+            assert "maintenance" in await client.drain("", "maintenance")
+        assert (await agent.ordered(EXIT)).exit_code == 213
+
+
+@within(9)
+async def ask_from_afar(run_dir: str, host: str) -> None:
+    """Run in a network namespace: `host` is there, and is no loopback address."""
+    async with master(Path(run_dir), host="0.0.0.0") as address, Agent(address) as agent:
+        await agent.ordered(RUN)
+        far = f"{host}:{address.rpartition(':')[2]}"
+        async with MasterClient(far, Security()) as client:
+            for call in (client.drain("", "mischief"), client.restart("mischief")):
+                with pytest.raises(ElasticError, match="the master's own host only"):
+                    await call
+            assert (await client.status()).phase == "running"
+    async with master(Path(run_dir), host="0.0.0.0", security=Security(token="t")) as address:
+        async with MasterClient(
+            f"{host}:{address.rpartition(':')[2]}", Security(token="t")
+        ) as client:
+            await client.drain("", "maintenance")
+
+
+@pytest.mark.netns
+def test_without_a_token_others_may_look_and_not_drain(tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
+        pytest.skip("may not make network namespaces")
+    setup = "ip link set lo up && ip address add 10.9.8.7/32 dev lo"
+    program = (
+        "from tests.master.test_server import ask_from_afar as ask; import sys; ask(*sys.argv[1:])"
+    )
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", f'{setup} && exec "$@"', "sh"]
+        + [sys.executable, "-c", program, str(tmp_path), "10.9.8.7"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- a stream that breaks ----------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def listener(answer: Callable[[], bytes | None]) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """host:port of a guardian, and an event for each knock; None: it accepts and is silent."""
+    knocked = asyncio.Event()
+
+    async def opened(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        knocked.set()
+        line = answer()
+        if line is not None:
+            writer.write(line)
+            writer.close()
+        else:
+            await reader.read()  # until the master gives up
+            writer.close()
+
+    server = await asyncio.start_server(opened, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", knocked
+    finally:
+        server.close()
+
+
+@contextlib.contextmanager
+def unanswering() -> Any:
+    """host:port that lets a connection wait, as a lost host does: a listener with a full backlog."""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        yield f"127.0.0.1:{full.getsockname()[1]}"
+
+
+@within(9)
+async def test_the_four_outcomes_of_a_knock() -> None:
+    life = Incarnation(5)
+    assert await knock(REFUSES, life) is KnockAnswer.GONE
+    for said, outcome in (
+        (knock_wire.answer(5), KnockAnswer.ALIVE),
+        (knock_wire.answer(6), KnockAnswer.RESTARTING),
+        (None, KnockAnswer.RESTARTING),
+        (b"SSH-2.0-OpenSSH\r\n", KnockAnswer.SILENT),
+    ):
+        async with listener(lambda said=said: said) as (address, _):  # type: ignore[misc]
+            assert await knock(address, life) is outcome, said
+    with unanswering() as address:
+        assert await knock(address, life) is KnockAnswer.SILENT
+    assert await knock("no address", life) is KnockAnswer.SILENT
+
+
+@within(9)
+async def test_a_refused_knock_is_a_lost_node(tmp_path: Path) -> None:
+    policy = Policy(min_nodes=1, max_nodes=1)
+    async with master(tmp_path, policy=policy) as address, Agent(address, "node-a") as a:
+        await a.ordered(RUN)
+        async with Agent(address, "node-b", spare_store="127.0.0.1:2") as spare:
+            await a.close()
+            order = await spare.ordered(RUN)
+            assert (order.round, order.restart_count, order.store) == (2, 1, "127.0.0.1:2")
+            assert await node_states(address) == {"node-b": "training"}
+
+
+@within(9)
+async def test_a_living_agent_keeps_its_place(tmp_path: Path) -> None:
+    async with (
+        master(tmp_path) as address,
+        listener(lambda: knock_wire.answer(1)) as (door, knocked),
+    ):
+        async with Agent(address, knock_address=door) as agent:
+            await agent.ordered(RUN)
+        await knocked.wait()
+        assert await node_states(address) == {"node-a": "unreachable"}
+        running = pb.NodeReport(round=1, phase=RUNNING)
+        async with Agent(address, knock_address=door, report=running) as again:
+            assert (await again.ordered(RUN)).round == 1
+            assert await node_states(address) == {"node-a": "training"}
+
+
+@within(9)
+async def test_a_silent_guardian_gets_time_to_bring_its_agent_back(tmp_path: Path) -> None:
+    async with master(tmp_path) as address, listener(lambda: None) as (door, _):
+        async with Agent(address, knock_address=door) as agent:
+            await agent.ordered(RUN)
+        await noted(address, "the agent on node-a died")
+        assert await node_states(address) == {"node-a": "restarting"}
+        async with Agent(address, incarnation=2, knock_address=door) as again:
+            assert (await again.ordered(RUN)).round == 2
+
+
+@within(9)
+async def test_a_host_that_does_not_answer_has_until_its_lease_ends(tmp_path: Path) -> None:
+    with unanswering() as nowhere:
+        async with master(tmp_path, policy=Policy(lease=2.0)) as address:
+            async with Agent(address, knock_address=nowhere) as agent:
+                await agent.ordered(RUN)
+            await noted(address, "node-a is unreachable")
+            assert await node_states(address) == {"node-a": "unreachable"}
+            assert "nothing heard for 2 s" in await noted(address, "is lost")
+            assert await node_states(address) == {}
+
+
+@within(9)
+async def test_silence_ends_a_stream(tmp_path: Path) -> None:
+    async with master(tmp_path) as address, Agent(address) as silent:
+        await silent.ordered(RUN)
+        with pytest.raises(grpc.aio.AioRpcError, match="closed this stream"):
+            await silent.hear()  # 2.5 heartbeats
+        await noted(address, "node-a is gone")
+
+
+# --- the master's own troubles -----------------------------------------------------------------
+
+
+@within(9)
+async def test_a_killed_master_goes_on_where_it_was(tmp_path: Path) -> None:
+    running = pb.NodeReport(round=1, phase=RUNNING)
+    with reserved() as address:
+        with MasterProcess(tmp_path, address) as first:
+            await first.said("job begins")
+            async with Agent(address) as agent:
+                order, uid = await agent.ordered(RUN), agent.welcome.job_uid
+                await agent.report(RUNNING, 1)
+                first.process.kill()
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await agent.hear()
+        with MasterProcess(tmp_path, address) as second:
+            await second.said("master is back in epoch 2")
+            async with Agent(address, job_uid=uid, epoch=1, report=running) as again:
+                assert (again.welcome.epoch, again.welcome.job_uid) == (2, uid)
+                same = await again.ordered(RUN)
+                assert (same.round, same.restart_count) == (order.round, 0)
+
+
+def _private_mounts() -> bool:
+    return not subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode
+
+
+@within(9)
+async def test_a_full_disk_stops_decisions_and_loses_nothing(tmp_path: Path) -> None:
+    if not _private_mounts():
+        pytest.skip("may not mount a small disk")
+    mount = f"mount -t tmpfs -o size=1m tmpfs {tmp_path}"
+    wrapper = ("unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh")
+    with reserved() as address, MasterProcess(tmp_path, address, *wrapper) as process:
+        await process.said("job begins")
+        inside = Path(f"/proc/{process.process.pid}/root{tmp_path}")
+        filler = inside / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(512))
+        async with Agent(address) as agent:
+            assert agent.welcome.epoch == 1
+            assert "no space left" in await process.said("nothing is decided")
+            assert await node_states(address) == {}
+            filler.unlink()
+            assert (await agent.ordered(RUN)).round == 1
