@@ -23,7 +23,7 @@ CRASHED = 70
 """Exit code of a child of ours that met a bug (EX_SOFTWARE); it is started again, like a killed one."""
 
 MOST_DEATHS = 20
-"""Deaths of one child within a minute after which the guardian gives up."""
+"""Deaths of one child within a minute, other than by SIGKILL, after which the guardian gives up."""
 
 
 MOST_BUGS = 3
@@ -157,11 +157,13 @@ class Guardian:
         if self._signalled:
             child.code = 128 - code if code < 0 else 1
             return
-        now = time.monotonic()
-        child.deaths = [t for t in child.deaths if now - t < 60] + [now]
         how = f"signal {-code}" if code < 0 else "a bug"
-        if len(child.deaths) > (MOST_DEATHS if code < 0 else MOST_BUGS):
-            log.error("the %s died %d times in a minute: giving up", child.name, len(child.deaths))
+        if code != -signal.SIGKILL:  # which strikes from outside, and says nothing of the next one
+            now = time.monotonic()
+            child.deaths = [t for t in child.deaths if now - t < 60] + [now]
+        count = len(child.deaths)
+        if count > (MOST_DEATHS if code < 0 else MOST_BUGS):
+            log.error("the %s died %d times in a minute: giving up", child.name, count)
             child.code = 1
             return
         log.warning("the %s died (%s) and is started again", child.name, how)

@@ -60,6 +60,12 @@ class AttemptLogs:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 _prune(settings.run_dir, settings.keep)
+                for name, words in (
+                    ("stdout", settings.stdout_filters),
+                    ("stderr", settings.stderr_filters),
+                ):
+                    if words:  # there even if no line is chosen, as in torchrun
+                        (folder / f"filtered_{name}.log").touch()
             except OSError as error:
                 _go_without(error)
             else:

@@ -15,7 +15,6 @@ bench() { # name, seconds, arguments
 bench spares 120 --n 7 --settle 7 8 --peers ''
 bench forks 100 --n 7 --settle 5 6 --peers '' --ours 'python3 -m elastic.run --spare-ranks off'
 bench spares-100gib 140 --n 6 --settle 9 10 --hold-gib 100 --peers ''
-bench spares-cumem-off 90 --n 5 --settle 9 10 --peers '' --ours 'env NCCL_CUMEM_ENABLE=0 python3 -m elastic.run'
 if [ -n "$with_peers" ]; then
-    bench peers 170 --n 3 --no-ours --peers torchrun-own-store,dlrover --dlrover-python "$(command -v python3)"
+    bench peers 150 --n 3 --no-ours --peers torchrun-own-store,dlrover --dlrover-python "$(command -v python3)"
 fi

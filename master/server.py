@@ -1,6 +1,7 @@
 """The master's gRPC face: streams of agents in, directives out; status and verbs for people."""
 
 import asyncio
+import functools
 import json
 import logging
 import time
@@ -25,10 +26,10 @@ from elastic.proto.errors import ProtocolMismatch
 
 log = logging.getLogger(__name__)
 
-BATCH, LONGEST_BATCH = 0.002, 0.1
+BATCH, LONGEST_BATCH = 0.002, 0.2
 """Seconds in which arrivals are gathered into one event; an event costs O(nodes), so the more there
-are the longer: LOAD times what the last one took."""
-LOAD = 10
+are the longer: LOAD times what the last one took, or until the job is complete."""
+LOAD = 20
 LOG_CHUNKS = 64
 """Chunks of a log that wait for who asked for them at most."""
 KNOCK_EVERY = 1.0
@@ -81,6 +82,17 @@ class MasterServicer(master_pb2_grpc.MasterServicer):
                 self._fold_arrival_of(session)
                 self.shell.fold(ev.Detached(session.node_id, session.incarnation))
 
+    @functools.cached_property
+    def _welcome(self) -> pb.ToAgent:
+        job = self.shell.job
+        welcome = pb.Welcome(
+            version=pb.Version(major=version.WIRE.major, minor=version.WIRE.minor),
+            job_uid=job.uid,
+            epoch=job.epoch,
+            heartbeat_interval=self.heartbeat_interval,
+        )
+        return pb.ToAgent(welcome=welcome)
+
     async def _hello(self, context: Any) -> pb.Hello:
         """The first message, of an agent that belongs to this job; all others are turned away."""
         first = await context.read()
@@ -128,17 +140,12 @@ class MasterServicer(master_pb2_grpc.MasterServicer):
         self._sessions[session.node_id] = session
         if old is not None:
             old.close()
-        job = self.shell.job
-        welcome = pb.Welcome(
-            version=pb.Version(major=version.WIRE.major, minor=version.WIRE.minor),
-            job_uid=job.uid,
-            epoch=job.epoch,
-            heartbeat_interval=self.heartbeat_interval,
-        )
-        session.push(pb.ToAgent(welcome=welcome))
+        session.push(self._welcome)
         if not self._arrivals:
             asyncio.get_running_loop().call_later(self._batch, self._fold_arrivals)
         self._arrivals[session.node_id] = messages.attachment(hello)
+        if len(self.shell.job.nodes) + len(self._arrivals) == self.shell.policy.max_nodes:
+            asyncio.get_running_loop().call_soon(self._fold_arrivals)
         return session
 
     def _fold_arrivals(self) -> None:

@@ -78,13 +78,18 @@ async def master(
         serving = asyncio.create_task(serve(settings))
         try:
             near = address.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
-            async with MasterClient(near, security) as client:
-                await client.status(patience=5.0)
+            await ready(near, security)
             yield near
         finally:
             if not serving.done():
                 os.kill(os.getpid(), signal.SIGTERM)
             await serving
+
+
+async def ready(address: str, security: Security = NO_SECURITY) -> pb.Status:
+    """Wait until a master answers there."""
+    async with MasterClient(address, security) as client:
+        return await client.status(patience=5.0)
 
 
 class MasterProcess:

@@ -33,6 +33,7 @@ from tests.master.serving import (
     master,
     node_states,
     noted,
+    ready,
     reserved,
     within,
 )
@@ -254,6 +255,10 @@ async def test_without_a_token_loopback_may_drain(tmp_path: Path, host: str, nea
         assert (await agent.ordered(EXIT)).exit_code == 213
 
 
+def may_unshare(what: str) -> bool:
+    return subprocess.run(["unshare", what, "true"], check=False, capture_output=True).returncode == 0
+
+
 @within(9)
 async def ask_from_afar(run_dir: str, host: str) -> None:
     """Run in a network namespace: `host` is there, and is no loopback address."""
@@ -265,24 +270,23 @@ async def ask_from_afar(run_dir: str, host: str) -> None:
                 with pytest.raises(ElasticError, match="the master's own host only"):
                     await call
             assert (await client.status()).phase == "running"
-    async with master(Path(run_dir), host="0.0.0.0", security=Security(token="t")) as address:
-        async with MasterClient(
-            f"{host}:{address.rpartition(':')[2]}", Security(token="t")
-        ) as client:
+    token = Security(token="t")
+    async with master(Path(run_dir), host="0.0.0.0", security=token) as address:
+        far = f"{host}:{address.rpartition(':')[2]}"
+        async with MasterClient(far, token) as client:
             await client.drain("", "maintenance")
 
 
 @pytest.mark.netns
 def test_without_a_token_others_may_look_and_not_drain(tmp_path: Path) -> None:
-    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
+    if not may_unshare("--net"):
         pytest.skip("may not make network namespaces")
     setup = "ip link set lo up && ip address add 10.9.8.7/32 dev lo"
-    program = (
-        "from tests.master.test_server import ask_from_afar as ask; import sys; ask(*sys.argv[1:])"
-    )
+    program = f"from {__name__} import ask_from_afar as ask; ask({str(tmp_path)!r}, '10.9.8.7')"
+    wrapper = ["unshare", "--net", "sh", "-c", f'{setup} && exec "$@"', "sh"]
     done = subprocess.run(
-        ["unshare", "--net", "sh", "-c", f'{setup} && exec "$@"', "sh"]
-        + [sys.executable, "-c", program, str(tmp_path), "10.9.8.7"],
+        [*wrapper, sys.executable, "-c", program],
+        check=False,
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -413,7 +417,7 @@ async def test_a_killed_master_goes_on_where_it_was(tmp_path: Path) -> None:
     running = pb.NodeReport(round=1, phase=RUNNING)
     with reserved() as address:
         with MasterProcess(tmp_path, address) as first:
-            await first.said("job begins")
+            assert (await ready(address)).epoch == 1
             async with Agent(address) as agent:
                 order, uid = await agent.ordered(RUN), agent.welcome.job_uid
                 await agent.report(RUNNING, 1)
@@ -421,25 +425,21 @@ async def test_a_killed_master_goes_on_where_it_was(tmp_path: Path) -> None:
                 with pytest.raises(grpc.aio.AioRpcError):
                     await agent.hear()
         with MasterProcess(tmp_path, address) as second:
-            await second.said("master is back in epoch 2")
+            assert (await ready(address)).phase == "running"
             async with Agent(address, job_uid=uid, epoch=1, report=running) as again:
                 assert (again.welcome.epoch, again.welcome.job_uid) == (2, uid)
                 same = await again.ordered(RUN)
                 assert (same.round, same.restart_count) == (order.round, 0)
 
 
-def _private_mounts() -> bool:
-    return not subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode
-
-
 @within(9)
 async def test_a_full_disk_stops_decisions_and_loses_nothing(tmp_path: Path) -> None:
-    if not _private_mounts():
+    if not may_unshare("--mount"):
         pytest.skip("may not mount a small disk")
     mount = f"mount -t tmpfs -o size=1m tmpfs {tmp_path}"
     wrapper = ("unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh")
     with reserved() as address, MasterProcess(tmp_path, address, *wrapper) as process:
-        await process.said("job begins")
+        await ready(address)
         inside = Path(f"/proc/{process.process.pid}/root{tmp_path}")
         filler = inside / "filler"
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:

@@ -37,7 +37,7 @@ class Case:
     stdin: str | None = None
     signal: Signal | None = None
     forks: bool = True  # also compared with ranks forked from the standby
-    timeout: float = 60.0
+    timeout: float = 150.0  # seconds; generous, as the machine may be busy
     hangs: bool = False  # one that runs still after `timeout` is an observation, not a failure
 
 
@@ -145,17 +145,21 @@ HOW_IT_ENDS = (
     _probe("terminated_first", do="kill-first:15", ranks="1", others="sleep:2"),
     _probe("restart_once", "--max-restarts", "1", do="exit-first:5"),
     _probe("restarts_used_up", "--max-restarts", "1", do="exit:5"),
+    Case(name="same_failure", args=("--standalone", *LOGS, "--max-restarts", "5", *PROBE),
+         env={"PROBE": "exit:3"}, forks=False),
     _probe("error_file", *LOGS, do="exit:3", TORCHELASTIC_ERROR_FILE="{tmp}/error.json"),
     *(
         Case(
             name=f"recorded_{kind}",
             args=(*TWO, *LOGS, "recorded.py"),
             env={
-                "PROBE": do, "PROBE_RANKS": "1", "PROBE_OTHERS": "sleep:20",
+                "PROBE": do, "PROBE_RANKS": "1", "PROBE_OTHERS": others,
                 "TORCHELASTIC_ERROR_FILE": "{tmp}/error.json",
             },
         )
-        for kind, do in (("raise", "raise"), ("exit", "exit:3"), ("zero", "exit:0"))
+        for kind, do, others in (
+            ("raise", "raise", "sleep:20"), ("exit", "exit:3", "sleep:20"), ("zero", "exit:0", "")
+        )
     ),
     Case(name="child_left_by_success", args=("--standalone", "probe.py"),
          env={"PROBE": "child:session"}),
@@ -222,7 +226,7 @@ TWO_NODES = (
          forks=False),
     Case(name="static_one_fails", nodes=RANKED, args=("--nnodes", "2", *STATIC, *PROBE),
          env={"PROBE": "exit:3", "PROBE_RANKS": "1", "PROBE_OTHERS": "sleep:2"}, forks=False,
-         timeout=25.0, hangs=True),
+         timeout=40.0, hangs=True),
 )  # fmt: skip
 
 MISTAKES = (

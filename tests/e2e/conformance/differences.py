@@ -48,6 +48,14 @@ def _an_address(delta: Delta) -> bool:
     return bool(re.fullmatch(r"\d+\.\d+\.\d+\.\d+|[0-9a-f:]+", delta.ours))
 
 
+def _half_as_often(delta: Delta) -> bool:
+    """Rounds 0 to 2 are alike, and 3 to 5 are not there."""
+    if isinstance(delta.theirs, list) and isinstance(delta.ours, list):
+        return sorted(2 * delta.ours) == delta.theirs
+    round_ = re.search(r"attempt_(\d+)|(\d+)\]", delta.key)
+    return round_ is not None and int(round_[1] or round_[2]) > 2 and delta.ours == ABSENT
+
+
 DIFFERENCES = (
     Difference(id="console", keys=r"node\d\.stderr\.launcher", witness="exit_3"),
     Difference(
@@ -81,6 +89,10 @@ DIFFERENCES = (
         id="error-file", keys="error_file", witness="error_file", only_added=True
     ),
     Difference(id="run-folder", keys="log_folders|log_beside", witness="env"),
+    Difference(
+        id="rank-folders", keys=RANK + r"\.folder_named_by", witness="static_two",
+        when=lambda delta: (delta.theirs, delta.ours) == ("local rank", "global rank"),
+    ),
     Difference(id="parent", keys=RANK + r"\.parent", witness="env"),
     Difference(
         id="torch-preloaded", keys=RANK + r"\.(torch_preloaded|os_threads)", witness="env",
@@ -100,6 +112,10 @@ DIFFERENCES = (
     Difference(
         id="whose-fault", keys=r".*", cases="killed_first|terminated_first",
         witness="killed_first",
+    ),
+    Difference(
+        id="deterministic", keys=rf"{RANK}.*|log\.attempt_.*|node0\.(stdout|stderr\.ranks)",
+        cases="same_failure", witness="same_failure", when=_half_as_often,
     ),
     Difference(
         id="failure-grace", keys=r"signals\[.*\]", cases="exit_3_other_waits|segv",

@@ -1,6 +1,7 @@
 """Make two runs of one case comparable: replace what differs from run to run, flatten the rest."""
 
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class _Text:
 def normalise(seen: Observation) -> Flat:
     """Flatten an observation to `key -> value`, equal for two runs that are alike."""
     text = _Text(seen)
+    folders = _RankFolders(seen)
     flat: Flat = {"children_left": list(seen.children_left)}
     if seen.case == "sigterm_ignored":
         flat["waited"] = "2-12 s" if 2 <= seen.seconds < 12 else f"{seen.seconds:.0f} s"
@@ -93,23 +95,65 @@ def normalise(seen: Observation) -> Flat:
     for name, dump in seen.dumps.items():
         kind, place = name.split(".", 1)
         if kind == "rank":
-            flat |= _rank(f"rank[{place}]", dump, seen, text)
+            flat |= _rank(f"rank[{place}]", dump, seen, text, folders)
         else:
+            if kind == "sum":
+                dump.pop("env")  # type: ignore[attr-defined]
             flat[f"{kind}[{place}]"] = text.deep(dump)
-    return flat | _files(seen, text)
+    return flat | _files(seen, text, folders)
 
 
-def _files(seen: Observation, text: _Text) -> Flat:
+class _RankFolders:
+    """Names each rank's log folder by the global rank, whichever rank a launcher names it by."""
+
+    def __init__(self, seen: Observation) -> None:
+        self._tmp = seen.tmp
+        self._ranks: dict[str, str] = {}  # a rank's folder -> its global rank
+        self._any_round: dict[tuple[str, str], str] = {}  # the run's folder, a name in attempts
+        for dump in seen.dumps.values():
+            env = dump.get("env", {}) if isinstance(dump, dict) else {}
+            if env.get("TORCHELASTIC_ERROR_FILE") and "RANK" in env:
+                attempt, own = os.path.split(self._folder(env))
+                self._ranks[f"{attempt}/{own}"] = env["RANK"]
+                self._any_round[os.path.dirname(attempt), own] = env["RANK"]
+
+    def _folder(self, env: dict[str, str]) -> str:
+        return os.path.dirname(os.path.join(self._tmp, "work", env["TORCHELASTIC_ERROR_FILE"]))
+
+    def named_by(self, env: dict[str, str]) -> str:
+        """Which of a rank's numbers its folder bears."""
+        if not env.get("TORCHELASTIC_ERROR_FILE") or "RANK" not in env:
+            return "none"
+        name = os.path.basename(self._folder(env))
+        if env["RANK"] == env["LOCAL_RANK"] == name:
+            return "either"
+        return {env["LOCAL_RANK"]: "local rank", env["RANK"]: "global rank"}.get(name, name)
+
+    def __call__(self, path: str) -> str:
+        """`path`, if it is such a folder or in one, as if all were named by the global rank."""
+        parts = re.fullmatch(r"(.*?)/(attempt_\d+)/(\d+)(/.*)?", path)
+        if parts is None:
+            return path
+        run, attempt, own, rest = parts.groups()
+        whole = os.path.join(self._tmp, "work", run)
+        rank = self._ranks.get(f"{whole}/{attempt}/{own}") or self._any_round.get((whole, own), own)
+        return f"{run}/{attempt}/{rank}{rest or ''}"
+
+
+def _files(seen: Observation, text: _Text, rank_folders: _RankFolders) -> Flat:
     """The runs' folders; what is below them, by name (of several nodes: all); what is beside."""
     found: dict[str, list[Any]] = {}
     folders: set[str] = set()
     beside: set[str] = set()
     for name, content in seen.files.items():
-        inside = ATTEMPT.fullmatch(text(name))
+        placed = rank_folders(f"{seen.tmp}/{name}").removeprefix(f"{seen.tmp}/")
+        inside = ATTEMPT.fullmatch(text(placed))
         value = None if content is None else _file(name, text(content))
         if inside:
             folders.add(inside[1])
-            found.setdefault(f"log.{inside[2]}", []).append(value)
+            of_this_name = found.setdefault(f"log.{inside[2]}", [])
+            if content is not None or not of_this_name:  # nodes may share folders, but not files
+                of_this_name.append(value)
         elif name == "error.json":
             found["error_file"] = [value]
         elif content is not None:
@@ -130,16 +174,17 @@ def _stderr(stderr: str) -> dict[str, Any]:
     }
 
 
-def _rank(at: str, dump: Any, seen: Observation, text: _Text) -> Flat:
+def _rank(at: str, dump: Any, seen: Observation, text: _Text, folders: _RankFolders) -> Flat:
     flat: Flat = {}
     parent = dump.pop("ppid")
     flat[f"{at}.parent"] = "launcher" if parent in seen.launcher_pids else "other"
     dump["fds"] = {
-        fd: ATTEMPT.sub(r"<run folder>/\2", re.sub(r"\[\d+\]", "[]", text(name)))
+        fd: ATTEMPT.sub(r"<run folder>/\2", re.sub(r"\[\d+\]", "[]", text(folders(name))))
         for fd, name in dump["fds"].items()
     }
     env = dump.pop("env")
-    error_file = text(env.get("TORCHELASTIC_ERROR_FILE", ""))
+    flat[f"{at}.folder_named_by"] = folders.named_by(env)
+    error_file = text(folders(env.get("TORCHELASTIC_ERROR_FILE", "")))
     env["TORCHELASTIC_ERROR_FILE"] = ATTEMPT.sub(r"<run folder>/\2", error_file)
     port = env.get("MASTER_PORT")
     if port is not None and port.isdigit() and int(port) not in (seen.port, 29500):

@@ -27,11 +27,14 @@ CARELESS = 0.05  # seconds between looks at a folder
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """A launcher is a command prefix. `warm` > 0: restart each case once, that long after start."""
+    """A launcher is a command prefix.
+
+    warm: if not None, restart each case once, when a sibling of the ranks of this title is ready.
+    """
 
     name: str
     prefix: tuple[str, ...]
-    warm: float = 0.0
+    warm: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +79,15 @@ def _run(case: Case, launcher: Launcher, tmp: Path) -> Observation:
     shutil.copytree(HERE / "corpus", work, ignore=shutil.ignore_patterns("__pycache__"))
     for folder in (out, tmp / "tmp"):
         folder.mkdir()
-    if launcher.warm:
-        (out / "warm").write_text(str(launcher.warm))
+    if launcher.warm is not None:
+        (out / "warm").write_text(launcher.warm)
     started = time.monotonic()
     with _launched(case, launcher, tmp, port) as nodes:
         if case.signal is not None:
             _await_moment(case.signal, nodes, out, port)
             started = time.monotonic()
             nodes[0].send_signal(case.signal.number)
-        deadline = time.monotonic() + case.timeout + 3 * launcher.warm
+        deadline = time.monotonic() + case.timeout
         exits = tuple(_wait(case, launcher, node, deadline) for node in nodes)
         seconds = time.monotonic() - started
     children = tuple(
@@ -146,7 +149,7 @@ def _launched(
                     )
                 )
             if len(case.nodes) > 1 and number == 0:
-                _until(lambda: _listening(port) or nodes[0].poll() is not None, 30)
+                _until(lambda: _listening(port) or nodes[0].poll() is not None, 90)
         yield nodes
     finally:
         os.close(spare)
@@ -159,7 +162,7 @@ def _launched(
 def _restarts(case: Case, launcher: Launcher) -> tuple[str, ...]:
     """The warm-up's failure must be paid for: a higher limit where the case sets none."""
     given = any(arg.startswith(("--max-r", "--max_r")) for arg in case.args)
-    if not launcher.warm or given or any(k.startswith("PET_MAX") for k in case.env):
+    if launcher.warm is None or given or any(k.startswith("PET_MAX") for k in case.env):
         return ()
     return ("--max-restarts", "1")
 
@@ -191,10 +194,10 @@ def _await_moment(
         return nodes[0].poll() is not None
 
     if moment.when is When.RENDEZVOUS:
-        _until(lambda: _listening(port) or over(), 30)
+        _until(lambda: _listening(port) or over(), 90)
         time.sleep(0.5)
         return
-    _until(lambda: over() or len(list(out.glob("ready.*.*.*"))) >= moment.ranks, 60)
+    _until(lambda: over() or len(list(out.glob("ready.*.*.*"))) >= moment.ranks, 120)
     time.sleep(0.2)
 
 

@@ -3,8 +3,11 @@
 `python -m tests.e2e.conformance self` checks the corpus itself, torchrun against torchrun.
 """
 
+import fcntl
+import json
 import re
-from functools import cache
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
@@ -14,57 +17,103 @@ from .launchers import ELASTIC_FORKED, ELASTIC_SPAWNED, TORCHRUN, TORCHRUN_WARM
 from .normalise import Delta, Flat, compare, normalise
 from .runner import ROOT, Launcher, run
 
+pytestmark = pytest.mark.timeout(600)  # a case has limits of its own, meant for a busy machine
+
 needs_elastic_run = pytest.mark.skipif(
     not (ROOT / "elastic" / "run.py").exists(), reason="there is no elastic-run in this checkout"
 )
 QUICK = {"env", "module", "macro", "tee_3", "exit_3", "recorded_raise", "sigterm", "static_two"}
-FORKED = [
-    pytest.param(case, id=name, marks=() if name in QUICK else pytest.mark.soak)
-    for name, case in CASES.items()
-    if case.forks
-]
+"""What is also run forked by default."""
+SOAK = {
+    "bare", "nproc_cpu", "underscores", "module_long", "absolute_path", "no_python_binary",
+    "pet_overridden", "pet_bad", "omp_one_rank", "nccl_variable_set", "signals_exported",
+    "virtual_local_rank", "redirects_0", "redirects_1", "redirects_2", "tee_1", "tee_2",
+    "tee_map", "logs_in_tmp", "log_dir_null_tee", "filter_ranks_tee", "filter_ranks_redirects",
+    "duplicate_filters_no_tee", "exit_3_one", "restart_once", "recorded_exit",
+    "sighup_in_rendezvous", "sigint_in_rendezvous", "static_two_endpoint", "cloud_two_expanded",
+    "c10d_two", "static_two_allreduce", "static_one_fails", "bad_integer", "ambiguous_option",
+    "nnodes_zero", "missing_binary", "run_path_and_no_python",
+}  # fmt: skip
+"""What is run only with -m soak: close relatives of cases that are run by default."""
+
+Observed = Callable[[str, Launcher], Flat]
 
 
-@cache
-def observed(name: str, launcher: Launcher) -> Flat:
-    """Each case once a launcher and session."""
-    return normalise(run(CASES[name], launcher))
+def _marked(cases: Iterable[Case], default: Callable[[str], bool]) -> list[object]:
+    return [
+        pytest.param(case, id=case.name, marks=() if default(case.name) else pytest.mark.soak)
+        for case in cases
+    ]
 
 
-def deltas(case: Case, theirs: Launcher, ours: Launcher) -> list[Delta]:
-    """Where the two launchers disagree."""
-    return compare(observed(case.name, theirs), observed(case.name, ours))
+def _in_soak(row: Difference) -> bool:
+    return row.witness in SOAK or (row.forked and row.witness not in QUICK)
 
 
-def unexplained(case: Case, found: list[Delta], forked: bool) -> str:
+@pytest.fixture(scope="session")
+def observed(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Observed:
+    """What is seen of a case; each is run once a launcher and session, by whichever worker."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base if worker_id == "master" else base.parent) / "conformance"
+    shared.mkdir(exist_ok=True)
+
+    def observe(name: str, launcher: Launcher) -> Flat:
+        warm = "" if launcher.warm is None else ", warm"
+        path = shared / f"{name}, {launcher.name}{warm}.json"
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                _write(path, normalise(run(CASES[name], launcher)))
+        flat: Flat = json.loads(path.read_text())
+        return flat
+
+    return observe
+
+
+def _write(path: Path, flat: Flat) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(flat))
+    part.rename(path)
+
+
+def unexplained(name: str, found: list[Delta], forked: bool) -> str:
     """What no row accounts for, as a report; empty if all is accounted for."""
-    return "\n".join(str(d) for d in found if explained(case.name, d, forked) is None)
+    return "\n".join(str(d) for d in found if explained(name, d, forked) is None)
 
 
 @needs_elastic_run
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_spawned(case: Case) -> None:
-    report = unexplained(case, deltas(case, TORCHRUN, ELASTIC_SPAWNED), forked=False)
+@pytest.mark.parametrize("case", _marked(CASES.values(), lambda name: name not in SOAK))
+def test_spawned(case: Case, observed: Observed) -> None:
+    found = compare(observed(case.name, TORCHRUN), observed(case.name, ELASTIC_SPAWNED))
+    report = unexplained(case.name, found, forked=False)
     assert not report, report
 
 
 @needs_elastic_run
-@pytest.mark.parametrize("case", FORKED)
-def test_forked(case: Case) -> None:
-    report = unexplained(case, deltas(case, TORCHRUN_WARM, ELASTIC_FORKED), forked=True)
-    assert not report, report
+@pytest.mark.parametrize(
+    "case", _marked((case for case in CASES.values() if case.forks), QUICK.__contains__)
+)
+def test_forked(case: Case, observed: Observed) -> None:
     ours = observed(case.name, ELASTIC_FORKED)
     preloaded = [value for key, value in ours.items() if key.endswith(".torch_preloaded")]
     assert all(preloaded), "ranks were spawned, so this showed nothing about forks"
+    found = compare(observed(case.name, TORCHRUN_WARM), ours)
+    report = unexplained(case.name, found, forked=True)
+    assert not report, report
 
 
 @needs_elastic_run
-@pytest.mark.parametrize("row", DIFFERENCES, ids=lambda row: row.id)
-def test_difference_is_observed(row: Difference) -> None:
-    case = CASES[row.witness]
-    pair = (TORCHRUN_WARM, ELASTIC_FORKED) if row.forked else (TORCHRUN, ELASTIC_SPAWNED)
-    found = deltas(case, *pair)
-    assert any(row.explains(case.name, delta, row.forked) for delta in found), (
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.id, marks=pytest.mark.soak if _in_soak(row) else ())
+        for row in DIFFERENCES
+    ],
+)
+def test_difference_is_observed(row: Difference, observed: Observed) -> None:
+    theirs, ours = (TORCHRUN_WARM, ELASTIC_FORKED) if row.forked else (TORCHRUN, ELASTIC_SPAWNED)
+    found = compare(observed(row.witness, theirs), observed(row.witness, ours))
+    assert any(row.explains(row.witness, delta, row.forked) for delta in found), (
         f"{row.id} is gone: drop it here and in docs/torchrun.md"
     )
 
@@ -76,13 +125,13 @@ def test_differences_are_documented() -> None:
 
 
 def test_witnesses_exist() -> None:
-    assert {row.witness for row in DIFFERENCES} <= CASES.keys()
+    assert {row.witness for row in DIFFERENCES} | SOAK | QUICK <= CASES.keys()
 
 
-def test_torchrun_agrees_with_itself() -> None:
+def test_torchrun_agrees_with_itself(observed: Observed) -> None:
     """Two runs differ in ports, pids, ids and folders, all of which are normalised away."""
-    case = CASES["c10d_two_id"]
-    theirs, again = (normalise(run(case, TORCHRUN)) for _ in range(2))
+    theirs = observed("c10d_two_id", TORCHRUN)
+    again = normalise(run(CASES["c10d_two_id"], TORCHRUN))
     assert compare(theirs, again) == []
     assert theirs["node0.exit"] == theirs["node1.exit"] == 0
     assert {theirs[f"rank[{n}.{r}.0].env.WORLD_SIZE"] for n, r in ("00", "01", "12", "13")} == {"4"}

@@ -18,6 +18,7 @@ def main() -> None:
             "sum": total.item(),
             "launched": dist.is_torchelastic_launched(),
             "threads": torch.get_num_threads(),
+            "env": {k: os.environ[k] for k in ("RANK", "LOCAL_RANK", "TORCHELASTIC_ERROR_FILE")},
             "omp": os.environ.get("OMP_NUM_THREADS"),
         },
     )

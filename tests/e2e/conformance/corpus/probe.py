@@ -37,6 +37,12 @@ def write(kind: str, value: object) -> None:
     os.replace(path + ".part", path)
 
 
+def count(start: str, end: str) -> int:
+    """Files in the out folder that are named so."""
+    names = os.listdir(os.environ["PROBE_OUT"])
+    return len([name for name in names if name.startswith(start) and name.endswith(end)])
+
+
 def open_files() -> "dict[str, str]":
     """Descriptor -> what it is, without the one that listing the folder opens."""
     found = {}
@@ -133,10 +139,49 @@ def warm_up() -> None:
     import torch  # noqa: F401
 
     with open(path) as file:
-        time.sleep(float(file.read()))
+        title = file.read()
+    if os.environ.get("LOCAL_RANK") == "0":
+        await_quiet(title)
+        write("warmed", None)
     if os.environ.get("RANK") == "0":
+        while count("warmed.", ".0") < int(os.environ["GROUP_WORLD_SIZE"]):
+            time.sleep(0.05)
         os._exit(9)
     time.sleep(DEADLINE_S)
+
+
+def await_quiet(title: str) -> None:
+    """Wait until a sibling of this title has imported torch and rests; no title: wait for none."""
+    quiet, before = 0, ""
+    end = time.monotonic() + DEADLINE_S
+    while title and quiet < 10 and time.monotonic() < end:
+        time.sleep(0.1)
+        state = resting(title)
+        quiet = quiet + 1 if state and state == before else 0
+        before = state
+
+
+def resting(title: str) -> str:
+    """Who of the siblings of this title rests, and its processor time; empty while one is busy."""
+    parents, states = {}, {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline") as file:
+                if file.read().rstrip("\0 ") != title:
+                    continue
+            with open(f"/proc/{pid}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
+            with open(f"/proc/{pid}/maps") as file:
+                loaded = "libtorch_python" in file.read()
+        except OSError:
+            continue
+        parents[pid] = int(fields[1])
+        states[pid] = " ".join((pid, *fields[11:13])) if loaded and fields[0] == "S" else ""
+    ours = [pid for pid, parent in parents.items() if parent == os.getppid()]
+    trials = [pid for pid, parent in parents.items() if str(parent) in ours]
+    if trials or not ours or not all(states[pid] for pid in ours):
+        return ""
+    return ", ".join(sorted(states[pid] for pid in ours))
 
 
 def wait_for_signal(seen: "list[str]", leave: bool) -> None:
@@ -160,17 +205,12 @@ def wait_for_signal(seen: "list[str]", leave: bool) -> None:
 def all_have_spoken() -> None:
     """Wait until each rank of this round has printed, so that no failure cuts another short."""
     write("said", None)
-    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "x")
-    if count != "0" and "-first" in os.environ.get("PROBE", ""):
+    round_ = os.environ.get("TORCHELASTIC_RESTART_COUNT", "x")
+    if round_ != "0" and "-first" in os.environ.get("PROBE", ""):
         return  # nothing fails in this round, and it may not have all ranks
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
-        said = [
-            name
-            for name in os.listdir(os.environ["PROBE_OUT"])
-            if name.startswith("said.") and name.endswith("." + count)
-        ]
-        if len(said) >= int(os.environ.get("WORLD_SIZE", "1")):
+        if count("said.", "." + round_) >= int(os.environ.get("WORLD_SIZE", "1")):
             return
         time.sleep(0.05)
 
