@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from elastic.agent.log_reader import log_file, read
 from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.settings import AgentSettings
 from elastic.agent.spares import Spares
-from elastic.agent.starter import StartFailed
 from elastic.agent.starters import Starters
 from elastic.agent.stores import Stores
 from elastic.agent.uplink import Uplink
@@ -26,6 +26,8 @@ from elastic.proto.errors import ElasticError, MasterRefused, MasterUnreachable
 log = logging.getLogger(__name__)
 
 STORE_RANK = -1
+NO_START = "elastic.StartFailed"
+"""Error type of ranks that this node could not start: no fault of the script's."""
 Phase = pb.NodeReport
 
 
@@ -52,6 +54,10 @@ class Agent:
         self._order: pb.Directive | None = None
         self._ordered = asyncio.Event()
         self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._bug: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """An exception that nobody waits for."""
+        self._draining = ""
+        """Why this node asks to be drained, if it does."""
         self._unkillable = ""
         self._error_file: Path | None = None
         self._reads: dict[int, asyncio.Task[None]] = {}
@@ -67,11 +73,14 @@ class Agent:
             loop.add_signal_handler(number, self._take_signal, number)
         knocks = await asyncio.start_server(self._answer_knock, sock=self._knock_socket)
         uplink = loop.create_task(self._uplink.run(self._patience))
-        beats = loop.create_task(self._beat())
+        loop.set_exception_handler(self._mishap)
+        beats = self._spawn(self._beat())
         work = loop.create_task(self._obey())
         try:
-            ends: set[asyncio.Future[Any]] = {uplink, work, self._signal}
+            ends: set[asyncio.Future[Any]] = {uplink, work, self._signal, self._bug}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._bug.done():
+                self._bug.result()
             if self._signal.done():
                 return await self._leave(self._signal.result())
             if work.done():
@@ -85,6 +94,25 @@ class Agent:
             await self._stores.close()
             await self._starters.close()
             await children.sweep(lambda: self._stuck, self._settings.kill_timeout)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task whose exception ends this life of the agent."""
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._check)
+        return task
+
+    def _check(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail_with(error)
+
+    def _mishap(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What asyncio has for exceptions of callbacks and of tasks that nobody asked."""
+        loop.default_exception_handler(context)
+        self._fail_with(context.get("exception") or RuntimeError(context.get("message")))
+
+    def _fail_with(self, error: BaseException) -> None:
+        if not self._bug.done():
+            self._bug.set_exception(error)
 
     # --- what the master says ----------------------------------------------------------------
 
@@ -144,17 +172,18 @@ class Agent:
                     await self._start_ranks(order)
 
     async def _start_ranks(self, order: pb.Directive) -> None:
-        served = self._stores.use(order.store)
         self._tell(pb.NodeReport(round=order.round, phase=Phase.STARTING))
-        if order.node_rank == 0 and not served:
-            self._store_lost()  # nobody serves it; the next round gets our new one
-            return
         try:
+            if not self._stores.use(order.store) and order.node_rank == 0:
+                self._store_lost()  # nobody serves it; the next round gets our new one
+                return
             self._stepped = False
             self._ranks = Ranks(self._settings, order, self._starters, self._spares)
             await self._ranks.start(self._exit_seen, self._message_seen)
-        except (OSError, StartFailed) as error:
-            self._fail(pb.RankFailure(rank=order.first_rank, exit_code=1, message=str(error)))
+        except (OSError, ValueError, ElasticError) as error:
+            log.error("round %d cannot start here: %s", order.round, error)
+            rank, message = order.first_rank, str(error)
+            self._fail(pb.RankFailure(rank=rank, exit_code=1, error_type=NO_START, message=message))
             return
         kinds = ", ".join(sorted({rank.started_by for rank in self._ranks.ranks}))
         log.info("round %d: %d ranks started by %s", order.round, len(self._ranks.ranks), kinds)
@@ -165,7 +194,7 @@ class Agent:
         """Begin to end the ranks that run; `_retired` waits for it."""
         if self._ranks is not None:
             ranks, self._ranks = self._ranks, None
-            task = asyncio.get_running_loop().create_task(self._stop(ranks, grace, number))
+            task = self._spawn(self._stop(ranks, grace, number))
             self._retiring[task] = ranks
             task.add_done_callback(self._retiring.pop)
 
@@ -266,12 +295,14 @@ class Agent:
         while True:
             await self._uplink.attached.wait()
             self._send_heartbeat()
-            if self._unit and self._ranks is not None:  # a lost one is said again
+            if self._draining:
+                self._say_draining()  # what was lost is said again, here and below
+            if self._unit and self._ranks is not None:
                 unit = pb.UnitDeclared(round=self._ranks.round, unit=self._unit)
                 self._uplink.send(pb.FromAgent(unit=unit))
             if self._stepped and self._ranks is not None and not self._busy_looking():
                 look = self._spares.look(self._ranks.pids)
-                self._looking = asyncio.get_running_loop().create_task(look)
+                self._looking = self._spawn(look)
             await asyncio.sleep(self._uplink.heartbeat_interval)
 
     def _busy_looking(self) -> bool:
@@ -305,7 +336,11 @@ class Agent:
     def _ask_drain(self, name: str) -> None:
         """A warning that this node will be taken away, such as Slurm's."""
         log.warning("%s: asking the master to drain this node", name)
-        leaving = pb.Leaving(reason=f"its launcher got {name}", drain=True)
+        self._draining = f"its launcher got {name}"
+        self._say_draining()
+
+    def _say_draining(self) -> None:
+        leaving = pb.Leaving(reason=self._draining, drain=True)
         self._uplink.send(pb.FromAgent(leaving=leaving))
 
     async def _end(self, order: pb.Directive) -> int:
@@ -313,6 +348,8 @@ class Agent:
         if order.exit_code == 1:
             log.error("%s", order.reason)
             self._copy_error_file(order.reason)
+        elif order.exit_code:
+            log.warning("%s: start it again to go on", order.reason or "drained")
         return order.exit_code
 
     async def _leave(self, number: int) -> int:
@@ -359,7 +396,7 @@ class Agent:
             if request.request in self._reads:
                 self._reads[request.request].cancel()
             return
-        task = asyncio.get_running_loop().create_task(self._read_log(request))
+        task = self._spawn(self._read_log(request))
         self._reads[request.request] = task
         task.add_done_callback(lambda _: self._reads.pop(request.request, None))
 

@@ -1,6 +1,6 @@
 """A cgroup (version 2) for an agent and all that it starts, where one may be had.
 
-`<ours>/elastic-<guardian's pid>`. It makes the guardian's sweep certain: killing it reaches processes
+`<ours>/elastic-<pid namespace>-<guardian's pid>`. It makes the guardian's sweep certain: killing it reaches processes
 that left their session and their parents. Membership only, no limits: what limits there are stay
 those of the cgroup above. The agent joins it, its children are born into it: to move a process takes
 the kernel up to 0.1 s, which no rank should pay for.
@@ -11,8 +11,6 @@ import os
 import re
 from pathlib import Path
 
-_PREFIX = "elastic-"
-
 
 def create() -> Path | None:
     """A new cgroup for this launcher; None where none may be made. Ends what dead ones left."""
@@ -20,7 +18,7 @@ def create() -> Path | None:
     if parent is None or not os.access(parent, os.W_OK):
         return None
     _end_stale(parent)
-    path = parent / f"{_PREFIX}{os.getpid()}"
+    path = parent / f"{_prefix()}{os.getpid()}"
     try:
         path.mkdir(exist_ok=True)
         if not (path / "cgroup.kill").exists():  # Linux before 5.14
@@ -62,10 +60,15 @@ def _own() -> Path | None:
     return None
 
 
+def _prefix() -> str:
+    """Pids mean something in their own namespace only."""
+    return f"elastic-{os.stat('/proc/self/ns/pid').st_ino}-"
+
+
 def _end_stale(parent: Path) -> None:
     """A guardian and its agent that were killed in one instant could not end their ranks' children."""
     with contextlib.suppress(OSError):
-        for path in parent.glob(f"{_PREFIX}*"):
-            pid = path.name.removeprefix(_PREFIX)
+        for path in parent.glob(f"{_prefix()}*"):
+            pid = path.name.removeprefix(_prefix())
             if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
                 end(path)

@@ -48,7 +48,11 @@ class Guardian:
         agent: Callable[[], int],
         master: Callable[[], int] | None,
         cgroup_path: Path | None = None,
+        patience: float = 60.0,
     ) -> None:
+        self._patience = patience
+        """Seconds after a signal until what has not ended is killed."""
+        self._deadline: float | None = None
         self._cgroup = cgroup_path
         self._agent = _Child("agent", agent)
         self._master = None if master is None else _Child("master", master)
@@ -76,13 +80,24 @@ class Guardian:
             self._start(child)
         try:
             while self._agent.code is None:
-                self._wait(None)
+                self._wait_or_kill(self._agent)
             self._end_master()
         finally:
             self._end_all()
-        if self._master is not None and self._master.code:
+        if self._master is not None and self._master.code and not self._signalled:
             return self._master.code
         return self._agent.code
+
+    def _wait_or_kill(self, child: _Child) -> None:
+        """Wait for something to happen; past the deadline of a signal, not any longer."""
+        if self._deadline is None:
+            self._wait(None)
+        elif time.monotonic() < self._deadline:
+            self._wait(self._deadline - time.monotonic())
+        else:
+            log.error("the %s did not end in time and is killed", child.name)
+            self._terminate(child, signal.SIGKILL)
+            self._deadline = time.monotonic() + self._patience
 
     def _children(self) -> list[_Child]:
         return [self._agent] if self._master is None else [self._master, self._agent]
@@ -128,6 +143,8 @@ class Guardian:
             self.warned = True
         else:
             self._signalled = True
+            if self._deadline is None:
+                self._deadline = time.monotonic() + self._patience
         if self._agent.code is None:
             self._terminate(self._agent, number)
         elif self._master is not None and self._signalled:
@@ -154,7 +171,7 @@ class Guardian:
             if child is self._master and code:
                 self._terminate(self._agent, signal.SIGTERM)  # there will be no master
             return
-        if self._signalled:
+        if self._signalled or (self._master is not None and self._master.code):
             child.code = 128 - code if code < 0 else 1
             return
         how = f"signal {-code}" if code < 0 else "a bug"
@@ -177,7 +194,7 @@ class Guardian:
         if self._agent.code == 1 or self._signalled:
             self._terminate(master, signal.SIGTERM)
         while master.code is None:
-            self._wait(None)
+            self._wait_or_kill(master)
 
     def _terminate(self, child: _Child, number: int) -> None:
         if child.code is None and child.pid:

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import shutil
-import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 OUT, ERR = 1, 2
 POLL = 0.1
 """Seconds between looks at teed files, as in torchrun."""
+LAST_WORDS = 5.0
+"""Seconds that the console gets to take what is left when the ranks have ended."""
+LONGEST_LINE = 1 << 16
+"""Bytes after which a line without an end is copied all the same."""
 _PUNCH = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _BLOCK = 4096
 
@@ -52,7 +56,8 @@ class AttemptLogs:
         self._settings = settings
         self._role = role
         self._tails: list[_Tail] = []
-        self._task: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
         self._files: list[Path] = []
         self.folder: Path | None = None
         if settings.run_dir is not None:
@@ -92,16 +97,16 @@ class AttemptLogs:
         files = tee | of_rank(self._settings.redirects, local_rank)
         with contextlib.ExitStack() as opened:
             ends = []
-            for bit, name, console in ((OUT, "stdout", sys.stdout), (ERR, "stderr", sys.stderr)):
+            for bit, name, console in ((OUT, "stdout", 1), (ERR, "stderr", 2)):
                 if files & bit:
                     path = folder / f"{name}.log"
                     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                     ends.append(os.open(path, flags, 0o644))
                     self._files.append(path)
                     if tee & bit and shown:
-                        self._tail(path, rank, local_rank, name, console.fileno())
+                        self._tail(path, rank, local_rank, name, console)
                 else:
-                    ends.append(os.dup(console.fileno()) if shown else _devnull())
+                    ends.append(os.dup(console) if shown else _devnull())
                 opened.callback(os.close, ends[-1])
             opened.pop_all()  # all of them are the caller's now
         return RankStreams(
@@ -125,29 +130,34 @@ class AttemptLogs:
         self._tails.append(_Tail(path, prefix, console, filtered, filters))
 
     def follow(self) -> None:
-        """Start to copy teed lines to the console and to keep files within their limit."""
-        if self._files:
-            self._task = asyncio.get_running_loop().create_task(self._poll())
+        """Start to copy teed lines to the console and to keep files within their limit.
 
-    async def _poll(self) -> None:
-        rounds = 0
-        while True:
+        In a thread: a console that takes nothing must not stop the agent.
+        """
+        if self._files:
+            self._thread = threading.Thread(target=self._run, name="tee", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        looks = 0
+        while not self._over.wait(POLL if self._tails else 50 * POLL):
             for tail in self._tails:
                 tail.copy()
-            rounds += 1
-            if rounds % 50 == 0 and self._settings.limit:
+            looks += 1
+            if looks % 50 == 0 and self._settings.limit:
                 for path in self._files:
                     _bound(path, self._settings.limit)
-            await asyncio.sleep(POLL if self._tails else 50 * POLL)
+        for tail in self._tails:
+            tail.finish()
 
     async def close(self) -> None:
-        """Copy what is left; the ranks have ended."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        for tail in self._tails:
-            tail.close()
+        """Copy what is left; the ranks have ended. Waits for a console that hangs only so long."""
+        if self._thread is None:
+            return
+        self._over.set()
+        await asyncio.to_thread(self._thread.join, LAST_WORDS)
+        if self._thread.is_alive():
+            log.warning("the console takes no output: the rest is in %s only", self.folder)
 
 
 class _Tail:
@@ -164,9 +174,14 @@ class _Tail:
         self._rest = b""
 
     def copy(self) -> None:
-        while data := os.read(self._source, 1 << 20):
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            self._emit(lines)
+        """Copy what came since; as torchrun, a carriage return ends a line too."""
+        with contextlib.suppress(OSError):
+            while data := os.read(self._source, 1 << 20):
+                text = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+                *lines, self._rest = text.split(b"\n")
+                if len(self._rest) > LONGEST_LINE:
+                    lines, self._rest = [*lines, self._rest], b""
+                self._emit(lines)
 
     def _emit(self, lines: list[bytes]) -> None:
         if not lines:
@@ -177,7 +192,7 @@ class _Tail:
             with contextlib.suppress(OSError), open(self._filtered, "ab") as file:
                 file.write(b"".join(self._prefix + line + b"\n" for line in chosen))
 
-    def close(self) -> None:
+    def finish(self) -> None:
         self.copy()
         self._emit([self._rest] if self._rest else [])
         os.close(self._source)

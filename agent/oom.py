@@ -27,14 +27,16 @@ def _counter() -> Path | None:
             _, controllers, path = line.split(":", 2)
             candidates = []
             if not controllers:
-                candidates = [_ROOT / path.lstrip("/") / "memory.events", _ROOT / "memory.events"]
+                candidates = _upwards(_ROOT, path, "memory.events")
             elif "memory" in controllers.split(","):
-                folder = _ROOT / "memory"
-                candidates = [
-                    folder / path.lstrip("/") / "memory.oom_control",
-                    folder / "memory.oom_control",
-                ]
+                candidates = _upwards(_ROOT / "memory", path, "memory.oom_control")
             for candidate in candidates:
                 if candidate.is_file():
                     return candidate
     return None
+
+
+def _upwards(root: Path, path: str, name: str) -> list[Path]:
+    """The file of that name in a cgroup and in all above it: only some may have the controller."""
+    folder = root / path.lstrip("/")
+    return [f / name for f in (folder, *folder.parents) if f == root or root in f.parents]

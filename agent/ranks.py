@@ -101,7 +101,8 @@ class Rank:
         if self.page is not None:
             with contextlib.suppress(PageError, ProtocolMismatch):
                 seen = page.read(self.page)
-                told.step, told.ticks, told.phase = seen.step or 0, seen.ticks, seen.phase
+                told.step, told.ticks = max(0, seen.step or 0), max(0, seen.ticks)
+                told.phase = _plain(seen.phase)
         return told
 
 
@@ -207,9 +208,9 @@ class Ranks:
             oom_killed=rank.exit_code == -signal.SIGKILL and oom.kills() > self._oom,
         )
         if rank.error is not None:
-            told.error_type = rank.error.type
-            told.message = rank.error.message
-            told.frame = rank.error.frame
+            told.error_type = _plain(rank.error.type)
+            told.message = _plain(rank.error.message)
+            told.frame = _plain(rank.error.frame)
         return told
 
     @property
@@ -251,10 +252,17 @@ class Ranks:
             self.send_signal(signal.SIGKILL)
             await self.wait(self._settings.kill_timeout)
         left = self._running()
-        await self._logs.close()
-        for rank in self.ranks:
-            rank.close()
+        try:
+            await self._logs.close()
+        finally:
+            for rank in self.ranks:
+                rank.close()
         return left
+
+
+def _plain(text: str) -> str:
+    """What UTF-8 can carry; names of files may hold bytes that are none."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _has_data(end: socket.socket) -> bool:

@@ -6,6 +6,7 @@ comes before the store process is up just waits in the kernel's queue.
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -18,6 +19,13 @@ from elastic.agent.settings import AgentSettings
 from elastic.agent.spec import StartSpec
 from elastic.agent.starters import Starters
 from elastic.proto import env
+from elastic.proto.errors import ElasticError
+
+log = logging.getLogger(__name__)
+
+
+PAUSE = 0.2
+"""Seconds before a spare store that died is made again."""
 
 
 class _Store:
@@ -108,10 +116,18 @@ class Stores:
             cwd=work.cwd,
             python=work.python,
         )
-        _, pid = await self._starters.start(spec, {"listen": store.listener.fileno()})
+        try:
+            # The number stays ours, whoever closes the listener meanwhile.
+            with socket.socket(fileno=os.dup(store.listener.fileno())) as own:
+                _, store.pid = await self._starters.start(spec, {"listen": own.fileno()})
+        except (ElasticError, OSError) as error:
+            if store in (self._current, self._spare):
+                log.error("a store cannot be started: %s", error)
+                store.listener.close()  # so that who waits in its queue is told
+                self._died(store)
+            return
         store.listener.close()
-        store.pid = pid
-        store.ended = children.watch(pid)
+        store.ended = children.watch(store.pid)
         store.ended.add_done_callback(lambda _: self._died(store))
         if store not in (self._current, self._spare):
             self._end(store)
@@ -122,6 +138,10 @@ class Stores:
             self._current = None
             self._lost()
         elif store is self._spare:
+            asyncio.get_running_loop().call_later(PAUSE, self._renew_after, store)
+
+    def _renew_after(self, store: _Store) -> None:
+        if store is self._spare:
             self._renew()
 
     def _end(self, store: _Store) -> None:

@@ -25,6 +25,8 @@ from elastic.proto.security import Security
 SIZES = (1_000, 4_000, 10_240)
 RUN_ID = "benchmark"
 START_S = 20.0
+SETTLE_S = 3.0
+"""Seconds until what every agent said after the round began has been heard."""
 STEADY_S = 15.0
 """Seconds of nothing but heartbeats, over which the master's share of a core is taken."""
 TICK = os.sysconf("SC_CLK_TCK")
@@ -83,28 +85,30 @@ def _figures(launcher: str) -> Figures:
 
 def _once(nodes: int, kind: str, figures: Figures, steady: float) -> None:
     """One master's life."""
-    with tempfile.TemporaryDirectory(prefix="bench_master_") as folder:
-        with _master(kind, nodes, Path(folder)) as (master, port), _agents(port) as agents:
-            try:
-                connected = _ask(agents, verb="connect", count=nodes)
-                joined = _ask(agents, verb="attach", round=1)
-                _ask(agents, verb="connect", count=1)
-                _ask(agents, verb="report")
-                _ask(agents, verb="attach", round=0)
-                if steady:
-                    time.sleep(3.0)
-                    figures.share.add(_share(master.pid, steady))
-                time.sleep(1.0)
-                replaced = _ask(agents, verb="replace", round=2)
-            except RuntimeError as error:
-                for sample in (figures.join, figures.replace):
-                    sample.fail(str(error))
-                return
-            join = joined["ended"] - joined["began"]
-            figures.join.add(join)
-            figures.cold.add(join + connected["ended"] - connected["began"])
-            figures.replace.add(replaced["ended"] - replaced["began"])
-            figures.memory.add(_peak_memory(master.pid))
+    with (
+        tempfile.TemporaryDirectory(prefix="bench_master_") as folder,
+        _master(kind, nodes, Path(folder)) as (master, port),
+        _agents(port) as agents,
+    ):
+        try:
+            connected = _ask(agents, verb="connect", count=nodes)
+            joined = _ask(agents, verb="attach", round=1)
+            _ask(agents, verb="report")
+            _ask(agents, verb="connect", count=1)
+            _ask(agents, verb="attach", round=0)
+            time.sleep(SETTLE_S)
+            if steady:
+                figures.share.add(_share(master.pid, steady))
+            replaced = _ask(agents, verb="replace", round=2)
+        except RuntimeError as error:
+            for sample in (figures.join, figures.cold, figures.replace):
+                sample.fail(str(error))
+            return
+        join = joined["ended"] - joined["began"]
+        figures.join.add(join)
+        figures.cold.add(join + connected["ended"] - connected["began"])
+        figures.replace.add(replaced["ended"] - replaced["began"])
+        figures.memory.add(_peak_memory(master.pid))
 
 
 @contextmanager

@@ -5,8 +5,11 @@ the two sockets that must outlive everything else, and hands on. Exit codes: 0 t
 failed or was ended, 2 usage, 213 drained; 128 + signal before the first round.
 """
 
+import errno
 import logging
 import os
+import resource
+import secrets
 import signal
 import socket
 import sys
@@ -34,15 +37,37 @@ DRAINED = 213
 """Exit code where the node or the job was drained; the master says so, master/job.py."""
 
 
+FEWEST_FILES = 512
+"""Descriptors of ranks begin at 200 (agent/fork.py), and an agent holds several for each."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job's node to its end; returns the exit code."""
+    _fill_standard_streams()
     options = cli.parse(sys.argv[1:] if argv is None else argv, os.environ)
     _log_to_stderr()
     try:
+        _check_limits()
         return _launch(options)
     except ElasticError as error:
         log.error("%s", error)
         return 2 if isinstance(error, UsageError) else 1
+
+
+def _fill_standard_streams() -> None:
+    """A launcher may be started with some of them closed; no socket of ours may take their place."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+def _check_limits() -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limit < FEWEST_FILES:
+        raise UsageError(
+            f"this shell allows {limit} open files, elastic-run needs {FEWEST_FILES}: "
+            f"ulimit -n {FEWEST_FILES}"
+        )
 
 
 def _launch(options: Options) -> int:
@@ -58,8 +83,9 @@ def _launch(options: Options) -> int:
             "join this job",
             TOKEN,
         )
-    run_dir = _job_folder(options.state_dir or options.log_dir, options.run_id)
-    log_dir = _job_folder(options.log_dir or options.state_dir, options.run_id)
+    folder = _folder_name(options.run_id)
+    run_dir = _job_folder(options.state_dir or options.log_dir, folder)
+    log_dir = _job_folder(options.log_dir or options.state_dir, folder)
     reservation = _reserve(options)
     address = (
         options.endpoint_host,
@@ -72,12 +98,13 @@ def _launch(options: Options) -> int:
         lambda: _agent_main(settings, knock),
         None if reservation is None else lambda: _master_main(options, settings, run_dir),
         cgroup.create(),
+        patience=max(options.shutdown_timeout, options.drain_timeout) + 30.0,
     )
     code = guardian.run(
         _numbers(dict.fromkeys((*options.signals_to_handle, "SIGTERM"))),
         _numbers(options.drain_signals),
     )
-    if code == DRAINED and guardian.warned and not options.node_rank:
+    if code == DRAINED and guardian.warned and environ.get("SLURM_NODEID", "0") == "0":
         slurm.requeue(environ)
     return code
 
@@ -146,7 +173,7 @@ def _agent_settings(
             args=options.entry_args,
             python=options.python,
             environ=environ,
-            cwd=os.getcwd(),
+            cwd=_working_folder(),
         ),
         logs=LogSettings(
             run_dir=None if options.log_dir == os.devnull else log_dir,
@@ -180,6 +207,13 @@ def _agent_settings(
         shutdown_timeout=options.shutdown_timeout,
         join_timeout=options.join_timeout,
     )
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise UsageError("the working directory does not exist any more: cd elsewhere") from error
 
 
 def _log_to_stderr() -> None:
@@ -216,11 +250,20 @@ def _token(options: Options, environ: dict[str, str]) -> str:
     return token
 
 
-def _job_folder(base: str | None, run_id: str) -> Path:
-    """`<base>/<run id>`, in a folder for temporary files if none was given; made here, so that a
+def _folder_name(run_id: str) -> str:
+    """The run id; for a job that nobody named, as in torchrun, with something unique behind it.
+
+    Only who names a job can want to resume it, and two unnamed ones must not meet.
+    """
+    name = run_id.replace("/", "_")
+    return f"{name}_{secrets.token_hex(4)}" if run_id == "none" else name
+
+
+def _job_folder(base: str | None, name: str) -> Path:
+    """`<base>/<name>`, in a folder for temporary files if none was given; made here, so that a
     mistake shows at once."""
     folder = default_base() if base is None or base == os.devnull else Path(base)
-    path = folder / run_id.replace("/", "_")
+    path = folder / name
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o755)
     except OSError as error:
@@ -262,10 +305,14 @@ def _reserve(options: Options) -> socket.socket | None:
 def _check_join(options: Options, error: OSError) -> None:
     """The address is another's; that is a mistake where this node must have it."""
     if options.hosts_master or (options.max_nodes == 1 and options.hosts_master is None):
-        raise UsageError(
-            f"cannot listen on {options.endpoint_host}:{options.endpoint_port}: "
-            f"{error.strerror}; choose another port"
-        ) from error
+        where = f"{options.endpoint_host}:{options.endpoint_port}"
+        hints = {
+            errno.EADDRINUSE: "another program, or this job itself, has the port; choose another one",
+            errno.EADDRNOTAVAIL: "that is no address of this node",
+            errno.EACCES: "ports below 1024 are root's; choose another one",
+        }
+        hint = hints.get(error.errno or 0, str(error.strerror))
+        raise UsageError(f"cannot listen on {where}: {hint}") from error
 
 
 def _own_address(options: Options, host: str, port: int) -> str:
@@ -293,7 +340,12 @@ def _numeric(host: str, port: int) -> str:
 
 def _knock_socket(options: Options, host: str) -> socket.socket:
     low_high = options.port_range
-    return listen(host, range(low_high[0], low_high[1] + 1) if low_high else None)
+    try:
+        return listen(host, range(low_high[0], low_high[1] + 1) if low_high else None)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on this node: {error}; see --local-addr and --port-range"
+        ) from error
 
 
 def _join(host: str, port: int) -> str:

@@ -209,7 +209,7 @@ def _start(job: Job, plan: rendezvous.Plan, now: float) -> Next:
 def _wait(job: Job, plan: rendezvous.Plan, now: float, policy: Policy) -> Next:
     """No round yet; with too few nodes for any, only for so long."""
     if job.round is None and policy.join_timeout is not None:
-        over = job.ledger.began + policy.join_timeout
+        over = max(job.ledger.began, job.lead_since) + policy.join_timeout
         if now >= over:
             reason = f"{plan.reason}, {policy.join_timeout:g} s after the job began"
             return end(job, Result(exit_code=1, reason=reason), now), None, reason

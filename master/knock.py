@@ -7,11 +7,11 @@ from elastic.proto import knock as wire
 from elastic.proto.errors import ProtocolMismatch
 
 CONNECT_TIMEOUT = 1.0
-ANSWER_TIMEOUT = 0.5
+ANSWER_TIMEOUT = 1.0
 
 
 async def knock(address: str, incarnation: Incarnation) -> KnockAnswer:
-    """Connect to host:port and say what the outcome tells; takes 1.5 s at most."""
+    """Connect to host:port and say what the outcome tells; takes 2 s at most."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT):
@@ -26,7 +26,7 @@ async def knock(address: str, incarnation: Incarnation) -> KnockAnswer:
         same = wire.parse(line[: wire.LIMIT]) == incarnation
         return KnockAnswer.ALIVE if same else KnockAnswer.RESTARTING
     except TimeoutError:
-        return KnockAnswer.RESTARTING
+        return KnockAnswer.SILENT  # its agent is starting, or too busy to answer: time will tell
     except ConnectionError:
         return KnockAnswer.GONE
     except (ProtocolMismatch, ValueError):

@@ -71,6 +71,7 @@ def _master_started(job: Job, event: ev.MasterStarted, now: float, policy: Polic
         epoch=job.epoch + 1,
         nodes=waiting,
         below_min_since=None,
+        lead_since=now,
         ledger=Ledger(began=now, since=now) if fresh else job.ledger,
     )
     return job, (ev.Tell(),), "job begins" if fresh else f"master is back in epoch {job.epoch}"

@@ -30,6 +30,7 @@ class Cause(StrEnum):
     KILLED = "killed"
     HARDWARE = "hardware"
     NETWORK = "network"
+    NO_START = "ranks could not be started"
     NODE_LOST = "node lost"
     NODE_LEFT = "node left"
     AGENT_LOST = "agent lost"
@@ -127,6 +128,8 @@ def classify(failure: RankFailure) -> Cause:
     """The cause that one rank's end points to, looked at alone."""
     if failure.rank == STORE_RANK:
         return Cause.STORE_LOST
+    if failure.error_type == "elastic.StartFailed":  # agent/agent.py, NO_START
+        return Cause.NO_START
     if failure.oom_killed:
         return Cause.KERNEL_OOM
     if "OutOfMemoryError" in failure.error_type or _DEVICE_OOM.search(failure.message):
@@ -211,9 +214,11 @@ def fingerprint(cause: Cause, root: Observed | None) -> str:
     """What makes two failures the same; empty for what strikes from outside."""
     if cause is Cause.UNIT:
         return str(cause)
-    if root is None or cause in (Cause.KILLED, Cause.NODE_LOST, Cause.AGENT_LOST):
+    if root is None or cause in (Cause.NODE_LOST, Cause.AGENT_LOST, Cause.STORE_LOST):
         return ""
     failure = root.failure
+    if cause is Cause.KILLED and -failure.exit_code in (signal.SIGKILL, signal.SIGTERM):
+        return ""
     message = re.sub(r"0x[0-9a-f]+|[0-9]+", "#", failure.message, flags=re.IGNORECASE)[:300]
     kind = failure.error_type
     return f"{cause}|{failure.exit_code}|{kind}|{failure.frame}|{message}"

@@ -118,8 +118,8 @@ class MasterServicer(master_pb2_grpc.MasterServicer):
             return "this master has begun another job under the same name"
         if hello.epoch > job.epoch:
             return f"this master is in epoch {job.epoch}, the agent has obeyed {hello.epoch}"
-        if not hello.node_id or not 0 < hello.slots <= 4096:
-            return "a node has a name and 1 to 4096 slots"
+        if not 0 < len(hello.node_id) <= 256 or not 0 < hello.slots <= 4096:
+            return "a node has a name of up to 256 characters and 1 to 4096 slots"
         return ""
 
     async def _namesake(self, hello: pb.Hello) -> str:
@@ -253,8 +253,7 @@ class MasterServicer(master_pb2_grpc.MasterServicer):
                     return
                 if now.state is not NodeState.UNREACHABLE:
                     return
-                if answer in (KnockAnswer.ALIVE, KnockAnswer.SILENT):
-                    await asyncio.sleep(KNOCK_EVERY)
+                await asyncio.sleep(KNOCK_EVERY)
         finally:
             self._knocking.discard(node.node_id)
 

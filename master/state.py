@@ -57,6 +57,9 @@ class Job:
     ledger: Ledger = field(default_factory=Ledger)
     below_min_since: float | None = None
     """Since when, in job time, no legal world can be had."""
+    lead_since: float = 0.0
+    """When the master of this epoch began, in job time: the time to join is counted from there, since
+    the gap before it was measured by a clock that may have jumped."""
     stop_grace: float = 0.0
     """Seconds between SIGTERM and SIGKILL for the ranks of the round that ended last."""
     result: Result | None = None

@@ -156,7 +156,7 @@ async def test_an_oversized_message_costs_its_sender_the_stream(tmp_path: Path) 
         async with Agent(address) as agent:
             await agent.ordered(RUN)
             await agent.say(leaving=large.leaving)
-            with pytest.raises(grpc.aio.AioRpcError):
+            with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
                 await agent.ordered(EXIT)
         assert await noted(address, "is gone")
         await serves(address)
@@ -256,7 +256,9 @@ async def test_without_a_token_loopback_may_drain(tmp_path: Path, host: str, nea
 
 
 def may_unshare(what: str) -> bool:
-    return subprocess.run(["unshare", what, "true"], check=False, capture_output=True).returncode == 0
+    return (
+        subprocess.run(["unshare", what, "true"], check=False, capture_output=True).returncode == 0
+    )
 
 
 @within(9)
@@ -424,7 +426,7 @@ async def test_a_killed_master_goes_on_where_it_was(tmp_path: Path) -> None:
                 first.process.kill()
                 with pytest.raises(grpc.aio.AioRpcError):
                     await agent.hear()
-        with MasterProcess(tmp_path, address) as second:
+        with MasterProcess(tmp_path, address):
             assert (await ready(address)).phase == "running"
             async with Agent(address, job_uid=uid, epoch=1, report=running) as again:
                 assert (again.welcome.epoch, again.welcome.job_uid) == (2, uid)

@@ -126,7 +126,8 @@ DIFFERENCES = (
         witness="child_left_by_failure",
     ),
     Difference(
-        id="restart-everywhere", keys=rf"{RANK}.*|node\d\.(stdout|stderr\.ranks)",
+        id="restart-everywhere",
+        keys=rf"{RANK}.*|node\d\.(stdout|stderr\.ranks)|log\.attempt_1/0.*",
         cases="static_restart", witness="static_restart",
     ),
     Difference(
@@ -134,7 +135,8 @@ DIFFERENCES = (
         witness="static_one_fails", when=lambda delta: (delta.theirs, delta.ours) == (999, 1),
     ),
     Difference(
-        id="restart-count", keys=rf"{RANK}.*", cases="c10d_restart", witness="c10d_restart"
+        id="restart-count", keys=rf"{RANK}.*|log\.attempt_1/[01]", cases="c10d_restart",
+        witness="c10d_restart",
     ),
 )  # fmt: skip
 

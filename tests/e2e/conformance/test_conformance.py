@@ -32,7 +32,10 @@ SOAK = {
     "duplicate_filters_no_tee", "exit_3_one", "restart_once", "recorded_exit",
     "sighup_in_rendezvous", "sigint_in_rendezvous", "static_two_endpoint", "cloud_two_expanded",
     "c10d_two", "static_two_allreduce", "static_one_fails", "bad_integer", "ambiguous_option",
-    "nnodes_zero", "missing_binary", "run_path_and_no_python",
+    "nnodes_zero", "missing_binary", "run_path_and_no_python", "equals", "omp_set",
+    "unknown_option", "module_and_no_python", "redirects_and_tee", "nnodes_backwards",
+    "zero_nproc", "missing_module", "static_two_uneven", "terminated_first", "auto_c10d",
+    "recorded_zero", "sub_folder", "negative_restarts",
 }  # fmt: skip
 """What is run only with -m soak: close relatives of cases that are run by default."""
 

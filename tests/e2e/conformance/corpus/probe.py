@@ -136,16 +136,18 @@ def warm_up() -> None:
     path = os.path.join(os.environ["PROBE_OUT"], "warm")
     if not os.path.exists(path) or os.environ.get("TORCHELASTIC_RESTART_COUNT") != "0":
         return
-    import torch  # noqa: F401
-
     with open(path) as file:
         title = file.read()
     if os.environ.get("LOCAL_RANK") == "0":
-        await_quiet(title)
+        if title:
+            import torch  # noqa: F401
+
+            await_quiet(title)
         write("warmed", None)
-    if os.environ.get("RANK") == "0":
+    # torchrun's nodes restart each for itself (static), or count so (c10d): one rank of each fails
+    if os.environ.get("LOCAL_RANK" if not title else "RANK") == "0":
         while count("warmed.", ".0") < int(os.environ["GROUP_WORLD_SIZE"]):
-            time.sleep(0.05)
+            time.sleep(0.01)
         os._exit(9)
     time.sleep(DEADLINE_S)
 
