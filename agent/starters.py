@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 PATIENCE = 5.0
 """Seconds after the first `import torch` until a standby is built, if no step is finished before."""
 
+START_TIMEOUT = 30.0
+"""Seconds that a starter gets to start a process, before it is ended and another asked."""
+
 _OF_A_RANK = frozenset(
     {
         "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
@@ -46,6 +49,7 @@ class Starters:
         """What each local rank had changed in its environment before it imported torch."""
         self._environ: dict[str, str] | None = None
         self._modules: tuple[str, ...] = ()
+        self._modules_known = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         self._keeping = False
@@ -69,7 +73,11 @@ class Starters:
             for _ in range(5):
                 starter = self._ready_standby(spec) or await self._ensure_spawner()
                 try:
-                    return starter.kind, await starter.start(spec, fds)
+                    async with asyncio.timeout(START_TIMEOUT):
+                        return starter.kind, await starter.start(spec, fds)
+                except TimeoutError:
+                    log.warning("the %s does not answer and is ended", starter.kind)
+                    await starter.close()
                 except StarterDied:
                     continue
                 except StartFailed as error:
@@ -152,8 +160,9 @@ class Starters:
 
     def note_modules(self, modules: tuple[str, ...]) -> None:
         """A rank has finished its first step, with these modules imported."""
-        if not self._modules:
+        if not self._modules_known.is_set():
             self._modules = modules
+            self._modules_known.set()
         self.build()
 
     def build(self) -> None:
@@ -174,10 +183,12 @@ class Starters:
                 cwd=self._settings.workload.cwd,
                 python=self._settings.workload.python,
             )
-            with contextlib.suppress(StarterDied):
-                await self._prepare(standby)
+            prepared = asyncio.get_running_loop().create_task(self._prepare(standby))
             await standby.died.wait()
             self.standby_ready.clear()
+            prepared.cancel()
+            with contextlib.suppress(StarterDied, asyncio.CancelledError):
+                await prepared
             lived = asyncio.get_running_loop().time() - born
             quick_deaths = quick_deaths + 1 if lived < 10 else 0
             log.info("the standby died after %.1f s", lived)
@@ -191,8 +202,10 @@ class Starters:
             log.warning("ranks are spawned, not forked: %s", self.reason)
             return
         self.standby_ready.set()
-        loaded = (await standby.preload(self._modules)).loaded if self._modules else ()
-        log.info("the standby is ready, with %d modules preloaded", len(loaded))
+        log.info("the standby is ready")
+        await self._modules_known.wait()
+        loaded = (await standby.preload(self._modules)).loaded
+        log.info("the standby has %d modules preloaded", len(loaded))
 
     async def close(self) -> None:
         for task in self._tasks:

@@ -9,6 +9,7 @@ import resource
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from elastic.master import events as ev
 from elastic.master.journal import Journal
@@ -22,6 +23,9 @@ from elastic.proto.errors import ElasticError, UsageError
 from elastic.proto.security import Security
 
 log = logging.getLogger(__name__)
+
+CRASHED = 70
+"""Exit code with which the guardian starts it again (agent/guardian.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,7 @@ class MasterSettings:
 
 async def serve(settings: MasterSettings) -> None:
     """Serve one job to its end."""
+    asyncio.get_running_loop().set_exception_handler(_mishap)
     journal = Journal(journal_path(settings.run_dir))
     servicers: list[MasterServicer] = []
     shell = Shell(journal, settings.policy, lambda effect: servicers[0].act(effect))
@@ -103,6 +108,13 @@ def _make_room() -> None:
     # What streams hold lives long: some 80 objects each, and a collection that walks through those
     # of thousands stops the master for a quarter of a second. By default one comes with each round.
     gc.set_threshold(100_000, 50, 100)
+
+
+def _mishap(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An exception that nobody waits for: end at once, the guardian starts the next life."""
+    loop.default_exception_handler(context)
+    if context.get("exception") is not None:
+        os._exit(CRASHED)
 
 
 def main(settings: MasterSettings) -> int:

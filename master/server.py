@@ -53,7 +53,7 @@ class MasterServicer(master_pb2_grpc.MasterServicer):
         self._placed: tuple[int, bool] = (0, False)
         self._knocking: set[NodeId] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._logs: dict[int, asyncio.Queue[pb.LogChunk]] = {}
+        self._logs: dict[int, tuple[Session, asyncio.Queue[pb.LogChunk]]] = {}
         self._requests = 0
         self._stale = 0
 
@@ -79,8 +79,15 @@ class MasterServicer(master_pb2_grpc.MasterServicer):
         finally:
             if self._sessions.get(session.node_id) is session:
                 del self._sessions[session.node_id]
+                self._end_logs_of(session)
                 self._fold_arrival_of(session)
                 self.shell.fold(ev.Detached(session.node_id, session.incarnation))
+
+    def _end_logs_of(self, session: Session) -> None:
+        """Who reads a log from there gets no more of it."""
+        for owner, inbox in self._logs.values():
+            if owner is session and not inbox.full():
+                inbox.put_nowait(pb.LogChunk(end=True, error="the node went away"))
 
     @functools.cached_property
     def _welcome(self) -> pb.ToAgent:
@@ -184,7 +191,7 @@ class MasterServicer(master_pb2_grpc.MasterServicer):
 
     def _relay_log(self, session: Session, chunk: pb.LogChunk) -> None:
         """Towards whoever asked; who reads too slowly for our memory loses the rest."""
-        inbox, number = self._logs[chunk.request], chunk.request
+        (_, inbox), number = self._logs[chunk.request], chunk.request
         if inbox.full():
             inbox.get_nowait()
             chunk = pb.LogChunk(end=True, error="read too slowly: ask for less with --tail")
@@ -240,7 +247,12 @@ class MasterServicer(master_pb2_grpc.MasterServicer):
     def _start(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.result()  # an exception goes to the loop's handler, see main.py
 
     async def _keep_knocking(self, node: Node) -> None:
         """Until the node is back, or gone."""
@@ -356,7 +368,7 @@ class MasterServicer(master_pb2_grpc.MasterServicer):
         self._requests += 1
         number = self._requests
         inbox: asyncio.Queue[pb.LogChunk] = asyncio.Queue(LOG_CHUNKS)
-        self._logs[number] = inbox
+        self._logs[number] = session, inbox
         try:
             relayed = pb.ReadLogRequest()
             relayed.CopyFrom(request)

@@ -194,6 +194,12 @@ async def node_states(address: str, security: Security = NO_SECURITY) -> dict[st
     return {node.node_id: node.state for node in status.nodes}
 
 
+def may_unshare(what: str) -> bool:
+    return (
+        subprocess.run(["unshare", what, "true"], check=False, capture_output=True).returncode == 0
+    )
+
+
 if __name__ == "__main__":
     import logging
 

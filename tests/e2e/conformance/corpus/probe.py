@@ -138,11 +138,10 @@ def warm_up() -> None:
         return
     with open(path) as file:
         title = file.read()
+    if title:
+        import torch  # noqa: F401
     if os.environ.get("LOCAL_RANK") == "0":
-        if title:
-            import torch  # noqa: F401
-
-            await_quiet(title)
+        await_quiet(title)
         write("warmed", None)
     # torchrun's nodes restart each for itself (static), or count so (c10d): one rank of each fails
     if os.environ.get("LOCAL_RANK" if not title else "RANK") == "0":

@@ -1,0 +1,204 @@
+"""Streams that break, and the master's own troubles: who is lost, and what goes on."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from elastic.master.events import Incarnation, KnockAnswer
+from elastic.master.knock import knock
+from elastic.master.policy import Policy
+from elastic.proto import knock as knock_wire
+from elastic.proto import master_pb2 as pb
+from tests.master.serving import (
+    REFUSES,
+    Agent,
+    MasterProcess,
+    master,
+    may_unshare,
+    node_states,
+    noted,
+    ready,
+    reserved,
+    within,
+)
+
+RUN, RUNNING = pb.Directive.RUN, pb.NodeReport.RUNNING
+
+# --- a stream that breaks ----------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def listener(answer: Callable[[], bytes | None]) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """host:port of a guardian, and an event for each knock; None: it accepts and is silent."""
+    knocked = asyncio.Event()
+
+    async def opened(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        knocked.set()
+        line = answer()
+        if line is not None:
+            writer.write(line)
+            writer.close()
+        else:
+            await reader.read()  # until the master gives up
+            writer.close()
+
+    server = await asyncio.start_server(opened, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", knocked
+    finally:
+        server.close()
+
+
+@contextlib.contextmanager
+def unanswering() -> Iterator[str]:
+    """host:port that lets a connection wait, as a lost host does: a listener with a full backlog."""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        yield f"127.0.0.1:{full.getsockname()[1]}"
+
+
+@within(9)
+async def test_the_four_outcomes_of_a_knock() -> None:
+    life = Incarnation(5)
+    assert await knock(REFUSES, life) is KnockAnswer.GONE
+    for said, outcome in (
+        (knock_wire.answer(5), KnockAnswer.ALIVE),
+        (knock_wire.answer(6), KnockAnswer.RESTARTING),
+        (None, KnockAnswer.SILENT),
+        (b"SSH-2.0-OpenSSH\r\n", KnockAnswer.SILENT),
+    ):
+        async with listener(lambda said=said: said) as (address, _):  # type: ignore[misc]
+            assert await knock(address, life) is outcome, said
+    with unanswering() as address:
+        assert await knock(address, life) is KnockAnswer.SILENT
+    assert await knock("no address", life) is KnockAnswer.SILENT
+
+
+@within(9)
+async def test_a_refused_knock_is_a_lost_node(tmp_path: Path) -> None:
+    policy = Policy(min_nodes=1, max_nodes=1)
+    async with master(tmp_path, policy=policy) as address, Agent(address, "node-a") as a:
+        await a.ordered(RUN)
+        async with Agent(address, "node-b", spare_store="127.0.0.1:2") as spare:
+            await a.close()
+            order = await spare.ordered(RUN)
+            assert (order.round, order.restart_count, order.store) == (2, 1, "127.0.0.1:2")
+            assert await node_states(address) == {"node-b": "training"}
+
+
+@within(9)
+async def test_a_living_agent_keeps_its_place(tmp_path: Path) -> None:
+    async with (
+        master(tmp_path) as address,
+        listener(lambda: knock_wire.answer(1)) as (door, knocked),
+    ):
+        async with Agent(address, knock_address=door) as agent:
+            await agent.ordered(RUN)
+        await knocked.wait()
+        assert await node_states(address) == {"node-a": "unreachable"}
+        running = pb.NodeReport(round=1, phase=RUNNING)
+        async with Agent(address, knock_address=door, report=running) as again:
+            assert (await again.ordered(RUN)).round == 1
+            assert await node_states(address) == {"node-a": "training"}
+
+
+@within(9)
+async def test_a_new_agent_behind_the_knock_gets_time_to_attach(tmp_path: Path) -> None:
+    async with (
+        master(tmp_path, policy=Policy(agent_restart=60.0)) as address,
+        listener(lambda: knock_wire.answer(2)) as (door, _),
+    ):
+        async with Agent(address, knock_address=door) as agent:
+            await agent.ordered(RUN)
+        await noted(address, "the agent on node-a died")
+        assert await node_states(address) == {"node-a": "restarting"}
+        async with Agent(address, incarnation=2, knock_address=door) as again:
+            assert (await again.ordered(RUN)).round == 2
+
+
+@within(9)
+async def test_a_guardian_that_says_nothing_leaves_it_to_the_lease(tmp_path: Path) -> None:
+    async with (
+        master(tmp_path, policy=Policy(lease=60.0)) as address,
+        listener(lambda: None) as (door, knocked),
+    ):
+        async with Agent(address, knock_address=door) as agent:
+            await agent.ordered(RUN)
+        await knocked.wait()
+        assert await node_states(address) == {"node-a": "unreachable"}
+        async with Agent(address, incarnation=2, knock_address=door) as again:
+            assert (await again.ordered(RUN)).round == 2
+
+
+@within(9)
+async def test_a_host_that_does_not_answer_has_until_its_lease_ends(tmp_path: Path) -> None:
+    with unanswering() as nowhere:
+        async with master(tmp_path, policy=Policy(lease=2.0)) as address:
+            async with Agent(address, knock_address=nowhere) as agent:
+                await agent.ordered(RUN)
+            await noted(address, "node-a is unreachable")
+            assert await node_states(address) == {"node-a": "unreachable"}
+            assert "nothing heard for 2 s" in await noted(address, "is lost")
+            assert await node_states(address) == {}
+
+
+@within(9)
+async def test_silence_ends_a_stream(tmp_path: Path) -> None:
+    async with master(tmp_path) as address, Agent(address) as silent:
+        await silent.ordered(RUN)
+        with pytest.raises(grpc.aio.AioRpcError, match="closed this stream"):
+            await silent.hear()  # 2.5 heartbeats
+        await noted(address, "node-a is gone")
+
+
+# --- the master's own troubles -----------------------------------------------------------------
+
+
+@within(9)
+async def test_a_killed_master_goes_on_where_it_was(tmp_path: Path) -> None:
+    running = pb.NodeReport(round=1, phase=RUNNING)
+    with reserved() as address:
+        with MasterProcess(tmp_path, address) as first:
+            assert (await ready(address)).epoch == 1
+            async with Agent(address) as agent:
+                order, uid = await agent.ordered(RUN), agent.welcome.job_uid
+                await agent.report(RUNNING, 1)
+                first.process.kill()
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await agent.hear()
+        with MasterProcess(tmp_path, address):
+            assert (await ready(address)).phase == "running"
+            async with Agent(address, job_uid=uid, epoch=1, report=running) as again:
+                assert (again.welcome.epoch, again.welcome.job_uid) == (2, uid)
+                same = await again.ordered(RUN)
+                assert (same.round, same.restart_count) == (order.round, 0)
+
+
+@within(9)
+async def test_a_full_disk_stops_decisions_and_loses_nothing(tmp_path: Path) -> None:
+    if not may_unshare("--mount"):
+        pytest.skip("may not mount a small disk")
+    mount = f"mount -t tmpfs -o size=1m tmpfs {tmp_path}"
+    wrapper = ("unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh")
+    with reserved() as address, MasterProcess(tmp_path, address, *wrapper) as process:
+        await ready(address)
+        inside = Path(f"/proc/{process.process.pid}/root{tmp_path}")
+        filler = inside / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(512))
+        async with Agent(address) as agent:
+            assert agent.welcome.epoch == 1
+            assert "no space left" in await process.said("nothing is decided")
+            assert await node_states(address) == {}
+            filler.unlink()
+            assert (await agent.ordered(RUN)).round == 1
