@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc, version
 from elastic.proto.calls import MasterClient
 from elastic.proto.client import open_channel
+from elastic.proto.errors import ElasticError
 from elastic.proto.security import Security
 
 ROOT = Path(__file__).parents[2]
@@ -76,13 +75,14 @@ async def master(
             security=security,
         )
         serving = asyncio.create_task(serve(settings))
+        near = address.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
         try:
-            near = address.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
             await ready(near, security)
             yield near
         finally:
-            if not serving.done():
-                os.kill(os.getpid(), signal.SIGTERM)
+            async with MasterClient(near, security) as client:
+                with contextlib.suppress(ElasticError):  # it may be over already
+                    await client.drain("", "the test is over")
             await serving
 
 

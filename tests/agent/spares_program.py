@@ -1,0 +1,82 @@
+"""An agent with spares and nothing else; run by test_spares.py in a process of its own, since a
+subreaper adopts whatever comes. Prints what it saw as JSON."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from elastic.agent import prctl
+from elastic.agent.settings import AgentSettings, LogSettings, Workload
+from elastic.agent.spares import Spares
+from elastic.agent.spec import StartSpec
+from elastic.agent.starters import Starters
+from elastic.proto.security import Security
+
+DEADLINE = 120.0
+
+
+def settings(script: Path) -> AgentSettings:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    work = Workload(
+        kind="script", entry=str(script), python=sys.executable, environ=environ, cwd="/"
+    )
+    return AgentSettings(
+        run_id="job",
+        node_id="node",
+        slots=1,
+        master="",
+        host="127.0.0.1",
+        workload=work,
+        logs=LogSettings(run_dir=None),
+        security=Security(),
+    )
+
+
+async def ready(spares: Spares) -> None:
+    while not spares.complete(1):
+        await asyncio.sleep(0.01)
+
+
+async def main(script: Path) -> dict[str, object]:
+    prctl.set_child_subreaper()
+    node = settings(script)
+    starters = Starters(node)
+    spares = Spares(node, starters)
+    starters.note_torch(0, 1, node.workload.environ, node.workload.environ)
+    starters.build()
+    await starters.standby_ready.wait()
+    seen: dict[str, object] = {}
+    await spares.fork(0, "cpu")
+    await ready(spares)
+    (waiting,) = spares.pids
+    os.kill(waiting, signal.SIGKILL)
+    while spares.pids:
+        await asyncio.sleep(0.01)
+    seen["taken after its death"] = spares.take(0) is not None
+    await spares.fork(0, "cpu")
+    await ready(spares)
+    spare = spares.take(0)
+    assert spare is not None
+    environ = {**node.workload.environ, "RANK": "3", "SEEN": "by the rank"}
+    spec = StartSpec(
+        kind="script", target=str(script), args=("x",), environ=environ, cwd="/",
+        python=sys.executable,
+    )  # fmt: skip
+    spare.order(spec, {"stdout": 2, "stderr": 2})
+    seen["exit"] = await spare.ended
+    seen["pid"] = spare.pid
+    await spares.fork(0, "cpu")
+    await ready(spares)
+    (last,) = spares.pids
+    await spares.close()
+    await starters.close()
+    seen["left"] = Path(f"/proc/{last}").exists()
+    return seen
+
+
+if __name__ == "__main__":
+    found = asyncio.run(asyncio.wait_for(main(Path(sys.argv[1])), DEADLINE))
+    sys.stdout.write(json.dumps(found))

@@ -1,0 +1,42 @@
+"""Spare ranks, on the CPU: forked ahead, lost, ordered, given up. What a GPU adds is its context."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import json, os, sys
+with open(os.path.join(os.path.dirname(__file__), "rank.json"), "w") as file:
+    told = {"argv": sys.argv[1:], "rank": os.environ["RANK"], "seen": os.environ["SEEN"]}
+    json.dump({**told, "name": __name__, "torch": "torch" in sys.modules, "pid": os.getpid()}, file)
+sys.exit(5)
+"""
+
+
+def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.agent.spares_program", str(script)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    pid = seen.pop("pid")
+    assert seen == {"taken after its death": False, "exit": 5, "left": False}, done.stderr
+    assert json.loads((tmp_path / "rank.json").read_text()) == {
+        "argv": ["x"],
+        "rank": "3",
+        "seen": "by the rank",
+        "name": "__main__",
+        "torch": True,
+        "pid": pid,
+    }
