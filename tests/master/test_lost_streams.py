@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -32,26 +32,27 @@ RUN, RUNNING = pb.Directive.RUN, pb.NodeReport.RUNNING
 # --- a stream that breaks ----------------------------------------------------------------------
 
 
+class Door(asyncio.Protocol):
+    """Answers a knock with `line`; None: accepts and says nothing."""
+
+    def __init__(self, line: bytes | None, knocked: asyncio.Event) -> None:
+        self._line, self._knocked = line, knocked
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._knocked.set()
+        if self._line is not None:
+            transport.write(self._line)
+            transport.close()
+
+
 @contextlib.asynccontextmanager
-async def listener(answer: Callable[[], bytes | None]) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """host:port of a guardian, and an event for each knock; None: it accepts and is silent."""
+async def listener(line: bytes | None) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """host:port of a guardian, and an event that says when it was knocked at."""
     knocked = asyncio.Event()
-
-    async def opened(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        knocked.set()
-        line = answer()
-        if line is not None:
-            writer.write(line)
-            writer.close()
-        else:
-            await reader.read()  # until the master gives up
-            writer.close()
-
-    server = await asyncio.start_server(opened, "127.0.0.1", 0)
-    try:
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(lambda: Door(line, knocked), "127.0.0.1", 0) as server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", knocked
-    finally:
-        server.close()
 
 
 @contextlib.contextmanager
@@ -76,7 +77,7 @@ async def test_the_four_outcomes_of_a_knock() -> None:
         (None, KnockAnswer.SILENT),
         (b"SSH-2.0-OpenSSH\r\n", KnockAnswer.SILENT),
     ):
-        async with listener(lambda said=said: said) as (address, _):  # type: ignore[misc]
+        async with listener(said) as (address, _):
             assert await knock(address, life) is outcome, said
     with unanswering() as address:
         assert await knock(address, life) is KnockAnswer.SILENT
@@ -99,7 +100,7 @@ async def test_a_refused_knock_is_a_lost_node(tmp_path: Path) -> None:
 async def test_a_living_agent_keeps_its_place(tmp_path: Path) -> None:
     async with (
         master(tmp_path) as address,
-        listener(lambda: knock_wire.answer(1)) as (door, knocked),
+        listener(knock_wire.answer(1)) as (door, knocked),
     ):
         async with Agent(address, knock_address=door) as agent:
             await agent.ordered(RUN)
@@ -115,7 +116,7 @@ async def test_a_living_agent_keeps_its_place(tmp_path: Path) -> None:
 async def test_a_new_agent_behind_the_knock_gets_time_to_attach(tmp_path: Path) -> None:
     async with (
         master(tmp_path, policy=Policy(agent_restart=60.0)) as address,
-        listener(lambda: knock_wire.answer(2)) as (door, _),
+        listener(knock_wire.answer(2)) as (door, _),
     ):
         async with Agent(address, knock_address=door) as agent:
             await agent.ordered(RUN)
@@ -129,7 +130,7 @@ async def test_a_new_agent_behind_the_knock_gets_time_to_attach(tmp_path: Path) 
 async def test_a_guardian_that_says_nothing_leaves_it_to_the_lease(tmp_path: Path) -> None:
     async with (
         master(tmp_path, policy=Policy(lease=60.0)) as address,
-        listener(lambda: None) as (door, knocked),
+        listener(None) as (door, knocked),
     ):
         async with Agent(address, knock_address=door) as agent:
             await agent.ordered(RUN)

@@ -35,7 +35,9 @@ SOAK = {
     "nnodes_zero", "missing_binary", "run_path_and_no_python", "equals", "omp_set",
     "unknown_option", "module_and_no_python", "redirects_and_tee", "nnodes_backwards",
     "zero_nproc", "missing_module", "static_two_uneven", "terminated_first", "auto_c10d",
-    "recorded_zero", "sub_folder", "negative_restarts",
+    "recorded_zero", "sub_folder", "negative_restarts", "bad_backend", "exit_negative",
+    "restarts_used_up", "raises", "rdzv_id", "child_left_by_success", "no_script", "text",
+    "bad_redirects",
 }  # fmt: skip
 """What is run only with -m soak: close relatives of cases that are run by default."""
 

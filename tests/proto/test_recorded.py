@@ -1,0 +1,101 @@
+"""What version 1.0 wrote, byte for byte, is read by this version, and by its neighbours' rules.
+
+The files in recorded/ were written once by 1.0 and are never written again: a change that no longer
+reads them has broken a running job's neighbours, or its journal.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from elastic.master import codec
+from elastic.master import events as ev
+from elastic.proto import link, page
+from elastic.proto import master_pb2 as pb
+from elastic.proto.errors import LinkError, ProtocolMismatch
+
+RECORDED = Path(__file__).parent / "recorded"
+MINOR = 10
+"""Where a page's minor version stands, little-endian."""
+
+
+def test_page() -> None:
+    seen = page.read((RECORDED / "page-1.0.bin").read_bytes())
+    assert (seen.step, seen.ticks, seen.phase, seen.claims) == (41, 2, "evaluate", 1)
+
+
+@pytest.mark.parametrize(("minor", "fits"), [(1, True), (2, False)])
+def test_page_of_a_neighbour(minor: int, fits: bool) -> None:
+    raw = bytearray((RECORDED / "page-1.0.bin").read_bytes())
+    raw[MINOR : MINOR + 2] = minor.to_bytes(2, "little")
+    if fits:
+        assert page.read(bytes(raw)).step == 41
+    else:
+        with pytest.raises(ProtocolMismatch, match=r"1\.2"):
+            page.read(bytes(raw))
+
+
+LINK = [
+    link.TorchNote(environ={"A": "b"}, argv=("x.py",), path=("/p",)),
+    link.ModulesNote(modules=("numpy",), environ={"A": "c"}),
+    link.FirstStep(step=7),
+    link.ErrorNote(type="ValueError", message="no", frame="x.py:3 in f", traceback="t"),
+    link.UnitAsked(ranks=4),
+    link.UnitAnswered(reason=""),
+]
+
+
+def test_link() -> None:
+    lines = (RECORDED / "link-1.0.jsonl").read_bytes().splitlines()
+    assert [link.parse(line) for line in lines] == LINK
+
+
+def test_link_of_neighbours() -> None:
+    """A field that only the newer one knows is passed over; two minors away is refused."""
+    for line, message in zip(
+        (RECORDED / "link-1.0.jsonl").read_bytes().splitlines(), LINK, strict=True
+    ):
+        newer = {**json.loads(line), "v": "1.1", "of the future": [1]}
+        assert link.parse(json.dumps(newer).encode()) == message
+        with pytest.raises(LinkError, match=r"1\.2"):
+            link.parse(json.dumps({**newer, "v": "1.2"}).encode())
+
+
+def test_wire() -> None:
+    hello = pb.FromAgent.FromString((RECORDED / "hello-1.0.bin").read_bytes()).hello
+    assert (hello.run_id, hello.node_id, hello.incarnation, hello.slots) == ("gpt", "a", 99, 8)
+    assert (hello.node_rank, dict(hello.labels), hello.spare_store) == (
+        3,
+        {"rack": "7"},
+        "10.0.0.1:2",
+    )
+    (failure,) = hello.report.failures
+    assert (hello.report.round, failure.rank, failure.exit_code) == (4, 5, -9)
+    order = pb.ToAgent.FromString((RECORDED / "directive-1.0.bin").read_bytes()).directive
+    assert (order.kind, order.round, order.first_rank, order.world_size) == (
+        pb.Directive.RUN,
+        5,
+        8,
+        16,
+    )
+    assert (order.store, order.stop_grace, order.restart_count) == ("10.0.0.1:2", 0.5, 1)
+
+
+def test_wire_of_a_newer_neighbour() -> None:
+    """A field that this version does not know is passed over."""
+    unknown = bytes([0xFA, 0x3F, 0x02, 0x68, 0x69])  # field 1023, two bytes
+    body = pb.ToAgent.FromString((RECORDED / "directive-1.0.bin").read_bytes())
+    order = pb.Directive.FromString(body.directive.SerializeToString() + unknown)
+    assert (order.round, order.store) == (5, "10.0.0.1:2")
+
+
+def test_journal() -> None:
+    lines = (RECORDED / "events-1.0.jsonl").read_text().splitlines()
+    events = [codec.loads(ev.Event, line) for line in lines]
+    kinds = {type(event) for event in events}
+    assert kinds == set(ev.Event.__args__)
+    attached = events[1]
+    assert isinstance(attached, ev.Attached)
+    assert (attached.nodes[0].labels, attached.nodes[0].node_rank) == ((("rack", "7"),), 3)
+    assert [codec.dumps(event) for event in events] == lines
