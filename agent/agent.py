@@ -294,6 +294,7 @@ class Agent:
     async def _beat(self) -> None:
         while True:
             await self._uplink.attached.wait()
+            await asyncio.sleep(self._uplink.heartbeat_interval)  # Hello has just said all
             self._send_heartbeat()
             if self._draining:
                 self._say_draining()  # what was lost is said again, here and below
@@ -303,7 +304,6 @@ class Agent:
             if self._stepped and self._ranks is not None and not self._busy_looking():
                 look = self._spares.look(self._ranks.pids)
                 self._looking = self._spawn(look)
-            await asyncio.sleep(self._uplink.heartbeat_interval)
 
     def _busy_looking(self) -> bool:
         return self._looking is not None and not self._looking.done()
