@@ -64,7 +64,7 @@ class Node:
         command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={job.endpoint}"]
         command += [f"--rdzv-id={RUN_ID}", f"--rdzv-conf=is_host={int(self._hosts_master)}"]
         command += [f"--token-file={job.token_file}"]
-        command += ["--last-call=30"]  # the first round waits for both nodes
+        command += ["--last-call=3"]  # the first round waits for both nodes
         command += [f"--log-dir={job.out / 'logs'}", "--redirects=3"]
         command += [f"--report={job.out / 'report.json'}"]
         command += ["-m", "elastic.trainer.pretrain_gpt", *job.trainer]

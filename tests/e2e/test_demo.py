@@ -12,16 +12,16 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Steps take milliseconds here, and a node takes a second or two to come back.
-SMALL = ("--steps=700", "--save-interval=20", "--plain", "--timeout=240")
+# Steps take milliseconds here, and a node takes seconds to come back: enough of them must be left.
+SMALL = ("--steps=1000", "--save-interval=20", "--plain", "--timeout=240")
 TRAINER = (
     "--vocab-size=300",
     "--corpus-bytes=60000",
-    "--num-layers=1",
-    "--hidden-size=32",
+    "--num-layers=2",
+    "--hidden-size=64",
     "--num-attention-heads=2",
-    "--seq-length=16",
-    "--global-batch-size=8",
+    "--seq-length=32",
+    "--global-batch-size=16",
 )
 
 pytestmark = pytest.mark.xdist_group("demo")  # one run for all of them
