@@ -67,7 +67,7 @@ def report(ran: tuple[str, Path]) -> dict[str, Any]:
 
 def test_the_job_succeeds_and_learns(report: dict[str, Any]) -> None:
     assert report["result"]["exit_code"] == 0
-    assert report["step"] == 700
+    assert report["step"] == 1000
     assert report["demo"]["problems"] == []
     assert report["demo"]["last_loss"] < report["demo"]["first_loss"] - 0.5
     assert report["demo"]["sample"].startswith("def ")

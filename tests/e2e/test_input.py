@@ -76,7 +76,7 @@ def test_a_port_in_use(job: Job) -> None:
     with socket.create_server((job.address, job.port)):
         node = job.start()
         job.ends(USAGE)
-    assert "Address already in use; choose another port" in node.said(), node.said()
+    assert "has the port; choose another one" in node.said(), node.said()
 
 
 def test_no_master_and_a_foreign_one(job: Job) -> None:

@@ -78,7 +78,7 @@ os.wait()
 """
     found = agent.start("spawner", target=write(tmp_path, text))
     assert (found["progress"]["step"], found["progress"]["phase"]) == (1, "")
-    assert found["link"] == []
+    assert found["link"] == [{"kind": "FirstStep", "step": 1}]  # the rank's own, once
 
 
 def ask(agent: SmallAgent, path: str, answer: str) -> dict[str, object]:
