@@ -35,6 +35,8 @@ class _Store:
         self.pid = 0
         self.ended: asyncio.Future[int] | None = None
         self.starting: asyncio.Task[None] | None = None
+        self.lost = False
+        """It died as a spare; another one is on its way."""
 
 
 class Stores:
@@ -77,7 +79,7 @@ class Stores:
         It is another node's then, or one that died before the master heard of its successor.
         """
         self.retire()
-        if address != self._spare.address:
+        if address != self._spare.address or self._spare.lost:
             return False
         self._current = self._spare
         self._ensure(self._current)
@@ -138,6 +140,7 @@ class Stores:
             self._current = None
             self._lost()
         elif store is self._spare:
+            store.lost = True
             asyncio.get_running_loop().call_later(PAUSE, self._renew_after, store)
 
     def _renew_after(self, store: _Store) -> None:
