@@ -16,7 +16,7 @@ from elastic.master.journal import Journal
 from elastic.master.policy import Policy
 from elastic.master.report import report
 from elastic.master.server import MasterServicer
-from elastic.master.shell import Shell, journal_path
+from elastic.master.shell import Shell
 from elastic.proto import job_folder, master_pb2_grpc
 from elastic.proto.client import open_server
 from elastic.proto.errors import ElasticError, UsageError
@@ -44,7 +44,7 @@ class MasterSettings:
 async def serve(settings: MasterSettings) -> None:
     """Serve one job to its end."""
     asyncio.get_running_loop().set_exception_handler(_mishap)
-    journal = Journal(journal_path(settings.run_dir))
+    journal = Journal(settings.run_dir / job_folder.JOURNAL)
     servicers: list[MasterServicer] = []
     shell = Shell(journal, settings.policy, lambda effect: servicers[0].act(effect))
     servicer = MasterServicer(

@@ -14,6 +14,7 @@ from elastic.master import directive as orders
 from elastic.master import events as ev
 from elastic.master import messages
 from elastic.master.events import Effect, KnockAnswer, NodeId
+from elastic.master.job import DRAINED
 from elastic.master.journal import Journal
 from elastic.master.knock import knock
 from elastic.master.nodes import Node, NodeState
@@ -313,7 +314,7 @@ class MasterServicer(master_pb2_grpc.MasterServicer):
     def _phase(self) -> str:
         job = self.shell.job
         if job.result is not None:
-            codes = {0: "succeeded", 213: "drained"}
+            codes = {0: "succeeded", DRAINED: "drained"}
             return codes.get(job.result.exit_code, "failed")
         return "running" if job.round is not None and job.round.standing else "forming"
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from uuid import uuid4
 
 from elastic.master import events as ev
@@ -118,7 +117,3 @@ class Shell:
                 return
             self._timer.cancel()
         self._timer = loop.call_at(when, self.fold, ev.Tick())
-
-
-def journal_path(run_dir: Path) -> Path:
-    return run_dir / "journal.db"

@@ -19,7 +19,6 @@ import pytest
 import trustme
 
 from elastic import ctl
-from elastic.master.shell import journal_path
 from elastic.proto import job_folder
 from elastic.proto.verbs import age
 
@@ -344,10 +343,6 @@ def test_uninstalled(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_age(seconds: float, text: str) -> None:
     assert age(seconds) == text
-
-
-def test_the_journal_is_where_the_folder_says() -> None:
-    assert journal_path(Path("x")) == Path("x") / job_folder.JOURNAL
 
 
 def test_tls(ask: Ask, tmp_path: Path) -> None:
