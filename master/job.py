@@ -135,7 +135,8 @@ def _judge(job: Job, current: Round, now: float, policy: Policy) -> Next:
         and (until := node.awaited(policy)) is not None
     ]
     doubt = max(silent, default=now)
-    recovery, verdict = medic.judge(job.recovery, current.failures, doubt, now, policy)
+    rested = medic.rested(job.recovery, now - current.started)
+    recovery, verdict = medic.judge(rested, current.failures, doubt, now, policy)
     if isinstance(verdict, medic.Hold):
         return job, verdict.until, verdict.reason
     job = replace(job, recovery=recovery)

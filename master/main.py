@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from elastic.master import events as ev
+from elastic.master.control import Control
 from elastic.master.journal import Journal
 from elastic.master.policy import Policy
 from elastic.master.report import report
-from elastic.master.server import MasterServicer
 from elastic.master.shell import Shell
+from elastic.master.streams import Streams
 from elastic.proto import job_folder, master_pb2_grpc
 from elastic.proto.client import open_server
 from elastic.proto.errors import ElasticError, UsageError
@@ -45,30 +46,30 @@ async def serve(settings: MasterSettings) -> None:
     """Serve one job to its end."""
     asyncio.get_running_loop().set_exception_handler(_mishap)
     journal = Journal(settings.run_dir / job_folder.JOURNAL)
-    servicers: list[MasterServicer] = []
-    shell = Shell(journal, settings.policy, lambda effect: servicers[0].act(effect))
-    servicer = MasterServicer(
-        shell, journal, settings.run_id, open_admin=bool(settings.security.token)
+    shell = Shell(journal, settings.policy)
+    streams = Streams(shell, settings.run_id)
+    control = Control(
+        shell, streams, journal, settings.run_id, open_admin=bool(settings.security.token)
     )
-    servicers.append(servicer)
-    shell.begin()
+    shell.begin(streams.act)
     try:
         server = open_server(settings.address, settings.security)
     except RuntimeError as error:
         raise UsageError(
             f"cannot listen on {settings.address}: is another program using the port?"
         ) from error
-    master_pb2_grpc.add_MasterServicer_to_server(servicer, server)
+    master_pb2_grpc.add_MasterServicer_to_server(streams, server)
+    master_pb2_grpc.add_ControlServicer_to_server(control, server)
     await server.start()
     _write_note(settings)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(
         signal.SIGTERM, shell.fold, ev.Stopping("the launcher on the master's node was told to end")
     )
-    watch = loop.create_task(servicer.watch_silence())
-    await servicer.over.wait()
+    watch = loop.create_task(streams.watch_silence())
+    await streams.over.wait()
     _write_report(shell, settings)
-    await servicer.farewell(shell.job.stop_grace + 15.0)
+    await streams.farewell(shell.job.stop_grace + 15.0)
     watch.cancel()
     await server.stop(grace=0.2)
     journal.close()

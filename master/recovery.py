@@ -46,6 +46,9 @@ COUNTED = frozenset({Cause.ERROR, Cause.DEVICE_OOM, Cause.CRASH})
 FREE = frozenset({Cause.GROWTH, Cause.REQUEST, Cause.UNIT})
 """These are nobody's fault and cost nothing."""
 
+REGROW = 300.0
+"""Seconds that a round stands for each token that comes back, whether or not its script has steps."""
+
 UNIT_TRIES = 3
 """Worlds in a row that a script may call illegal, with no step finished in between."""
 
@@ -208,6 +211,12 @@ def progressed(state: Recovery) -> Recovery:
     if not state.seen and not state.faults:
         return state
     return replace(state, seen={}, faults=max(0, state.faults - 2))
+
+
+def rested(state: Recovery, seconds: float) -> Recovery:
+    """A round stood for so long: the budget grows back with time too."""
+    back = min(state.faults, int(max(0.0, seconds) / REGROW))
+    return replace(state, faults=state.faults - back) if back else state
 
 
 def fingerprint(cause: Cause, root: Observed | None) -> str:

@@ -22,11 +22,11 @@ LONGEST_GAP = 3600.0
 class Shell:
     """Owns a job's state. Single threaded: every call comes from the event loop."""
 
-    def __init__(self, journal: Journal, policy: Policy, act: Callable[[Effect], None]) -> None:
+    def __init__(self, journal: Journal, policy: Policy) -> None:
         self.policy = policy
         self.job = Job()
         self._journal = journal
-        self._act = act
+        self._act: Callable[[Effect], None] = lambda effect: None
         self._backlog: list[Event] = []
         self.reason = ""
         """The last one decided, in words."""
@@ -34,15 +34,15 @@ class Shell:
         self._origin = time.monotonic()
         self.noted = asyncio.Event()
 
-    def begin(self) -> None:
-        """Replay the journal and take the next epoch."""
+    def begin(self, act: Callable[[Effect], None]) -> None:
+        """Replay the journal and take the next epoch; from now on `act` gets every effect."""
         job, wall, job_time, entries = self._journal.load()
         for entry in entries:
             job = handle(job, entry.event, entry.job, self.policy).state
             wall, job_time = entry.wall, entry.job
         gap = min(max(0.0, time.time() - wall), LONGEST_GAP) if wall else 0.0
         self._origin = time.monotonic() - (job_time + gap)
-        self.job = job
+        self.job, self._act = job, act
         self.fold(ev.MasterStarted(uuid4().hex))
         if self._backlog:
             raise JournalError(f"the journal {self._journal.path} cannot be written")

@@ -108,7 +108,8 @@ def interrupt(job: Job, cause: Cause, reason: str, now: float, policy: Policy) -
     """End the standing round for a cause that needs no judging, and charge for it."""
     if job.result is not None or job.round is None or not job.round.standing:
         return job
-    recovery, verdict = medic.charge(job.recovery, cause, reason, None, policy)
+    rested = medic.rested(job.recovery, now - job.round.started)
+    recovery, verdict = medic.charge(rested, cause, reason, None, policy)
     job = replace(job, recovery=recovery)
     if isinstance(verdict, medic.Fail):
         return fail(job, verdict, now, policy)

@@ -40,7 +40,7 @@ class MasterClient:
 
     async def __aenter__(self) -> Self:
         self._channel = open_channel(self._address, self._security)
-        self._stub: Any = master_pb2_grpc.MasterStub(self._channel)
+        self._stub: Any = master_pb2_grpc.ControlStub(self._channel)
         return self
 
     async def __aexit__(self, *_: object) -> None:

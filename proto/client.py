@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError
 from elastic.proto.errors import UsageError
 from elastic.proto.security import TOKEN_KEY, Security
 
-MAX_MESSAGE = 4 << 20
-"""Bytes; a larger message is refused by the receiver."""
+MAX_REQUEST, MAX_ANSWER = 4 << 20, 16 << 20
+"""Bytes; what the master hears, and what it says: the status of 10,000 nodes is 4 MiB and more."""
 
 MOST_CALLS = 1 << 17
 """Calls that may wait to be taken up: every agent of a job attaches in the same instant.
@@ -22,12 +22,9 @@ MOST_CALLS = 1 << 17
 grpc's own limits are 1,000 (it begins to refuse some) and 3,000 (it refuses all).
 """
 
-_LIMITS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE),
-    ("grpc.max_send_message_length", 4 * MAX_MESSAGE),
-]
 _CHANNEL = [
-    *_LIMITS,
+    ("grpc.max_send_message_length", MAX_REQUEST),
+    ("grpc.max_receive_message_length", MAX_ANSWER),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
@@ -38,7 +35,8 @@ _CHANNEL = [
     ("grpc.keepalive_timeout_ms", 5_000),
 ]
 _SERVER = [
-    *_LIMITS,
+    ("grpc.max_send_message_length", MAX_ANSWER),
+    ("grpc.max_receive_message_length", MAX_REQUEST),
     ("grpc.so_reuseport", 1),  # the guardian's reservation holds the port; see docs/architecture.md
     ("grpc.server.max_pending_requests", MOST_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MOST_CALLS),

@@ -39,31 +39,6 @@ class MasterStub(object):
                 request_serializer=elastic_dot_proto_dot_master__pb2.FromAgent.SerializeToString,
                 response_deserializer=elastic_dot_proto_dot_master__pb2.ToAgent.FromString,
                 _registered_method=True)
-        self.GetStatus = channel.unary_unary(
-                '/elastic.v1.Master/GetStatus',
-                request_serializer=elastic_dot_proto_dot_master__pb2.GetStatusRequest.SerializeToString,
-                response_deserializer=elastic_dot_proto_dot_master__pb2.Status.FromString,
-                _registered_method=True)
-        self.ListEvents = channel.unary_stream(
-                '/elastic.v1.Master/ListEvents',
-                request_serializer=elastic_dot_proto_dot_master__pb2.ListEventsRequest.SerializeToString,
-                response_deserializer=elastic_dot_proto_dot_master__pb2.EventRecord.FromString,
-                _registered_method=True)
-        self.ReadLog = channel.unary_stream(
-                '/elastic.v1.Master/ReadLog',
-                request_serializer=elastic_dot_proto_dot_master__pb2.ReadLogRequest.SerializeToString,
-                response_deserializer=elastic_dot_proto_dot_master__pb2.LogChunk.FromString,
-                _registered_method=True)
-        self.Restart = channel.unary_unary(
-                '/elastic.v1.Master/Restart',
-                request_serializer=elastic_dot_proto_dot_master__pb2.RestartRequest.SerializeToString,
-                response_deserializer=elastic_dot_proto_dot_master__pb2.Accepted.FromString,
-                _registered_method=True)
-        self.Drain = channel.unary_unary(
-                '/elastic.v1.Master/Drain',
-                request_serializer=elastic_dot_proto_dot_master__pb2.DrainRequest.SerializeToString,
-                response_deserializer=elastic_dot_proto_dot_master__pb2.Accepted.FromString,
-                _registered_method=True)
 
 
 class MasterServicer(object):
@@ -77,37 +52,6 @@ class MasterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListEvents(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReadLog(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Restart(self, request, context):
-        """Administrative: without a job token, from loopback only.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Drain(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_MasterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -115,31 +59,6 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=elastic_dot_proto_dot_master__pb2.FromAgent.FromString,
                     response_serializer=elastic_dot_proto_dot_master__pb2.ToAgent.SerializeToString,
-            ),
-            'GetStatus': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetStatus,
-                    request_deserializer=elastic_dot_proto_dot_master__pb2.GetStatusRequest.FromString,
-                    response_serializer=elastic_dot_proto_dot_master__pb2.Status.SerializeToString,
-            ),
-            'ListEvents': grpc.unary_stream_rpc_method_handler(
-                    servicer.ListEvents,
-                    request_deserializer=elastic_dot_proto_dot_master__pb2.ListEventsRequest.FromString,
-                    response_serializer=elastic_dot_proto_dot_master__pb2.EventRecord.SerializeToString,
-            ),
-            'ReadLog': grpc.unary_stream_rpc_method_handler(
-                    servicer.ReadLog,
-                    request_deserializer=elastic_dot_proto_dot_master__pb2.ReadLogRequest.FromString,
-                    response_serializer=elastic_dot_proto_dot_master__pb2.LogChunk.SerializeToString,
-            ),
-            'Restart': grpc.unary_unary_rpc_method_handler(
-                    servicer.Restart,
-                    request_deserializer=elastic_dot_proto_dot_master__pb2.RestartRequest.FromString,
-                    response_serializer=elastic_dot_proto_dot_master__pb2.Accepted.SerializeToString,
-            ),
-            'Drain': grpc.unary_unary_rpc_method_handler(
-                    servicer.Drain,
-                    request_deserializer=elastic_dot_proto_dot_master__pb2.DrainRequest.FromString,
-                    response_serializer=elastic_dot_proto_dot_master__pb2.Accepted.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +98,119 @@ class Master(object):
             metadata,
             _registered_method=True)
 
+
+class ControlStub(object):
+    """What people ask of it, through elasticctl.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.GetStatus = channel.unary_unary(
+                '/elastic.v1.Control/GetStatus',
+                request_serializer=elastic_dot_proto_dot_master__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=elastic_dot_proto_dot_master__pb2.Status.FromString,
+                _registered_method=True)
+        self.ListEvents = channel.unary_stream(
+                '/elastic.v1.Control/ListEvents',
+                request_serializer=elastic_dot_proto_dot_master__pb2.ListEventsRequest.SerializeToString,
+                response_deserializer=elastic_dot_proto_dot_master__pb2.EventRecord.FromString,
+                _registered_method=True)
+        self.ReadLog = channel.unary_stream(
+                '/elastic.v1.Control/ReadLog',
+                request_serializer=elastic_dot_proto_dot_master__pb2.ReadLogRequest.SerializeToString,
+                response_deserializer=elastic_dot_proto_dot_master__pb2.LogChunk.FromString,
+                _registered_method=True)
+        self.Restart = channel.unary_unary(
+                '/elastic.v1.Control/Restart',
+                request_serializer=elastic_dot_proto_dot_master__pb2.RestartRequest.SerializeToString,
+                response_deserializer=elastic_dot_proto_dot_master__pb2.Accepted.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/elastic.v1.Control/Drain',
+                request_serializer=elastic_dot_proto_dot_master__pb2.DrainRequest.SerializeToString,
+                response_deserializer=elastic_dot_proto_dot_master__pb2.Accepted.FromString,
+                _registered_method=True)
+
+
+class ControlServicer(object):
+    """What people ask of it, through elasticctl.
+    """
+
+    def GetStatus(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEvents(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadLog(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restart(self, request, context):
+        """Administrative: without a job token, from loopback only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ControlServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=elastic_dot_proto_dot_master__pb2.GetStatusRequest.FromString,
+                    response_serializer=elastic_dot_proto_dot_master__pb2.Status.SerializeToString,
+            ),
+            'ListEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListEvents,
+                    request_deserializer=elastic_dot_proto_dot_master__pb2.ListEventsRequest.FromString,
+                    response_serializer=elastic_dot_proto_dot_master__pb2.EventRecord.SerializeToString,
+            ),
+            'ReadLog': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadLog,
+                    request_deserializer=elastic_dot_proto_dot_master__pb2.ReadLogRequest.FromString,
+                    response_serializer=elastic_dot_proto_dot_master__pb2.LogChunk.SerializeToString,
+            ),
+            'Restart': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restart,
+                    request_deserializer=elastic_dot_proto_dot_master__pb2.RestartRequest.FromString,
+                    response_serializer=elastic_dot_proto_dot_master__pb2.Accepted.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=elastic_dot_proto_dot_master__pb2.DrainRequest.FromString,
+                    response_serializer=elastic_dot_proto_dot_master__pb2.Accepted.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'elastic.v1.Control', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('elastic.v1.Control', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Control(object):
+    """What people ask of it, through elasticctl.
+    """
+
     @staticmethod
     def GetStatus(request,
             target,
@@ -193,7 +225,7 @@ class Master(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastic.v1.Master/GetStatus',
+            '/elastic.v1.Control/GetStatus',
             elastic_dot_proto_dot_master__pb2.GetStatusRequest.SerializeToString,
             elastic_dot_proto_dot_master__pb2.Status.FromString,
             options,
@@ -220,7 +252,7 @@ class Master(object):
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/elastic.v1.Master/ListEvents',
+            '/elastic.v1.Control/ListEvents',
             elastic_dot_proto_dot_master__pb2.ListEventsRequest.SerializeToString,
             elastic_dot_proto_dot_master__pb2.EventRecord.FromString,
             options,
@@ -247,7 +279,7 @@ class Master(object):
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/elastic.v1.Master/ReadLog',
+            '/elastic.v1.Control/ReadLog',
             elastic_dot_proto_dot_master__pb2.ReadLogRequest.SerializeToString,
             elastic_dot_proto_dot_master__pb2.LogChunk.FromString,
             options,
@@ -274,7 +306,7 @@ class Master(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastic.v1.Master/Restart',
+            '/elastic.v1.Control/Restart',
             elastic_dot_proto_dot_master__pb2.RestartRequest.SerializeToString,
             elastic_dot_proto_dot_master__pb2.Accepted.FromString,
             options,
@@ -301,7 +333,7 @@ class Master(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/elastic.v1.Master/Drain',
+            '/elastic.v1.Control/Drain',
             elastic_dot_proto_dot_master__pb2.DrainRequest.SerializeToString,
             elastic_dot_proto_dot_master__pb2.Accepted.FromString,
             options,

@@ -14,7 +14,9 @@ from elastic.master.knock import knock
 from elastic.master.policy import Policy
 from elastic.proto import knock as knock_wire
 from elastic.proto import master_pb2 as pb
+from elastic.proto.calls import MasterClient
 from tests.master.serving import (
+    NO_SECURITY,
     REFUSES,
     Agent,
     MasterProcess,
@@ -27,7 +29,7 @@ from tests.master.serving import (
     within,
 )
 
-RUN, RUNNING = pb.Directive.RUN, pb.NodeReport.RUNNING
+RUN, EXIT, RUNNING = pb.Directive.RUN, pb.Directive.EXIT, pb.NodeReport.RUNNING
 
 # --- a stream that breaks ----------------------------------------------------------------------
 
@@ -138,6 +140,8 @@ async def test_a_guardian_that_says_nothing_leaves_it_to_the_lease(tmp_path: Pat
         assert await node_states(address) == {"node-a": "unreachable"}
         async with Agent(address, incarnation=2, knock_address=door) as again:
             assert (await again.ordered(RUN)).round == 2
+            await again.say(leaving=pb.Leaving(reason="done"))
+            await noted(address, "node-a left")
 
 
 @within(9)
@@ -182,6 +186,32 @@ async def test_a_killed_master_goes_on_where_it_was(tmp_path: Path) -> None:
                 assert (again.welcome.epoch, again.welcome.job_uid) == (2, uid)
                 same = await again.ordered(RUN)
                 assert (same.round, same.restart_count) == (order.round, 0)
+
+
+@within(20)
+async def test_a_job_that_ends_just_after_a_masters_death_is_told_to_every_node(
+    tmp_path: Path,
+) -> None:
+    running = pb.NodeReport(round=1, phase=RUNNING)
+    with reserved() as address, unanswering() as far:
+        with MasterProcess(tmp_path, address) as first:
+            await ready(address)
+            async with Agent(address) as agent, Agent(address, "node-b", knock_address=far) as late:
+                await agent.ordered(RUN)
+                await noted(address, "node-b attached")
+                first.process.kill()
+                for each in (agent, late):
+                    with pytest.raises(grpc.aio.AioRpcError):
+                        await each.hear()
+        with MasterProcess(tmp_path, address) as second:
+            await ready(address)
+            async with Agent(address, report=running) as agent:
+                async with MasterClient(address, NO_SECURITY) as client:
+                    await client.drain("", "maintenance")
+                await agent.ordered(EXIT)
+            async with Agent(address, "node-b", knock_address=far) as late:
+                assert (await late.ordered(EXIT)).exit_code == 213
+            assert await asyncio.to_thread(second.process.wait) == 0
 
 
 @within(9)

@@ -231,6 +231,14 @@ def test_the_budget_grows_back_with_progress() -> None:
     assert medic.progressed(Recovery()) == Recovery()
 
 
+def test_the_budget_grows_back_with_time() -> None:
+    state = replace(Recovery(), faults=3, restarts=1, seen={"a": 2})
+    assert medic.rested(state, medic.REGROW - 1) is state
+    rested = medic.rested(state, 2 * medic.REGROW)
+    assert rested == replace(state, faults=1), "and it forgives nothing else"
+    assert medic.rested(state, 99 * medic.REGROW).faults == 0
+
+
 def test_the_same_failure_three_times_is_deterministic() -> None:
     policy = Policy(max_restarts=100)
     state = Recovery()

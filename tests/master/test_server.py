@@ -17,7 +17,7 @@ from elastic.master.policy import Policy
 from elastic.proto import master_pb2 as pb
 from elastic.proto import version
 from elastic.proto.calls import MasterClient
-from elastic.proto.client import MAX_MESSAGE
+from elastic.proto.client import MAX_REQUEST
 from elastic.proto.errors import ElasticError, MasterRefused
 from elastic.proto.security import Security
 from tests.master.serving import (
@@ -144,7 +144,7 @@ async def test_without_the_token_nothing_is_served(tmp_path: Path) -> None:
 @within(9)
 async def test_an_oversized_message_costs_its_sender_the_stream(tmp_path: Path) -> None:
     async with master(tmp_path) as address:
-        large = pb.FromAgent(leaving=pb.Leaving(reason="x" * (MAX_MESSAGE + 1)))
+        large = pb.FromAgent(leaving=pb.Leaving(reason="x" * (MAX_REQUEST + 1)))
         async with Agent(address) as agent:
             await agent.ordered(RUN)
             await agent.say(leaving=large.leaving)

@@ -1,0 +1,152 @@
+"""The master's face towards people: status, events, logs, and the verbs that change the job."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import grpc
+
+from elastic.master import directive as orders
+from elastic.master import events as ev
+from elastic.master import messages
+from elastic.master.directive import Place
+from elastic.master.events import NodeId
+from elastic.master.journal import Journal
+from elastic.master.nodes import Node, NodeState
+from elastic.master.report import report
+from elastic.master.session import Session
+from elastic.master.shell import Shell
+from elastic.master.state import DRAINED
+from elastic.master.streams import Streams
+from elastic.proto import master_pb2 as pb
+from elastic.proto import master_pb2_grpc
+
+_LOOPBACK = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
+"""Beginnings of grpc's names for peers on this host."""
+
+
+class Control(master_pb2_grpc.ControlServicer):
+    """Reads the shell and the streams; what it changes it folds as an event, like anyone else.
+
+    open_admin: verbs that change the job are taken from everywhere, since calls bring a token.
+    """
+
+    def __init__(
+        self, shell: Shell, streams: Streams, journal: Journal, run_id: str, *, open_admin: bool
+    ) -> None:
+        self._shell = shell
+        self._streams = streams
+        self._journal = journal
+        self._run_id = run_id
+        self._open_admin = open_admin
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.Status:
+        job = self._shell.job
+        current = job.round
+        places = orders.places(current)
+        return pb.Status(
+            run_id=self._run_id,
+            job_uid=job.uid,
+            epoch=job.epoch,
+            phase=self._phase(),
+            reason=self._shell.reason,
+            round=job.last_round,
+            world_size=sum(s.ranks for s in current.seats) if current and current.standing else 0,
+            step=job.ledger.step,
+            restarts=job.restart_count,
+            nodes=[self._node_status(node, places) for node in job.nodes.values()],
+            report_json=json.dumps(report(job, self._shell.now())),
+            stale_messages=self._streams.stale,
+        )
+
+    def _phase(self) -> str:
+        job = self._shell.job
+        if job.result is not None:
+            codes = {0: "succeeded", DRAINED: "drained"}
+            return codes.get(job.result.exit_code, "failed")
+        return "running" if job.round is not None and job.round.standing else "forming"
+
+    def _node_status(self, node: Node, places: Mapping[NodeId, Place]) -> pb.NodeStatus:
+        place = places.get(node.node_id)
+        session = self._streams.sessions.get(node.node_id)
+        current = self._shell.job.round
+        state = "spare" if place is None else "training"
+        if current is not None and node.node_id in current.finished and place is not None:
+            state = "finished"
+        if node.state is not NodeState.ATTACHED:
+            state = node.state.value
+        if node.draining:
+            state = "draining"
+        status = pb.NodeStatus(
+            node_id=node.node_id,
+            state=state,
+            host=node.host,
+            slots=node.slots,
+            ranks=session.progress[:4096] if session is not None else (),
+        )
+        if place is not None:
+            status.node_rank = place.node_rank
+            status.first_rank = place.first_rank
+        return status
+
+    async def ListEvents(
+        self, request: pb.ListEventsRequest, context: Any
+    ) -> AsyncIterator[pb.EventRecord]:
+        after = request.after
+        while True:
+            noted = self._shell.noted
+            for note in list(self._journal.notes(after)):
+                after = note.sequence
+                yield pb.EventRecord(
+                    sequence=note.sequence,
+                    time=note.wall,
+                    job_time=note.job,
+                    kind=note.kind,
+                    reason=note.reason,
+                    detail_json=note.detail,
+                )
+            if not request.follow or self._streams.over.is_set():
+                return
+            await noted.wait()
+
+    async def ReadLog(self, request: pb.ReadLogRequest, context: Any) -> AsyncIterator[pb.LogChunk]:
+        session = self._session_of(request.rank)
+        if session is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no node runs rank {request.rank} now")
+            return
+        async for chunk in self._streams.logs.read(session, request):
+            yield chunk
+
+    def _session_of(self, rank: int) -> Session | None:
+        current = self._shell.job.round
+        first = 0
+        for seat in current.seats if current is not None else ():
+            if first <= rank < first + seat.ranks:
+                return self._streams.sessions.get(seat.node_id)
+            first += seat.ranks
+        return None
+
+    async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.Accepted:
+        await self._admin(context)
+        reason = request.reason[: messages.MAX_TEXT] or "restart asked for"
+        self._shell.fold(ev.RestartAsked(reason))
+        return pb.Accepted(message=self._shell.reason)
+
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.Accepted:
+        await self._admin(context)
+        node_id = NodeId(request.node_id) if request.node_id else None
+        if node_id is not None and node_id not in self._shell.job.nodes:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no node {node_id}")
+        reason = request.reason[: messages.MAX_TEXT] or "drain asked for"
+        self._shell.fold(ev.DrainAsked(node_id, reason))
+        return pb.Accepted(message=self._shell.reason)
+
+    async def _admin(self, context: Any) -> None:
+        """Without a token, verbs that change the job are taken from loopback only."""
+        if self._open_admin or context.peer().startswith(_LOOPBACK):
+            return
+        await context.abort(
+            grpc.StatusCode.PERMISSION_DENIED,
+            "without a job token this is taken from the master's own host only: "
+            "set ELASTIC_JOB_TOKEN on every node",
+        )
