@@ -25,9 +25,6 @@ from elastic.proto.errors import ElasticError, MasterRefused, MasterUnreachable
 
 log = logging.getLogger(__name__)
 
-STORE_RANK = -1
-NO_START = "elastic.StartFailed"
-"""Error type of ranks that this node could not start: no fault of the script's."""
 Phase = pb.NodeReport
 
 
@@ -182,8 +179,10 @@ class Agent:
             await self._ranks.start(self._exit_seen, self._message_seen)
         except (OSError, ValueError, ElasticError) as error:
             log.error("round %d cannot start here: %s", order.round, error)
-            rank, message = order.first_rank, str(error)
-            self._fail(pb.RankFailure(rank=rank, exit_code=1, error_type=NO_START, message=message))
+            failure = pb.RankFailure(
+                rank=order.first_rank, exit_code=1, what=pb.RankFailure.START, message=str(error)
+            )
+            self._fail(failure)
             return
         kinds = ", ".join(sorted({rank.started_by for rank in self._ranks.ranks}))
         log.info("round %d: %d ranks started by %s", order.round, len(self._ranks.ranks), kinds)
@@ -258,7 +257,7 @@ class Agent:
         self._tell(report)
 
     def _store_lost(self) -> None:
-        self._fail(pb.RankFailure(rank=STORE_RANK, exit_code=1, message="the store died"))
+        self._fail(pb.RankFailure(what=pb.RankFailure.STORE, exit_code=1, message="the store died"))
 
     def _spare_changed(self, address: str) -> None:
         self._uplink.send(pb.FromAgent(spare_store=pb.SpareStore(address=address)))

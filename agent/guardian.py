@@ -16,15 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic.agent import cgroup, children, prctl
+from elastic.proto.exit_code import CRASHED
 
 log = logging.getLogger(__name__)
 
-CRASHED = 70
-"""Exit code of a child of ours that met a bug (EX_SOFTWARE); it is started again, like a killed one."""
-
 MOST_DEATHS = 20
 """Deaths of one child within a minute, other than by SIGKILL, after which the guardian gives up."""
-
 
 MOST_BUGS = 3
 """The same, where it ended by itself with `CRASHED`."""

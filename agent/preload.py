@@ -16,31 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from elastic.agent.prctl import set_pdeathsig
+from elastic.proto import env
 
 TRIAL_TIMEOUT = 30.0
 """Seconds that an import may take."""
-
-RANK_VARIABLES = frozenset(
-    {
-        "RANK",
-        "LOCAL_RANK",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "ROLE_NAME",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "ROLE_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_MAX_RESTARTS",
-        "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_USE_AGENT_STORE",
-        "TORCHELASTIC_ERROR_FILE",
-    }
-)
-"""What torchrun sets for a rank: never in a standby's environment."""
 
 _HARMLESS_DEVICES = (
     "/dev/null",
@@ -167,7 +146,7 @@ def _watch_environment() -> set[str]:
     look_up = kind.__getitem__
 
     def __getitem__(self: object, name: object) -> object:
-        if name in RANK_VARIABLES:
+        if name in env.OF_TORCHRUN:
             seen.add(str(name))
         return look_up(self, name)
 

@@ -35,7 +35,7 @@ def main(args: list[str]) -> None:
     setproctitle("elastic-standby")
     start = time.monotonic()
     before = rank.Before(environ=dict(env.process_environment()), path=tuple(sys.path))
-    for name in preload.RANK_VARIABLES:
+    for name in env.OF_TORCHRUN:
         env.process_environment().pop(name, None)
     for module in (*IMPORTS, *OURS):
         importlib.import_module(module)

@@ -20,14 +20,13 @@ PATIENCE = 5.0
 START_TIMEOUT = 30.0
 """Seconds that a starter gets to start a process, before it is ended and another asked."""
 
-_OF_A_RANK = frozenset(
-    {
-        "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
-        "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-        "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "CUDA_VISIBLE_DEVICES",
-        env.PAGE_FD, env.LINK_FD, env.MARK, env.ROUND,
-    }
-)  # fmt: skip
+_OF_A_RANK = env.OF_TORCHRUN | {
+    "CUDA_VISIBLE_DEVICES",
+    env.PAGE_FD,
+    env.LINK_FD,
+    env.MARK,
+    env.ROUND,
+}
 
 
 def changes(given: Mapping[str, str], seen: Mapping[str, str]) -> dict[str, str | None]:

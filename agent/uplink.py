@@ -48,10 +48,12 @@ class Uplink:
         self._hello = hello
         self._heard = heard
         self._outbox: asyncio.Queue[pb.FromAgent] = asyncio.Queue()
+        self._greeted = False
+        """This stream's Hello was made; what happens after it must be said after it."""
 
     def send(self, message: pb.FromAgent) -> None:
-        """Say something, if a stream is open; what matters is said again in the next Hello."""
-        if self.attached.is_set():
+        """Say something; without a stream it is dropped, since the next Hello says what matters."""
+        if self._greeted:
             self._outbox.put_nowait(message)
 
     async def run(self, patience: Callable[[], float]) -> None:
@@ -86,6 +88,7 @@ class Uplink:
         try:
             stub = master_pb2_grpc.MasterStub(channel)
             stream = stub.Attach(metadata=self._security.metadata())
+            self._outbox, self._greeted = asyncio.Queue(), True
             async with asyncio.timeout(10.0):
                 await stream.write(pb.FromAgent(hello=self._hello()))
                 first = await stream.read()
@@ -103,6 +106,7 @@ class Uplink:
             return "no answer"
         finally:
             self.attached.clear()
+            self._greeted = False
             if writer is not None:
                 writer.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -125,7 +129,6 @@ class Uplink:
         self.epoch, self.job_uid = welcome.epoch, welcome.job_uid
         self.heartbeat_interval = welcome.heartbeat_interval or 1.0
         self.last_contact = asyncio.get_running_loop().time()
-        self._outbox = asyncio.Queue()
         self.attached.set()
 
     async def _write(self, stream: grpc.aio.StreamStreamCall) -> None:

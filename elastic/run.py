@@ -24,6 +24,7 @@ from elastic.agent.numa import gpu_nodes
 from elastic.agent.ports import listen
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.slots import resolve_slots
+from elastic.master.state import DRAINED
 from elastic.options import Options
 from elastic.proto.errors import ElasticError, UsageError
 from elastic.proto.job_folder import default_base
@@ -32,10 +33,6 @@ from elastic.proto.security import Security
 log = logging.getLogger("elastic")
 
 TOKEN = "ELASTIC_JOB_TOKEN"
-
-DRAINED = 213
-"""Exit code where the node or the job was drained; the master says so, master/job.py."""
-
 
 FEWEST_FILES = 512
 """Descriptors of ranks begin at 200 (agent/fork.py), and an agent holds several for each."""

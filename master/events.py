@@ -30,6 +30,16 @@ class KnockAnswer(StrEnum):
     """No answer: the host or the way to it is gone."""
 
 
+class Failed(StrEnum):
+    """What a failure is the failure of."""
+
+    RANK = "rank"
+    STORE = "store"
+    """The round's store, which ranks meet at; the rank number tells nothing."""
+    START = "start"
+    """A rank that its node could not start: no fault of the script's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
     rank: int
@@ -41,6 +51,7 @@ class RankFailure:
     frame: str = ""
     log_tail: str = ""
     oom_killed: bool = False
+    what: Failed = Failed.RANK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

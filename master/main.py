@@ -21,12 +21,10 @@ from elastic.master.streams import Streams
 from elastic.proto import job_folder, master_pb2_grpc
 from elastic.proto.client import open_server
 from elastic.proto.errors import ElasticError, UsageError
+from elastic.proto.exit_code import CRASHED
 from elastic.proto.security import Security
 
 log = logging.getLogger(__name__)
-
-CRASHED = 70
-"""Exit code with which the guardian starts it again (agent/guardian.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from elastic.master import events as ev
 from elastic.master.directive import Directive
-from elastic.master.events import Incarnation, NodeId, NodePhase
+from elastic.master.events import Failed, Incarnation, NodeId, NodePhase
 from elastic.proto import master_pb2 as pb
 
 MAX_TEXT = 4096
@@ -14,6 +14,11 @@ _PHASES = {
     pb.NodeReport.RUNNING: NodePhase.RUNNING,
     pb.NodeReport.FINISHED: NodePhase.FINISHED,
     pb.NodeReport.FAILED: NodePhase.FAILED,
+}
+_FAILED = {
+    pb.RankFailure.RANK: Failed.RANK,
+    pb.RankFailure.STORE: Failed.STORE,
+    pb.RankFailure.START: Failed.START,
 }
 _KINDS = {"wait": pb.Directive.WAIT, "run": pb.Directive.RUN, "exit": pb.Directive.EXIT}
 
@@ -51,6 +56,7 @@ def failure(message: pb.RankFailure) -> ev.RankFailure:
         frame=message.frame[:512],
         log_tail=message.log_tail[-MAX_TEXT:],
         oom_killed=message.oom_killed,
+        what=_FAILED.get(message.what, Failed.RANK),
     )
 
 

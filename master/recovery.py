@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from elastic.master.events import NodeId, RankFailure
+from elastic.master.events import Failed, NodeId, RankFailure
 from elastic.master.policy import Policy
 
 
@@ -51,9 +51,6 @@ REGROW = 300.0
 
 UNIT_TRIES = 3
 """Worlds in a row that a script may call illegal, with no step finished in between."""
-
-STORE_RANK = -1
-"""The rank number under which an agent reports the death of the round's store."""
 
 _CRASHES = frozenset(
     {
@@ -129,9 +126,9 @@ Verdict = Hold | Restart | Fail
 
 def classify(failure: RankFailure) -> Cause:
     """The cause that one rank's end points to, looked at alone."""
-    if failure.rank == STORE_RANK:
+    if failure.what is Failed.STORE:
         return Cause.STORE_LOST
-    if failure.error_type == "elastic.StartFailed":  # agent/agent.py, NO_START
+    if failure.what is Failed.START:
         return Cause.NO_START
     if failure.oom_killed:
         return Cause.KERNEL_OOM
@@ -236,12 +233,14 @@ def fingerprint(cause: Cause, root: Observed | None) -> str:
 def describe(observed: Observed) -> str:
     """One line: which rank, where, how it ended."""
     failure = observed.failure
-    if failure.rank == STORE_RANK:
+    if failure.what is Failed.STORE:
         return f"the store on {observed.node_id} died"
     where = f"rank {failure.rank} on {observed.node_id}"
     if failure.oom_killed:
         return f"{where} was killed by the kernel, out of memory"
     said = next(iter(failure.message.strip().splitlines()), "")[:200]
+    if failure.what is Failed.START:
+        return f"{where} could not be started: {said}"
     kind = " ".join(failure.error_type.split())
     if kind:
         return f"{where} raised {kind}" + (f": {said}" if said else "")

@@ -19,6 +19,18 @@ ROUND = "ELASTIC_ROUND"
 """Number of the round that a rank belongs to."""
 
 
+OF_TORCHRUN = frozenset(
+    {
+        "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME",
+        "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE",
+        "MASTER_ADDR", "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE",
+    }
+)  # fmt: skip
+"""What a rank is told by torchrun, and by us: of one rank in one round, and never in a standby."""
+
+
 def process_environment() -> MutableMapping[str, str]:
     """This process's environment itself, not a copy: a change to it is a change to the process."""
     return os.environ

@@ -158,7 +158,15 @@ class NodeReport(_message.Message):
     def __init__(self, round: _Optional[int] = ..., phase: _Optional[_Union[NodeReport.Phase, str]] = ..., failures: _Optional[_Iterable[_Union[RankFailure, _Mapping]]] = ...) -> None: ...
 
 class RankFailure(_message.Message):
-    __slots__ = ("rank", "local_rank", "exit_code", "error_type", "message", "frame", "log_tail", "oom_killed")
+    __slots__ = ("rank", "local_rank", "exit_code", "error_type", "message", "frame", "log_tail", "oom_killed", "what")
+    class What(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        RANK: _ClassVar[RankFailure.What]
+        STORE: _ClassVar[RankFailure.What]
+        START: _ClassVar[RankFailure.What]
+    RANK: RankFailure.What
+    STORE: RankFailure.What
+    START: RankFailure.What
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +175,7 @@ class RankFailure(_message.Message):
     FRAME_FIELD_NUMBER: _ClassVar[int]
     LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
     OOM_KILLED_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
     rank: int
     local_rank: int
     exit_code: int
@@ -175,7 +184,8 @@ class RankFailure(_message.Message):
     frame: str
     log_tail: str
     oom_killed: bool
-    def __init__(self, rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., error_type: _Optional[str] = ..., message: _Optional[str] = ..., frame: _Optional[str] = ..., log_tail: _Optional[str] = ..., oom_killed: bool = ...) -> None: ...
+    what: RankFailure.What
+    def __init__(self, rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., error_type: _Optional[str] = ..., message: _Optional[str] = ..., frame: _Optional[str] = ..., log_tail: _Optional[str] = ..., oom_killed: bool = ..., what: _Optional[_Union[RankFailure.What, str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("round", "ranks")

@@ -259,7 +259,7 @@ def test_the_round_ends_with_its_store_even_if_that_node_is_done(how: str) -> No
 def test_the_store_of_a_finished_node_dies() -> None:
     core = running("a", "b")
     core.feed(finished("a", 1))
-    core.feed(failed("a", 1, failure(rank=-1)))
+    core.feed(failed("a", 1, failure(what=ev.Failed.STORE)))
     assert core.seats() == ["a", "b"]
     assert core.restarts() == {"store lost": 1}
 

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.master import recovery as medic
-from elastic.master.events import NodeId, RankFailure
+from elastic.master.events import Failed, NodeId, RankFailure
 from elastic.master.policy import Policy
 from elastic.master.recovery import (
     COUNTED,
-    STORE_RANK,
     Cause,
     Fail,
     Hold,
@@ -116,7 +115,8 @@ CASES = [
         ),
         Cause.HARDWARE,
     ),
-    (failure(rank=STORE_RANK), Cause.STORE_LOST),
+    (failure(what=Failed.STORE), Cause.STORE_LOST),
+    (failure(what=Failed.START), Cause.NO_START),
 ]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from elastic.master import codec
 from elastic.master import events as ev
 from elastic.master.directive import Directive, directive, places
-from elastic.master.events import Event, Incarnation, KnockAnswer, NodeId, RankFailure
+from elastic.master.events import Event, Failed, Incarnation, KnockAnswer, NodeId, RankFailure
 from elastic.master.job import Job, Round, handle
 from elastic.master.nodes import NodeState
 from elastic.master.policy import Policy
@@ -311,7 +311,7 @@ class Simulation:
     def _kill_store(self, node: FakeNode, fault: Fault) -> None:
         if node.store_in_use and node.ranks:
             node.store_in_use = ""
-            failure = RankFailure(rank=-1, local_rank=0, exit_code=1)
+            failure = RankFailure(rank=0, local_rank=0, exit_code=1, what=Failed.STORE)
             node.tell(ev.NodePhase.FAILED, node.ranks, *node.report.failures, failure)
 
     def _kill_agent(self, node: FakeNode, fault: Fault) -> None:
