@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
+# Its defaults hold for ever whatever group there is when it is imported, as DDP does late: gloo's
+# threads then outlive the group, and may abort the process at its exit.
+import torch.distributed.nn
 from torch._C._distributed_c10d import HashStore
 
 from elastic.proto.env import process_environment
