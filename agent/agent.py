@@ -43,6 +43,7 @@ class Agent:
         self._retiring: dict[asyncio.Task[None], Ranks] = {}
         self._stuck: set[int] = set()
         """Pids that SIGKILL did not end."""
+        self._preparing: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stepped = False
         """A rank of this round has finished a step."""
@@ -163,6 +164,9 @@ class Agent:
                 self._stores.retire()
                 self._stores.discard(order.store)
                 self._tell(pb.NodeReport(round=order.round, phase=Phase.IDLE))
+                if order.prepare and self._preparing is None:
+                    self._starters.prepare()
+                    self._preparing = self._spawn(self._say_prepared())
             elif self._ranks is None and order.round > self._report.round:
                 await self._cleared(order)
                 if not self._ordered.is_set():
@@ -304,11 +308,17 @@ class Agent:
                 look = self._spares.look(self._ranks.pids)
                 self._looking = self._spawn(look)
 
+    async def _say_prepared(self) -> None:
+        await self._starters.standby_ready.wait()
+        self._send_heartbeat()
+
     def _busy_looking(self) -> bool:
         return self._looking is not None and not self._looking.done()
 
     def _send_heartbeat(self) -> None:
-        beat = pb.Heartbeat(round=self._report.round)
+        beat = pb.Heartbeat(
+            round=self._report.round, plain=self._starters.plain, prepared=self._starters.prepared
+        )
         if self._ranks is not None:
             beat.ranks.extend(rank.progress() for rank in self._ranks.ranks)
         self._uplink.send(pb.FromAgent(heartbeat=beat))

@@ -11,11 +11,20 @@ STARTUP = str(Path(__file__).parent / "startup")
 """Goes first on a rank's PYTHONPATH; see agent/startup/sitecustomize.py."""
 
 
+def common_environment(settings: AgentSettings) -> dict[str, str]:
+    """What is the same for every rank in every round."""
+    base = dict(settings.workload.environ)
+    own = {
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(settings.signals),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    return base | resolver(base) | startup_path(base) | own
+
+
 def rank_environment(
     settings: AgentSettings, order: pb.Directive, local_rank: int, error_file: str
 ) -> dict[str, str]:
     """What the rank with `local_rank` sees in the round of `order`."""
-    base = dict(settings.workload.environ)
     host, _, port = order.store.rpartition(":")
     own = {
         "LOCAL_RANK": str(local_rank),
@@ -34,14 +43,12 @@ def rank_environment(
         "TORCHELASTIC_RUN_ID": settings.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": error_file,
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(settings.signals),
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         env.MARK: mark(settings, order.round),
         env.ROUND: str(order.round),
     }
     if settings.virtual_local_rank:
-        own |= {"LOCAL_RANK": "0"} | virtual_devices(base, local_rank)
-    return base | resolver(base) | startup_path(base) | own
+        own |= {"LOCAL_RANK": "0"} | virtual_devices(settings.workload.environ, local_rank)
+    return common_environment(settings) | own
 
 
 def resolver(base: Mapping[str, str]) -> dict[str, str]:

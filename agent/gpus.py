@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 DEADLINE = 2.0
-"""Seconds for one question; a driver that takes longer is not asked again."""
+"""Seconds for one question."""
+MOST_FAILURES = 3
+"""Questions in a row that a driver may leave without an answer, before it is not asked again."""
 
 
 class Gpus:
@@ -17,8 +19,12 @@ class Gpus:
         self._visible = visible
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="nvml")
         self._handles: list[Any] | None = None
-        self.works = True
-        """False once there is no NVML, or it did not answer in time."""
+        self._failures = 0
+
+    @property
+    def works(self) -> bool:
+        """False once there is no NVML, or it did not answer in time, again and again."""
+        return self._failures < MOST_FAILURES
 
     async def used_by(self, pids: Collection[int]) -> dict[int, tuple[int, int]]:
         """Device index and bytes of each of `pids` that holds memory on one."""
@@ -34,10 +40,12 @@ class Gpus:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(DEADLINE):
-                return await loop.run_in_executor(self._executor, question, *args)
+                answer = await loop.run_in_executor(self._executor, question, *args)
         except Exception:  # noqa: BLE001 - whatever NVML does, ranks go on without it
-            self.works = False
+            self._failures += 1
             return None
+        self._failures = 0
+        return answer
 
     def _devices(self) -> list[Any]:
         import pynvml
@@ -56,8 +64,8 @@ class Gpus:
         found: dict[int, tuple[int, int]] = {}
         for index, handle in enumerate(self._devices()):
             for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                if process.pid in pids:
-                    found[process.pid] = (index, int(process.usedGpuMemory or 0))
+                if process.pid in pids and process.usedGpuMemory is not None:
+                    found[process.pid] = (index, int(process.usedGpuMemory))
         return found
 
     def _free(self) -> list[int]:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 
-from elastic.agent.environment import mark
+from elastic.agent.environment import common_environment, mark
 from elastic.agent.settings import AgentSettings
 from elastic.agent.spec import OBEYED_AT_START, StartSpec
 from elastic.agent.starter import Starter, StartFailed
@@ -37,6 +37,13 @@ def changes(given: Mapping[str, str], seen: Mapping[str, str]) -> dict[str, str 
     return changed | {key: None for key in given if key not in seen}
 
 
+def _never(settings: AgentSettings) -> str:
+    """Why no rank of this workload is ever forked."""
+    if not settings.fork_ranks:
+        return "--rank-start spawn"
+    return "a program is executed" if settings.workload.kind == "program" else ""
+
+
 class Starters:
     """Keeps a spawner and, where that is safe, a standby; starts each again when it dies."""
 
@@ -46,14 +53,18 @@ class Starters:
         self._standby: Starter | None = None
         self._notes: dict[int, Mapping[str, str | None]] = {}
         """What each local rank had changed in its environment before it imported torch."""
+        self.plain = False
+        """Every local rank has imported torch, and had changed nothing."""
         self._environ: dict[str, str] | None = None
         self._modules: tuple[str, ...] = ()
         self._modules_known = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         self._keeping = False
-        self.reason = "" if settings.fork_ranks else "--rank-start spawn"
+        self.reason = _never(settings)
         """Why ranks are not forked; empty while they may be."""
+        self._ahead = False
+        """The standby was built before any rank ran here."""
         self._under_way = 0
         self.idle = asyncio.Event()
         """No start was asked for that is not answered."""
@@ -61,6 +72,11 @@ class Starters:
         self.standby_ready = asyncio.Event()
         self.threads: int | None = None
         """Intra-op threads that the script asks for before it imports torch."""
+
+    @property
+    def prepared(self) -> bool:
+        """Ranks here start as fast as they ever will."""
+        return self.standby_ready.is_set() or bool(self.reason)
 
     @property
     def pids(self) -> set[int]:
@@ -112,12 +128,7 @@ class Starters:
 
     def _ready_standby(self, spec: StartSpec) -> Starter | None:
         standby = self._standby
-        if (
-            self.reason
-            or standby is None
-            or spec.kind == "program"
-            or not self.standby_ready.is_set()
-        ):
+        if self.reason or standby is None or not self.standby_ready.is_set():
             return None
         return None if standby.died.is_set() or standby.busy else standby
 
@@ -144,7 +155,12 @@ class Starters:
             for key, value in changed.items()
             if key not in _OF_A_RANK and not key.startswith(OBEYED_AT_START)
         }
-        if self._keeping or self.reason or len(self._notes) < local_ranks:
+        if len(self._notes) == local_ranks:
+            self.plain = not any(self._notes.values())
+            if self._ahead and not self.plain:
+                self.reason = "on this node the script changes what torch reads when it is imported"
+                log.warning("ranks are spawned, not forked: %s", self.reason)
+        if self._environ is not None or self.reason or len(self._notes) < local_ranks:
             return
         if any(note != self._notes[0] for note in self._notes.values()):
             self.reason = "ranks set different environments before they import torch"
@@ -163,6 +179,16 @@ class Starters:
             self._modules = modules
             self._modules_known.set()
         self.build()
+
+    def prepare(self) -> None:
+        """Build a standby for a script that no rank has run here yet: ranks of other nodes are known
+        to import torch in the environment that they are given.
+        """
+        if self._environ is None and not self.reason:
+            given = common_environment(self._settings)
+            self._environ = {key: given[key] for key in given if key not in _OF_A_RANK}
+            self._ahead = True
+            self.build()
 
     def build(self) -> None:
         """Build the standby now, in the background, if it is known how."""

@@ -53,13 +53,13 @@ TORCHRUN = (
         metavar="SECONDS",
         type=float,
         default=0.1,
-        help="Time between looks at what has to be polled; deaths are seen at once.",
+        help="Without effect: nothing is polled, deaths are seen at once.",
     ),
     Flag(
         name="start-method",
         default="spawn",
         choices=("spawn", "fork", "forkserver"),
-        help="How ranks of a Python function are started.",
+        help="Without effect: see --rank-start.",
     ),
     Flag(
         name="event-log-handler", metavar="NAME", default="null", help="Name of an event handler."

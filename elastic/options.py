@@ -77,8 +77,6 @@ class Options:
     """The Python that runs scripts and modules (PYTHON_EXEC, else the one that runs us)."""
     role: str
     """Role of the ranks."""
-    start_method: str
-    """multiprocessing's start method, for a Python function as the entry."""
     rank_start: Literal["auto", "spawn"]
     """Whether ranks may be forked from a standby."""
     spare_ranks: Literal["auto", "off"]
@@ -93,8 +91,6 @@ class Options:
     """Restarts after failures of the script itself."""
     fault_budget: int
     """Recoveries from other faults before the job fails."""
-    monitor_interval: float
-    """torchrun's poll interval; for whatever is still polled."""
     failure_grace: float
     """From SIGTERM to SIGKILL for survivors of a failed round."""
     shutdown_timeout: float
@@ -105,8 +101,6 @@ class Options:
     """Signals passed on to the ranks, which end the job."""
     drain_signals: tuple[str, ...]
     """Signals that drain this node; under srun only."""
-    requeue: bool
-    """Slurm has started this job before."""
 
     # Logs and files.
     log_dir: str | None
@@ -127,10 +121,6 @@ class Options:
     """Words whose stderr lines are copied to a file of their own."""
     log_line_prefix_template: str | None
     """Prefix of teed lines, with ${role_name}, ${rank} and ${local_rank}."""
-    logs_specs: str | None
-    """Entry point of group torchrun.logs_specs."""
-    event_log_handler: str
-    """Name of torchrun's event handler."""
     report: str | None
     """File for the report of the job's end."""
     state_dir: str | None
@@ -149,8 +139,6 @@ class Options:
     """Authority's file."""
 
     # About the command line itself.
-    given: frozenset[str]
-    """Names (argparse's dests) that the command line or the environment set."""
     without_effect: tuple[str, ...]
     """What was given and changes nothing, as a user would write it."""
 
@@ -182,7 +170,6 @@ _LEAST: Mapping[str, float] = {
     "rank_unit": 1,
     "max_restarts": 0,
     "fault_budget": 0,
-    "monitor_interval": 0,
     "failure_grace": 0,
     "shutdown_timeout": 0,
     "drain_timeout": 0,
@@ -190,6 +177,14 @@ _LEAST: Mapping[str, float] = {
     "log_keep": 1,
     "log_limit": 0,
 }
+
+_NOTHING_TO_SAY: Mapping[str, object] = {
+    "monitor_interval": 0.1,
+    "start_method": "spawn",
+    "event_log_handler": "null",
+}
+"""torchrun's flags for what we have no use of, with their defaults: nothing is polled here, ranks are
+started in a way of our own, and events are in the journal."""
 
 _AS_PARSED = (
     "node_unit",
@@ -200,21 +195,17 @@ _AS_PARSED = (
     "lease",
     "below_min_timeout",
     "role",
-    "start_method",
     "rank_start",
     "spare_ranks",
     "virtual_local_rank",
     "numa_binding",
     "max_restarts",
     "fault_budget",
-    "monitor_interval",
     "failure_grace",
     "drain_timeout",
     "log_dir",
     "log_keep",
     "log_limit",
-    "logs_specs",
-    "event_log_handler",
     "report",
     "state_dir",
     "token_file",
@@ -288,8 +279,9 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
             f"--logs-specs {args.logs_specs}: elastic-run writes its own logs; say where and what "
             "with --log-dir, --redirects and --tee"
         )
-    if args.event_log_handler != "null":
-        without_effect.append(f"--event-log-handler {args.event_log_handler}")
+    for name, usual in _NOTHING_TO_SAY.items():
+        if (value := getattr(args, name)) != usual:
+            without_effect.append(f"{_flag(name)} {value}")
     in_step = slurm.started_by_srun(environ)
     step = slurm.step(environ) if in_step and not _says_where(args) else None
     if step is not None:
@@ -319,14 +311,12 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         signals_to_handle=signals,
         # One that the user asks to be passed on keeps that meaning.
         drain_signals=tuple(s for s in slurm.DRAIN_SIGNALS if in_step and s not in signals),
-        requeue=in_step and slurm.requeued(environ),
         redirects=values.std(args.redirects, "--redirects"),
         tee=values.std(args.tee, "--tee"),
         local_ranks_filter=values.local_ranks(args.local_ranks_filter),
         duplicate_stdout_filters=tuple(args.duplicate_stdout_filters),
         duplicate_stderr_filters=tuple(args.duplicate_stderr_filters),
         log_line_prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
-        given=frozenset(args.given),
         without_effect=(*without_effect, *where.without_effect, *ignored_conf(conf, where.backend)),
         **{name: getattr(args, name) for name in _AS_PARSED},
     )

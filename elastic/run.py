@@ -5,7 +5,6 @@ the two sockets that must outlive everything else, and hands on. Exit codes: 0 t
 failed or was ended, 2 usage, 213 drained; 128 + signal before the first round.
 """
 
-import errno
 import logging
 import os
 import resource
@@ -21,9 +20,9 @@ from elastic import slurm
 from elastic.agent import cgroup
 from elastic.agent.guardian import Guardian
 from elastic.agent.numa import gpu_nodes
-from elastic.agent.ports import listen
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.slots import resolve_slots
+from elastic.listeners import join, knock_socket, own_address, reserve
 from elastic.master.state import DRAINED
 from elastic.options import Options
 from elastic.proto.errors import ElasticError, UsageError
@@ -73,8 +72,8 @@ def _launch(options: Options) -> int:
     _default_threads(environ, slots)
     if options.without_effect:
         log.warning("without effect here: %s", ", ".join(options.without_effect))
-    token = _token(options, environ)
-    if options.max_nodes > 1 and not token:
+    security = _security(options, environ)
+    if options.max_nodes > 1 and not security.token:
         log.warning(
             "no job token: set %s (or --token-file) on every node, so that nobody else can "
             "join this job",
@@ -83,14 +82,22 @@ def _launch(options: Options) -> int:
     folder = _folder_name(options.run_id)
     run_dir = _job_folder(options.state_dir or options.log_dir, folder)
     log_dir = _job_folder(options.log_dir or options.state_dir, folder)
-    reservation = _reserve(options)
+    reservation = reserve(options)
     address = (
         options.endpoint_host,
         (reservation.getsockname()[1] if reservation else options.endpoint_port),
     )
-    host = _own_address(options, *address)
-    knock = _knock_socket(options, host)
-    settings = _agent_settings(options, environ, slots, token, host, _join(*address), log_dir)
+    host = own_address(options, *address)
+    knock = knock_socket(options, host)
+    settings = _agent_settings(
+        options,
+        _workload(options, environ),
+        _logs(options, log_dir),
+        security,
+        slots,
+        master=join(*address),
+        host=host,
+    )
     guardian = Guardian(
         lambda: _agent_main(settings, knock),
         None if reservation is None else lambda: _master_main(options, settings, run_dir),
@@ -148,47 +155,22 @@ def _master_main(options: Options, settings: AgentSettings, run_dir: Path) -> in
 
 def _agent_settings(
     options: Options,
-    environ: dict[str, str],
+    workload: Workload,
+    logs: LogSettings,
+    security: Security,
     slots: int,
-    token: str,
-    host: str,
     master: str,
-    log_dir: Path,
+    host: str,
 ) -> AgentSettings:
-    def path(text: str | None) -> Path | None:
-        return Path(text) if text else None
-
     return AgentSettings(
         run_id=options.run_id,
         node_id=options.node_id or f"{socket.gethostname()}-{os.getpid()}",
         slots=slots,
         master=master,
         host=host,
-        workload=Workload(
-            kind=options.entry_kind,
-            entry=options.entry,
-            args=options.entry_args,
-            python=options.python,
-            environ=environ,
-            cwd=_working_folder(),
-        ),
-        logs=LogSettings(
-            run_dir=None if options.log_dir == os.devnull else log_dir,
-            redirects=options.redirects,
-            tee=options.tee,
-            local_ranks=options.local_ranks_filter,
-            stdout_filters=options.duplicate_stdout_filters,
-            stderr_filters=options.duplicate_stderr_filters,
-            prefix=options.log_line_prefix_template,
-            keep=options.log_keep,
-            limit=options.log_limit,
-        ),
-        security=Security(
-            token=token,
-            cert=path(options.tls_cert),
-            key=path(options.tls_key),
-            ca=path(options.tls_ca),
-        ),
+        workload=workload,
+        logs=logs,
+        security=security,
         role=options.role,
         labels=options.labels,
         node_rank=options.node_rank,
@@ -204,6 +186,45 @@ def _agent_settings(
         shutdown_timeout=options.shutdown_timeout,
         join_timeout=options.join_timeout,
     )
+
+
+def _workload(options: Options, environ: dict[str, str]) -> Workload:
+    return Workload(
+        kind=options.entry_kind,
+        entry=options.entry,
+        args=options.entry_args,
+        python=options.python,
+        environ=environ,
+        cwd=_working_folder(),
+    )
+
+
+def _logs(options: Options, log_dir: Path) -> LogSettings:
+    return LogSettings(
+        run_dir=None if options.log_dir == os.devnull else log_dir,
+        redirects=options.redirects,
+        tee=options.tee,
+        local_ranks=options.local_ranks_filter,
+        stdout_filters=options.duplicate_stdout_filters,
+        stderr_filters=options.duplicate_stderr_filters,
+        prefix=options.log_line_prefix_template,
+        keep=options.log_keep,
+        limit=options.log_limit,
+    )
+
+
+def _security(options: Options, environ: dict[str, str]) -> Security:
+    def path(text: str | None) -> Path | None:
+        return Path(text) if text else None
+
+    security = Security(
+        token=_token(options, environ),
+        cert=path(options.tls_cert),
+        key=path(options.tls_key),
+        ca=path(options.tls_ca),
+    )
+    security.check()
+    return security
 
 
 def _working_folder() -> str:
@@ -266,87 +287,6 @@ def _job_folder(base: str | None, name: str) -> Path:
     except OSError as error:
         raise UsageError(f"cannot make {path} for logs and journal: {error.strerror}") from error
     return path.absolute()
-
-
-# --- addresses -----------------------------------------------------------------------------------
-
-
-def _reserve(options: Options) -> socket.socket | None:
-    """The master's port, bound for the guardian's life; None: this node joins another's master.
-
-    Bound exclusively, which elects one of several launchers on a host; only then opened to
-    children of ours, so that a master that died finds its port still free.
-    """
-    if options.hosts_master is False:
-        return None
-    try:
-        found = socket.getaddrinfo(
-            options.endpoint_host, options.endpoint_port, type=socket.SOCK_STREAM
-        )
-    except OSError as error:
-        raise UsageError(
-            f"cannot find the address of {options.endpoint_host}: {error.strerror}"
-        ) from error
-    family, _, _, _, address = found[0]
-    holder = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        holder.bind(address)
-    except OSError as error:
-        holder.close()
-        _check_join(options, error)
-        return None
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    return holder
-
-
-def _check_join(options: Options, error: OSError) -> None:
-    """The address is another's; that is a mistake where this node must have it."""
-    if options.hosts_master or (options.max_nodes == 1 and options.hosts_master is None):
-        where = f"{options.endpoint_host}:{options.endpoint_port}"
-        hints = {
-            errno.EADDRINUSE: "another program, or this job itself, has the port; choose another one",
-            errno.EADDRNOTAVAIL: "that is no address of this node",
-            errno.EACCES: "ports below 1024 are root's; choose another one",
-        }
-        hint = hints.get(error.errno or 0, str(error.strerror))
-        raise UsageError(f"cannot listen on {where}: {hint}") from error
-
-
-def _own_address(options: Options, host: str, port: int) -> str:
-    """The address at which other nodes reach this one."""
-    if options.local_addr:
-        return options.local_addr
-    if options.max_nodes == 1:
-        return "127.0.0.1" if host in ("localhost", "0.0.0.0") else _numeric(host, port)
-    target = _numeric(host, port)
-    family = socket.AF_INET6 if ":" in target else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # asks the routing table, sends nothing
-        try:
-            probe.connect((target, port or 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return target
-
-
-def _numeric(host: str, port: int) -> str:
-    try:
-        return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        return host
-
-
-def _knock_socket(options: Options, host: str) -> socket.socket:
-    low_high = options.port_range
-    try:
-        return listen(host, range(low_high[0], low_high[1] + 1) if low_high else None)
-    except OSError as error:
-        raise UsageError(
-            f"cannot listen on this node: {error}; see --local-addr and --port-range"
-        ) from error
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 if __name__ == "__main__":

@@ -59,11 +59,6 @@ def started_by_srun(environ: Mapping[str, str]) -> bool:
     )
 
 
-def requeued(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm has started this job before."""
-    return bool(environ.get("SLURM_RESTART_COUNT"))
-
-
 def step(environ: Mapping[str, str]) -> Step:
     """The step that `environ` describes; raises UsageError where it does not make sense."""
     nodes = _number(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")

@@ -30,6 +30,8 @@ class Directive:
     """To run: the round's. To wait: a store of the node's own that a round took; it may be over
     before its node heard of it, and the node must make another.
     """
+    prepare: bool = False
+    """To wait: build a standby meanwhile."""
     restart_count: int = 0
     stop_grace: float = 0.0
     """Seconds between SIGTERM and SIGKILL for ranks of older rounds."""
@@ -99,4 +101,10 @@ def directive(job: Job, node_id: NodeId, seated: Mapping[NodeId, Place]) -> Dire
             stop_grace=job.stop_grace,
         )
     spent = node.used_store if node is not None and not node.store else ""
-    return Directive(kind="wait", round=job.last_round, store=spent, stop_grace=job.stop_grace)
+    return Directive(
+        kind="wait",
+        round=job.last_round,
+        store=spent,
+        prepare=job.plain,
+        stop_grace=job.stop_grace,
+    )

@@ -128,6 +128,14 @@ class StoreReady:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A node that waits has a standby: its ranks will start as fast as those that train."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
 class UnitDeclared:
     round: int
     unit: int
@@ -139,6 +147,9 @@ class Progressed:
 
     round: int
     step: int
+    plain: bool = False
+    """The script imports torch in the environment that it was given, so a node that waits can do
+    that ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +185,7 @@ Event = (
     | Left
     | Reported
     | StoreReady
+    | Prepared
     | UnitDeclared
     | Progressed
     | RestartAsked

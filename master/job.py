@@ -151,7 +151,7 @@ def _grow(job: Job, current: Round, now: float, policy: Policy) -> Next:
     """Make the world larger if that can be had; not once a node is done with its part."""
     if len(job.nodes) <= len(current.seats) or current.finished:
         return job, None, ""
-    plan = rendezvous.could_grow(current.seats, _candidates(job), now, job.unit, policy)
+    plan = rendezvous.could_grow(current.seats, _candidates(job, policy), now, job.unit, policy)
     if plan is None:
         return job, None, ""
     if not plan.seats:
@@ -173,7 +173,7 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
         for node in job.nodes.values()
         if not node.draining and (until := node.awaited(policy)) is not None
     )
-    plan = rendezvous.decide(last, _candidates(job), coming, now, job.unit, policy)
+    plan = rendezvous.decide(last, _candidates(job, policy), coming, now, job.unit, policy)
     if not plan.seats:
         return _wait(job, plan, now, policy)
     head = job.nodes[plan.seats[0].node_id]
@@ -230,12 +230,13 @@ def _wait(job: Job, plan: rendezvous.Plan, now: float, policy: Policy) -> Next:
     return job, over, plan.reason
 
 
-def _candidates(job: Job) -> tuple[Candidate, ...]:
+def _candidates(job: Job, policy: Policy) -> tuple[Candidate, ...]:
     return tuple(
         Candidate(
             node_id=node.node_id,
             slots=node.slots,
             since=node.joined,
+            ready=node.joined + (policy.preparation if job.plain and not node.prepared else 0.0),
             labels=node.labels,
             node_rank=node.node_rank,
         )

@@ -61,16 +61,22 @@ async def serve(settings: MasterSettings) -> None:
     await server.start()
     _write_note(settings)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(
-        signal.SIGTERM, shell.fold, ev.Stopping("the launcher on the master's node was told to end")
-    )
+    loop.add_signal_handler(signal.SIGTERM, _stop, shell, streams)
     watch = loop.create_task(streams.watch_silence())
     await streams.over.wait()
-    _write_report(shell, settings)
-    await streams.farewell(shell.job.stop_grace + 15.0)
+    if shell.job.result is not None:
+        _write_report(shell, settings)
+        await streams.farewell(shell.job.stop_grace + 15.0)
     watch.cancel()
     await server.stop(grace=0.2)
     journal.close()
+
+
+def _stop(shell: Shell, streams: Streams) -> None:
+    shell.fold(ev.Stopping("the launcher on the master's node was told to end"))
+    if shell.stuck:  # as if killed: the journal has all that was decided
+        log.error("ending with what the journal has; the same command goes on from there")
+        streams.over.set()
 
 
 def _write_note(settings: MasterSettings) -> None:

@@ -75,6 +75,7 @@ def directive(order: Directive, epoch: int) -> pb.ToAgent:
             store=order.store,
             role_first_rank=place.role_first_rank,
             role_world_size=place.role_world_size,
+            prepare=order.prepare,
             restart_count=order.restart_count,
             stop_grace=order.stop_grace,
             exit_code=order.exit_code,

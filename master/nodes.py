@@ -42,6 +42,8 @@ class Node:
     asked: bool = False
     """Someone was sent to knock since it fell silent."""
     draining: bool = False
+    prepared: bool = False
+    """It has a standby, or needs none."""
 
     def deadline(self, policy: Policy) -> float | None:
         """When it is lost if nothing is heard of it."""
@@ -102,6 +104,7 @@ def attach(
             changed=now,
             heard=now,
             draining=known.draining if known else False,
+            prepared=known.prepared if same and known else False,
         )
         table[arrival.node_id] = with_store(node, arrival.store)
     return table, spent

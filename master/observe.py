@@ -10,7 +10,7 @@ from elastic.master import events as ev
 from elastic.master import ledger as books
 from elastic.master import nodes as registry
 from elastic.master import recovery as medic
-from elastic.master.events import Event, NodeId, NodePhase, RankFailure
+from elastic.master.events import Effect, Event, NodeId, NodePhase, RankFailure
 from elastic.master.ledger import Ledger
 from elastic.master.nodes import NodeState
 from elastic.master.policy import Policy
@@ -195,6 +195,14 @@ def _store_ready(job: Job, event: ev.StoreReady, now: float, policy: Policy) -> 
     return replace(job, nodes=registry.with_node(job.nodes, ready)), (), ""
 
 
+def _prepared(job: Job, event: ev.Prepared, now: float, policy: Policy) -> Step:
+    node = known(job, event.node_id, event.incarnation)
+    if node is None or node.prepared:
+        return job, (), ""
+    node = replace(node, prepared=True)
+    return replace(job, nodes=registry.with_node(job.nodes, node)), (), ""
+
+
 def _unit_declared(job: Job, event: ev.UnitDeclared, now: float, policy: Policy) -> Step:
     current = job.round
     if current is None or event.round != current.number or event.unit < 1:
@@ -215,6 +223,11 @@ def _progressed(job: Job, event: ev.Progressed, now: float, policy: Policy) -> S
     if current.stepped and event.step <= current.step:
         return job, (), ""
     first, step = not current.stepped, max(0, event.step)
+    effects: tuple[Effect, ...] = ()
+    if event.plain and not job.plain:
+        job = replace(job, plain=True)
+        waiting = frozenset(job.nodes) - {seat.node_id for seat in current.seats}
+        effects = (ev.Tell(waiting),) if waiting else ()
     job = replace(
         job,
         round=replace(current, stepped=True, step=step),
@@ -222,7 +235,7 @@ def _progressed(job: Job, event: ev.Progressed, now: float, policy: Policy) -> S
         ledger=books.progressed(job.ledger, step, now),
     )
     named = f" (step {step})" if step else ""
-    return job, (), f"round {current.number} finished its first step{named}" if first else ""
+    return job, effects, f"round {current.number} finished its first step{named}" if first else ""
 
 
 def _restart_asked(job: Job, event: ev.RestartAsked, now: float, policy: Policy) -> Step:
@@ -272,6 +285,7 @@ _OBSERVE: dict[type, Callable[[Job, Any, float, Policy], Step]] = {
     ev.Left: _left,
     ev.Reported: _reported,
     ev.StoreReady: _store_ready,
+    ev.Prepared: _prepared,
     ev.UnitDeclared: _unit_declared,
     ev.Progressed: _progressed,
     ev.RestartAsked: _restart_asked,

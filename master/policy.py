@@ -15,6 +15,8 @@ class Policy:
     """A round holds a multiple of this many ranks; slots may idle for it."""
     last_call: float = 1.0
     """Seconds to wait for more nodes after the last that came, while more may be on their way."""
+    preparation: float = 15.0
+    """Seconds that a node which came gets to import what ranks need, before others stop for it."""
     agent_restart: float = 3.0
     """Seconds that a guardian gets to bring its agent back before its node is lost."""
     lease: float = 5.0

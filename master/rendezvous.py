@@ -20,6 +20,8 @@ class Candidate:
     slots: int
     since: float
     """When it came, in job time."""
+    ready: float = -math.inf
+    """From when on, in job time, those who train may stop for it: by then its ranks start fast."""
     labels: Labels = ()
     """Topology, in any order, such as (("rack", "7"), ("zone", "a"))."""
     node_rank: int | None = None
@@ -71,7 +73,7 @@ def decide(
         return Plan(seats=(), until=until, reason=reason)
     seats = _fill_up(last, here, size, step, policy) or _spread_out(last, here, size, step, policy)
     if seats:
-        return Plan(seats=seats, until=None, reason=_describe(seats, len(here)))
+        return Plan(seats=seats, until=None, reason=_describe(seats, here))
     slots = sum(c.slots for c in here)
     reason = f"no legal world: a multiple of {step} ranks, of {many(slots, 'slot')} on "
     reason += many(len(here), "node")
@@ -100,9 +102,11 @@ def could_grow(
     plan = decide(seats, here, (), now, unit, policy)
     if sum(s.ranks for s in plan.seats) <= sum(s.ranks for s in seats):
         return None
-    settled = max(c.since for c in newcomers) + policy.last_call
+    called = max(c.since for c in newcomers) + policy.last_call
+    settled = max(called, *(c.ready for c in newcomers))
     if now < settled:
-        return Plan(seats=(), until=settled, reason="more nodes may follow those that came")
+        why = "more nodes may follow those that came" if now < called else "those that came prepare"
+        return Plan(seats=(), until=settled, reason=why)
     return plan
 
 
@@ -231,10 +235,12 @@ def _alike(one: Labels, other: Labels, levels: tuple[str, ...]) -> int:
     return shared
 
 
-def _describe(seats: tuple[Seat, ...], here: int) -> str:
-    spare = here - len(seats)
-    ranks = sum(s.ranks for s in seats)
-    text = f"{many(len(seats), 'node')}, {many(ranks, 'rank')}"
+def _describe(seats: tuple[Seat, ...], here: Sequence[Candidate]) -> str:
+    ranks = {seat.node_id: seat.ranks for seat in seats}
+    idle = sum(c.slots - ranks[c.node_id] for c in here if c.node_id in ranks)
+    spare = len(here) - len(seats)
+    text = f"{many(len(seats), 'node')}, {many(sum(ranks.values()), 'rank')}"
+    text += f", {many(idle, 'slot')} idle" if idle else ""
     return text + (f", {spare} spare" if spare else "")
 
 

@@ -44,8 +44,13 @@ class Shell:
         self._origin = time.monotonic() - (job_time + gap)
         self.job, self._act = job, act
         self.fold(ev.MasterStarted(uuid4().hex))
-        if self._backlog:
+        if self.stuck:
             raise JournalError(f"the journal {self._journal.path} cannot be written")
+
+    @property
+    def stuck(self) -> bool:
+        """The journal cannot be written, so nothing is decided."""
+        return bool(self._backlog)
 
     def now(self) -> float:
         """Job time: seconds since the job began, continued over a master's death."""

@@ -53,6 +53,8 @@ class Job:
     restart_count: int = 0
     unit: int = 1
     """What the script declared its world to be a multiple of."""
+    plain: bool = False
+    """The script imports torch in the environment that it was given."""
     recovery: Recovery = field(default_factory=Recovery)
     ledger: Ledger = field(default_factory=Ledger)
     below_min_since: float | None = None

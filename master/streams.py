@@ -181,6 +181,8 @@ class Streams(master_pb2_grpc.MasterServicer):
 
     def _heartbeat(self, session: Session, beat: pb.Heartbeat) -> None:
         session.progress = beat.ranks
+        if beat.prepared and session.node_id not in self._places:
+            self._shell.fold(ev.Prepared(session.node_id, session.incarnation))
         current = self._shell.job.round
         if current is None or beat.round != current.number or not current.standing:
             self.stale += current is not None and beat.round not in (0, current.number)
@@ -190,7 +192,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         step = max((rank.step for rank in beat.ranks), default=0)
         lively = step or any(rank.ticks for rank in beat.ranks)
         if lively and (not current.stepped or step > current.step):
-            self._shell.fold(ev.Progressed(current.number, step))
+            self._shell.fold(ev.Progressed(current.number, step, beat.plain))
 
     # --- effects --------------------------------------------------------------------------
 
@@ -225,7 +227,7 @@ class Streams(master_pb2_grpc.MasterServicer):
             if node is not None and node.incarnation != session.incarnation:
                 continue
             order = orders.directive(job, node_id, self._places)
-            already = session.idle and order.kind == "wait" and not order.store
+            already = session.idle and order.kind == "wait" and not (order.store or order.prepare)
             if order != session.told and not already:
                 session.told, session.idle = order, False
                 session.push(messages.directive(order, job.epoch))

@@ -3,14 +3,12 @@
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from elastic.proto.errors import UsageError
 from elastic.proto.security import TOKEN_KEY, Security
 
 MAX_REQUEST, MAX_ANSWER = 4 << 20, 16 << 20
@@ -48,7 +46,7 @@ def open_channel(address: str, security: Security) -> grpc.aio.Channel:
     """A channel to the master at host:port."""
     if security.cert is None:
         return grpc.aio.insecure_channel(address, options=_CHANNEL)
-    credentials = grpc.ssl_channel_credentials(*(_read(p) for p in _files(security)))
+    credentials = grpc.ssl_channel_credentials(*_files(security))
     return grpc.aio.secure_channel(address, credentials, options=_CHANNEL)
 
 
@@ -61,7 +59,7 @@ def open_server(address: str, security: Security) -> grpc.aio.Server:
     if security.cert is None:
         server.add_insecure_port(address)
     else:
-        ca, key, cert = (_read(p) for p in _files(security))
+        ca, key, cert = _files(security)
         credentials = grpc.ssl_server_credentials(
             [(key, cert)], root_certificates=ca, require_client_auth=True
         )
@@ -76,18 +74,12 @@ def _in_one_line(record: logging.LogRecord) -> bool:
     return True
 
 
-def _files(security: Security) -> tuple[Path, Path, Path]:
+def _files(security: Security) -> tuple[bytes, bytes, bytes]:
+    """Authority, key and certificate; `Security.check` has found them readable."""
     assert security.ca is not None
     assert security.key is not None
     assert security.cert is not None
-    return security.ca, security.key, security.cert
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    return security.ca.read_bytes(), security.key.read_bytes(), security.cert.read_bytes()
 
 
 class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]

@@ -12,8 +12,7 @@ LINK_FD = "ELASTIC_LINK_FD"
 """Number of the inherited descriptor of this rank's link to its agent (`proto/link.py`)."""
 
 MARK = "ELASTIC_MARK"
-"""`<job>/<node>/<round>`, on everything that an agent starts, so that what is left can be swept."""
-
+"""`<job>/<node>/<round>`, on everything that an agent starts: what is left of a job can be found."""
 
 ROUND = "ELASTIC_ROUND"
 """Number of the round that a rank belongs to."""

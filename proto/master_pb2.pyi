@@ -94,7 +94,7 @@ class Welcome(_message.Message):
     def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., heartbeat_interval: _Optional[float] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("kind", "epoch", "round", "node_rank", "num_nodes", "first_rank", "local_world_size", "world_size", "store", "role_first_rank", "role_world_size", "restart_count", "stop_grace", "exit_code", "reason")
+    __slots__ = ("kind", "epoch", "round", "node_rank", "num_nodes", "first_rank", "local_world_size", "world_size", "store", "role_first_rank", "role_world_size", "restart_count", "stop_grace", "exit_code", "reason", "prepare")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WAIT: _ClassVar[Directive.Kind]
@@ -118,6 +118,7 @@ class Directive(_message.Message):
     STOP_GRACE_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
     kind: Directive.Kind
     epoch: int
     round: int
@@ -133,7 +134,8 @@ class Directive(_message.Message):
     stop_grace: float
     exit_code: int
     reason: str
-    def __init__(self, kind: _Optional[_Union[Directive.Kind, str]] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., node_rank: _Optional[int] = ..., num_nodes: _Optional[int] = ..., first_rank: _Optional[int] = ..., local_world_size: _Optional[int] = ..., world_size: _Optional[int] = ..., store: _Optional[str] = ..., role_first_rank: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., stop_grace: _Optional[float] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    prepare: bool
+    def __init__(self, kind: _Optional[_Union[Directive.Kind, str]] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., node_rank: _Optional[int] = ..., num_nodes: _Optional[int] = ..., first_rank: _Optional[int] = ..., local_world_size: _Optional[int] = ..., world_size: _Optional[int] = ..., store: _Optional[str] = ..., role_first_rank: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., stop_grace: _Optional[float] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., prepare: bool = ...) -> None: ...
 
 class NodeReport(_message.Message):
     __slots__ = ("round", "phase", "failures")
@@ -188,12 +190,16 @@ class RankFailure(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., error_type: _Optional[str] = ..., message: _Optional[str] = ..., frame: _Optional[str] = ..., log_tail: _Optional[str] = ..., oom_killed: bool = ..., what: _Optional[_Union[RankFailure.What, str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("round", "ranks")
+    __slots__ = ("round", "ranks", "plain", "prepared")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
     round: int
     ranks: _containers.RepeatedCompositeFieldContainer[RankProgress]
-    def __init__(self, round: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ...) -> None: ...
+    plain: bool
+    prepared: bool
+    def __init__(self, round: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., plain: bool = ..., prepared: bool = ...) -> None: ...
 
 class RankProgress(_message.Message):
     __slots__ = ("rank", "pid", "step", "ticks", "phase", "started_by")

@@ -1,7 +1,10 @@
 """What proves that two processes belong to one job. Imports no grpc."""
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
+
+from elastic.proto.errors import UsageError
 
 TOKEN_KEY = "elastic-token"
 
@@ -13,6 +16,31 @@ class Security:
     cert: Path | None = None
     key: Path | None = None
     ca: Path | None = None
+
+    def check(self) -> None:
+        """Raises UsageError where a file cannot be read, or is not what its flag says."""
+        for flag, path in (("cert", self.cert), ("key", self.key), ("ca", self.ca)):
+            if path is None:
+                return
+            try:
+                path.read_bytes()
+            except OSError as error:
+                raise UsageError(f"--tls-{flag} {path}: {error.strerror}") from error
+        assert self.cert is not None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_cert_chain(self.cert, self.key)
+        except ssl.SSLError as error:
+            raise UsageError(
+                f"--tls-cert {self.cert} and --tls-key {self.key}: they are no pair of a "
+                f"certificate and its key in PEM ({error.reason})"
+            ) from error
+        try:
+            context.load_verify_locations(self.ca)
+        except ssl.SSLError as error:
+            raise UsageError(
+                f"--tls-ca {self.ca}: it holds no certificate in PEM ({error.reason})"
+            ) from error
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         return ((TOKEN_KEY, self.token),) if self.token else ()

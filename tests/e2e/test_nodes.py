@@ -79,6 +79,23 @@ def test_a_spare_node_takes_the_place_of_one_that_dies(job: Job) -> None:
     job.ends(0, -signal.SIGKILL, 0)
 
 
+def test_a_node_that_waits_or_comes_back_starts_its_ranks_by_fork(job: Job) -> None:
+    """It has imported torch by then, though no rank ever ran there; nobody stops for it before."""
+    job.start("--last-call", "0.1", nodes="1:2", nproc=1, script=("--torch",)).master()
+    number = job.wait_for_steps(1)
+    second = job.start("--last-call", "0.1", nodes="1:2", nproc=1, script=("--torch",))
+    number = job.wait_for_steps(2, after=number)
+    third = job.start("--last-call", "0.1", nodes="1:2", nproc=1, script=("--torch",))
+    job.wait_for("the third", lambda: "the standby is ready" in third.said() or None)
+    processes.kill(second.guardian, second.agent())
+    job.wait_for_steps(2, after=number)
+    job.finish()
+    job.ends(0, -signal.SIGKILL, 0)
+    for node in (second, third):
+        assert node.said().index("the standby is ready") < node.said().index("started by standby")
+        assert "started by spawner" not in node.said(), job.dump()
+
+
 def test_the_node_with_the_master_dies(job: Job) -> None:
     """The others say so in one line and end; they do not wait for ever."""
     first = job.start(nodes="2:2", nproc=1)

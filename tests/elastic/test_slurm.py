@@ -49,7 +49,6 @@ def test_srun_says_everything() -> None:
     assert (found.endpoint_host, found.endpoint_port) == ("gpu07", 22000 + 4711)
     assert (found.run_id, found.node_rank, found.hosts_master) == ("slurm-4711", 1, False)
     assert found.drain_signals == ("SIGUSR1", "SIGUSR2")
-    assert not found.requeue
 
 
 def test_the_first_node_hosts_the_master() -> None:
@@ -61,7 +60,6 @@ def test_a_later_step_and_a_requeued_job() -> None:
     found = parse(["train.py"], {**SRUN, "SLURM_STEP_ID": "3", "SLURM_RESTART_COUNT": "1"})
     assert found.run_id == "slurm-4711.3"
     assert found.endpoint_port != 22000 + 4711
-    assert found.requeue
 
 
 def test_the_jobs_variables_stand_in_for_the_steps() -> None:
@@ -116,7 +114,7 @@ def test_a_step_of_one_node() -> None:
 def test_outside_a_step_slurm_has_no_say(changed: dict[str, str]) -> None:
     found = parse(["train.py"], {**SRUN, **changed, "SLURM_RESTART_COUNT": "1"})
     assert (found.max_nodes, found.endpoint_host) == (1, "127.0.0.1")
-    assert (found.drain_signals, found.requeue) == ((), False)
+    assert found.drain_signals == ()
 
 
 @pytest.mark.parametrize(

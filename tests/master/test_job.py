@@ -3,7 +3,7 @@
 import pytest
 
 from elastic.master import events as ev
-from elastic.master.events import KnockAnswer, NodeId, NodePhase
+from elastic.master.events import Incarnation, KnockAnswer, NodeId, NodePhase
 from elastic.master.job import DRAINED, handle
 from elastic.master.nodes import NodeState
 from elastic.master.policy import Policy
@@ -435,6 +435,44 @@ def test_new_nodes_are_taken_in_once_they_have_settled() -> None:
     core.tick(31.0)
     assert core.seats() == ["a", "b", "c", "d"]
     assert core.restarts() == {"more nodes": 2}
+
+
+def prepared(node: str, incarnation: int = 1) -> ev.Prepared:
+    return ev.Prepared(NodeId(node), Incarnation(incarnation))
+
+
+def test_training_stops_for_a_new_node_once_that_is_prepared() -> None:
+    core = running("a", "b", max_nodes=3)
+    core.feed(ev.Progressed(1, 1, plain=True), 11.0)
+    core.attach("c", at=20.0)
+    assert core.order("c").prepare
+    core.tick(21.0)
+    assert core.seats() == ["a", "b"]
+    assert core.wake() == 35.0
+    core.feed(prepared("c", incarnation=7), 24.0)
+    assert core.seats() == ["a", "b"], "another life of it was"
+    core.feed(prepared("c"), 25.0)
+    assert core.seats() == ["a", "b", "c"]
+
+
+def test_a_node_that_never_is_prepared_is_taken_in_all_the_same() -> None:
+    core = running("a", "b", max_nodes=3)
+    core.feed(ev.Progressed(1, 1, plain=True), 11.0)
+    core.attach("c", at=20.0)
+    core.tick(35.0)
+    assert core.seats() == ["a", "b", "c"]
+
+
+def test_what_scripts_do_is_told_to_those_who_wait_and_to_those_who_come() -> None:
+    core = running("a", "b", max_nodes=1)
+    assert not core.order("b").prepare
+    told = core.feed(ev.Progressed(1, 1, plain=True), 11.0)
+    assert ev.Tell(frozenset({NodeId("b")})) in told.effects
+    assert core.order("b").prepare
+    assert not core.order("a").prepare
+    core.feed(ev.Progressed(1, 2), 12.0)
+    core.attach("c", at=13.0)
+    assert core.order("c").prepare
 
 
 def test_a_round_is_not_broken_for_growth_before_it_can_start_again() -> None:

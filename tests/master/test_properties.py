@@ -40,6 +40,7 @@ policies = st.builds(
 failures = st.builds(
     RankFailure,
     rank=st.sampled_from([-1, 0, 1, 2, 7]),
+    what=st.sampled_from(ev.Failed),
     local_rank=st.integers(0, 1),
     exit_code=st.sampled_from([1, -9, -6, -11, 0]),
     error_type=st.sampled_from(["", "ValueError", "DistNetworkError", "RuntimeError"]),
@@ -71,6 +72,7 @@ wishes = st.one_of(
     st.tuples(st.just("store"), nodes, life, st.booleans()),
     st.tuples(st.just("stores")),
     st.tuples(st.just("unit"), rounds, st.sampled_from([-1, 0, 1, 1, 2, 3, 4])),
+    st.tuples(st.just("prepared"), nodes, life),
     st.tuples(st.just("step"), rounds, st.integers(-1, 9)),
     st.tuples(st.just("restart")),
     st.tuples(st.just("drain"), st.none() | nodes | nodes | nodes),
@@ -136,7 +138,10 @@ class World:
             case "unit", int(ahead), int(unit):
                 return ev.UnitDeclared(self.job.last_round + ahead, unit)
             case "step", int(ahead), int(step):
-                return ev.Progressed(self.job.last_round + ahead, self.job.ledger.step + step - 3)
+                done = self.job.ledger.step + step - 3
+                return ev.Progressed(self.job.last_round + ahead, done, plain=step > 4)
+            case "prepared", node, of:
+                return ev.Prepared(*self.life(node, of))
             case "restart", *_:
                 return ev.RestartAsked("by\nhand")
             case "drain", node:

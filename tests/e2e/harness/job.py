@@ -84,8 +84,10 @@ class Node:
         return self.job.wait_for(f"the agent on {self.name}", self._find_agent)
 
     def _find_agent(self) -> int | None:
+        starters = ("elastic.agent.spawner", "elastic-standby")
         for process in self._forks():
-            if any("elastic.agent.spawner" in c.command for c in processes.children(process.pid)):
+            own = processes.children(process.pid)
+            if any(name in child.command for child in own for name in starters):
                 return process.pid
         return None
 

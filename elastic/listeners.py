@@ -1,0 +1,86 @@
+"""The sockets that a launcher holds for its whole life, and the address at which others reach it."""
+
+import errno
+import socket
+
+from elastic.agent.ports import listen
+from elastic.options import Options
+from elastic.proto.errors import UsageError
+
+
+def reserve(options: Options) -> socket.socket | None:
+    """The master's port, bound for the guardian's life; None: this node joins another's master.
+
+    Bound exclusively, which elects one of several launchers on a host; only then opened to
+    children of ours, so that a master that died finds its port still free.
+    """
+    if options.hosts_master is False:
+        return None
+    try:
+        found = socket.getaddrinfo(
+            options.endpoint_host, options.endpoint_port, type=socket.SOCK_STREAM
+        )
+    except OSError as error:
+        raise UsageError(
+            f"cannot find the address of {options.endpoint_host}: {error.strerror}"
+        ) from error
+    family, _, _, _, address = found[0]
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        holder.bind(address)
+    except OSError as error:
+        holder.close()
+        _check_join(options, error)
+        return None
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return holder
+
+
+def _check_join(options: Options, error: OSError) -> None:
+    """The address is another's; that is a mistake where this node must have it."""
+    if options.hosts_master or (options.max_nodes == 1 and options.hosts_master is None):
+        where = f"{options.endpoint_host}:{options.endpoint_port}"
+        hints = {
+            errno.EADDRINUSE: "another program, or this job itself, has the port; choose another one",
+            errno.EADDRNOTAVAIL: "that is no address of this node",
+            errno.EACCES: "ports below 1024 are root's; choose another one",
+        }
+        hint = hints.get(error.errno or 0, str(error.strerror))
+        raise UsageError(f"cannot listen on {where}: {hint}") from error
+
+
+def own_address(options: Options, host: str, port: int) -> str:
+    """The address at which other nodes reach this one."""
+    if options.local_addr:
+        return options.local_addr
+    if options.max_nodes == 1:
+        return "127.0.0.1" if host in ("localhost", "0.0.0.0") else _numeric(host, port)
+    target = _numeric(host, port)
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # asks the routing table, sends nothing
+        try:
+            probe.connect((target, port or 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return target
+
+
+def _numeric(host: str, port: int) -> str:
+    try:
+        return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return host
+
+
+def knock_socket(options: Options, host: str) -> socket.socket:
+    low_high = options.port_range
+    try:
+        return listen(host, range(low_high[0], low_high[1] + 1) if low_high else None)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on this node: {error}; see --local-addr and --port-range"
+        ) from error
+
+
+def join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
