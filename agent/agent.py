@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -11,8 +10,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from elastic.agent import children, prctl
-from elastic.agent.log_reader import log_file, read
+from elastic.agent import children, error_file, prctl
+from elastic.agent.log_reads import LogReads
 from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.settings import AgentSettings
 from elastic.agent.spares import Spares
@@ -39,6 +38,7 @@ class Agent:
         self._spares = Spares(settings, self._starters)
         self._stores = Stores(settings, self._starters, self._store_lost, self._spare_changed)
         self._uplink = Uplink(settings.master, settings.security, self._hello, self._heard)
+        self._log_reads = LogReads(settings.logs.run_dir, self._uplink, self._spawn)
         self._ranks: Ranks | None = None
         self._retiring: dict[asyncio.Task[None], Ranks] = {}
         self._stuck: set[int] = set()
@@ -58,7 +58,6 @@ class Agent:
         """Why this node asks to be drained, if it does."""
         self._unkillable = ""
         self._error_file: Path | None = None
-        self._reads: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> int:
         """Work until told to end; returns the launcher's exit code."""
@@ -144,7 +143,7 @@ class Agent:
                 self._order = order
                 self._ordered.set()
         elif message.HasField("read_log"):
-            self._send_log(message.read_log)
+            self._log_reads.take(message.read_log)
 
     async def _obey(self) -> pb.Directive:
         """Make the node do what the newest directive says; returns it once it says exit."""
@@ -356,7 +355,11 @@ class Agent:
         """The master says exit."""
         if order.exit_code == 1:
             log.error("%s", order.reason)
-            self._copy_error_file(order.reason)
+            target = self._settings.workload.environ.get("TORCHELASTIC_ERROR_FILE")
+            if target:
+                failures = self._report.failures
+                code = failures[0].exit_code if failures else None
+                error_file.copy(self._error_file, Path(target), order.reason, code)
         elif order.exit_code:
             log.warning("%s: start it again to go on", order.reason or "drained")
         return order.exit_code
@@ -384,44 +387,6 @@ class Agent:
             raise error or RuntimeError("the stream to the master ended")
         log.error("%s", error)
         return 1
-
-    def _copy_error_file(self, reason: str) -> None:
-        """What @record promises: the root cause in the launcher's own error file."""
-        target = self._settings.workload.environ.get("TORCHELASTIC_ERROR_FILE")
-        if not target:
-            return
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            told: Any = {"message": {"message": reason, "extraInfo": {}}}
-            if self._error_file is not None:
-                told = json.loads(self._error_file.read_text())
-            if isinstance(told.get("message"), dict) and self._report.failures:
-                told["message"]["errorCode"] = self._report.failures[0].exit_code
-            Path(target).write_text(json.dumps(told))
-
-    # --- logs --------------------------------------------------------------------------------
-
-    def _send_log(self, request: pb.ReadLogRequest) -> None:
-        if request.cancel:
-            if request.request in self._reads:
-                self._reads[request.request].cancel()
-            return
-        task = self._spawn(self._read_log(request))
-        self._reads[request.request] = task
-        task.add_done_callback(lambda _: self._reads.pop(request.request, None))
-
-    async def _read_log(self, request: pb.ReadLogRequest) -> None:
-        end = pb.LogChunk(request=request.request, end=True)
-        try:
-            attempt = request.attempt if request.HasField("attempt") else None
-            run_dir = self._settings.logs.run_dir
-            path = log_file(run_dir, request.rank, attempt, request.stream)
-            async for data in read(path, request.tail_bytes, request.follow):
-                chunk = pb.LogChunk(request=request.request, data=data)
-                self._uplink.send(pb.FromAgent(log=chunk))
-                await self._uplink.room()
-        except (ElasticError, OSError) as error:
-            end.error = str(error)
-        self._uplink.send(pb.FromAgent(log=end))
 
 
 async def run(settings: AgentSettings, knock_socket: socket.socket) -> int:

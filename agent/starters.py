@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 PATIENCE = 5.0
 """Seconds after the first `import torch` until a standby is built, if no step is finished before."""
 
+BUILD_TIMEOUT = 10.0
+"""Seconds that a start waits for a standby that is being built, before the spawner is asked."""
+
 START_TIMEOUT = 30.0
 """Seconds that a starter gets to start a process, before it is ended and another asked."""
 
@@ -70,6 +73,8 @@ class Starters:
         """No start was asked for that is not answered."""
         self.idle.set()
         self.standby_ready = asyncio.Event()
+        self._built = asyncio.Event()
+        """The standby is ready, or of no use."""
         self.threads: int | None = None
         """Intra-op threads that the script asks for before it imports torch."""
 
@@ -86,7 +91,7 @@ class Starters:
         """Start a process; returns who did and its pid. Raises StartFailed."""
         with self._starting():
             for _ in range(5):
-                starter = self._ready_standby(spec) or await self._ensure_spawner()
+                starter = await self._usable_standby() or await self._ensure_spawner()
                 try:
                     async with asyncio.timeout(START_TIMEOUT):
                         return starter.kind, await starter.start(spec, fds)
@@ -104,8 +109,8 @@ class Starters:
 
     async def fork(self, spec: StartSpec, fds: Mapping[str, int]) -> int:
         """Fork a process from the standby, or not at all. Raises StartFailed or StarterDied."""
-        standby = self._ready_standby(spec)
-        if standby is None:
+        standby = self._ready_standby()
+        if standby is None or standby.busy:
             raise StartFailed("there is no standby that could be forked now")
         with self._starting():
             return await standby.start(spec, fds)
@@ -126,11 +131,19 @@ class Starters:
             if not self._under_way:
                 self.idle.set()
 
-    def _ready_standby(self, spec: StartSpec) -> Starter | None:
+    async def _usable_standby(self) -> Starter | None:
+        """One that is being built imports what a spawned rank would have to, and began before it."""
+        if self._keeping and not self.reason:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BUILD_TIMEOUT):
+                    await self._built.wait()
+        return self._ready_standby()
+
+    def _ready_standby(self) -> Starter | None:
         standby = self._standby
         if self.reason or standby is None or not self.standby_ready.is_set():
             return None
-        return None if standby.died.is_set() or standby.busy else standby
+        return None if standby.died.is_set() else standby
 
     async def _ensure_spawner(self) -> Starter:
         async with self._turn:
@@ -202,6 +215,7 @@ class Starters:
         quick_deaths = 0
         while quick_deaths < 3:
             born = asyncio.get_running_loop().time()
+            self._built.clear()
             standby = self._standby = await Starter.launch(
                 "standby",
                 environ=(self._environ or {}) | {env.MARK: mark(self._settings, 0)},
@@ -211,6 +225,7 @@ class Starters:
             prepared = asyncio.get_running_loop().create_task(self._prepare(standby))
             await standby.died.wait()
             self.standby_ready.clear()
+            self._built.set()
             prepared.cancel()
             with contextlib.suppress(StarterDied, asyncio.CancelledError):
                 await prepared
@@ -225,8 +240,10 @@ class Starters:
         if ready.threads != 1:
             self.reason = f"torch left {ready.threads} threads in the standby"
             log.warning("ranks are spawned, not forked: %s", self.reason)
+            self._built.set()
             return
         self.standby_ready.set()
+        self._built.set()
         log.info("the standby is ready")
         await self._modules_known.wait()
         loaded = (await standby.preload(self._modules)).loaded

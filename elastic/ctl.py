@@ -20,7 +20,13 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic.proto import job_folder
-from elastic.proto.errors import ElasticError, MasterRefused, MasterUnreachable, NotFound
+from elastic.proto.errors import (
+    ElasticError,
+    MasterRefused,
+    MasterUnreachable,
+    NotFound,
+    UsageError,
+)
 from elastic.proto.security import Security
 from elastic.proto.verbs import GROUP, Context, Job
 
@@ -187,7 +193,12 @@ def _security(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Secu
     cert, key, ca = (
         Path(name) if name else None for name in (args.tls_cert, args.tls_key, args.tls_ca)
     )
-    return Security(token=token, cert=cert, key=key, ca=ca)
+    security = Security(token=token, cert=cert, key=key, ca=ca)
+    try:
+        security.check()
+    except UsageError as error:
+        parser.error(str(error))
+    return security
 
 
 # --- output --------------------------------------------------------------------------------------

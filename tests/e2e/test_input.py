@@ -14,6 +14,11 @@ from tests.e2e.harness.disk import fill
 
 USAGE = 2
 
+
+def _tls(path: str) -> tuple[str, ...]:
+    return ("--tls-cert", path, "--tls-key", path, "--tls-ca", path)
+
+
 MISTAKES: list[tuple[str, Sequence[str], int, str]] = [
     ("unknown flag", ("--bogus",), USAGE, "unrecognized arguments: --bogus"),
     ("no nodes", ("--nnodes", "0"), USAGE, "a job needs at least 1 node"),
@@ -26,6 +31,8 @@ MISTAKES: list[tuple[str, Sequence[str], int, str]] = [
     ("an address not here", ("--rdzv-endpoint", "192.0.2.1:29400"), USAGE, "192.0.2.1:29400"),
     ("an unknown backend", ("--rdzv-backend", "zoo"), USAGE, "use static or c10d"),
     ("half of TLS", ("--tls-cert", "x"), USAGE, "give all or none"),
+    ("no TLS file", _tls("/nowhere/cert"), USAGE, "--tls-cert /nowhere/cert: No such file"),
+    ("a TLS file of something else", _tls(str(SCRIPT)), USAGE, "no pair of a certificate and"),
     ("a token file that is not", ("--token-file", "/nowhere/t"), USAGE, "/nowhere/t"),
     ("a folder that is none", ("--log-dir", "/dev/null/x"), USAGE, "cannot make /dev/null/x"),
     ("ports upside down", ("--port-range", "300-200"), USAGE, "is not a range of ports"),
