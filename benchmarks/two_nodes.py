@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,20 @@ from benchmarks.table import Row, Sample
 
 START_S = 120.0
 SETTLE_S = (1.0, 3.0)
+ANY_TIME_S = (1.0, 10.0)
+"""Before and after there is a standby."""
+ALONE = Launcher(
+    name="the script alone",
+    prefix=(sys.executable,),
+    env=(
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "0"),
+    ),
+)
+"""What no launcher can beat."""
 REPLACE_S = 90.0  # torchrun loses the job after 72 s
 LEAVE_S = 30.0
 
@@ -85,7 +100,7 @@ def node_leaves(launcher: Launcher, rng: random.Random, sample: Sample, n: int) 
         why = _start(job, launcher, 2, _args("1:2", port, "steps.py"), port)
         why = why or job.until(lambda: _stepped(job, 2, set()), START_S)
         if why is None:
-            time.sleep(rng.uniform(*SETTLE_S))
+            time.sleep(rng.uniform(*ANY_TIME_S))
             before, killed = job.pids(), time.monotonic()
             job.kill_processes(node=1)
             why = job.until(lambda: _alone(job, before, killed) is not None, LEAVE_S)
@@ -141,7 +156,8 @@ def one_of_two(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -
     del rng, n
     port = _port()
     with Job() as job:
-        job.launch(launcher, _args("1:2", port, "steps.py"))
+        args = _args("1:2", port, "steps.py")
+        job.launch(launcher, args[-1:] if launcher is ALONE else args)
         why = job.until(lambda: any(e.kind == "step" for e in job.events()), START_S)
         if why is not None:
             sample.fail(why)
@@ -152,10 +168,10 @@ def one_of_two(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -
 
 Scenario = Callable[[Launcher, random.Random, Sample, int], None]
 SCENARIOS: dict[str, tuple[Scenario, str, int]] = {
-    "rank": (rank_fails, "2 nodes, a rank is killed, to all new ranks' first line", 10),
-    "leave": (node_leaves, "nnodes 1:2, a node is killed, to a step without it", 5),
-    "replace": (node_replaced, "nnodes 2, a third waits, a node is killed, to a step with it", 3),
-    "one": (one_of_two, "nnodes 1:2 with one present, launch to its first step", 3),
+    "rank": (rank_fails, "2 nodes, a rank is killed, to all new ranks' first line", 20),
+    "leave": (node_leaves, "nnodes 1:2, a node is killed, to a step without it", 20),
+    "replace": (node_replaced, "nnodes 2, a third waits, a node is killed, to a step with it", 20),
+    "one": (one_of_two, "nnodes 1:2 with one present, launch to its first step", 20),
 }
 
 
@@ -168,7 +184,8 @@ def rows(
         scenario, measure, usual = SCENARIOS[name]
         n = max(round(usual * scale), 1)
         samples = []
-        for launcher in (*((ours,) if ours else ()), *peers):
+        floor = (ALONE,) if name == "one" else ()
+        for launcher in (*((ours,) if ours else ()), *peers, *floor):
             sample, rng = Sample(launcher=launcher.name), random.Random(0)
             while sample.tries < n:
                 scenario(launcher, rng, sample, n)
