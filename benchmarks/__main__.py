@@ -1,4 +1,4 @@
-"""Print the table of timings: `python -m benchmarks [restart|two_nodes|start|master ...]`."""
+"""Print the table of timings: `python -m benchmarks [NAME ...]`."""
 
 import argparse
 import shlex
@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import master, peers, restart, start, two_nodes
+from benchmarks import master, master_killed, peers, restart, start, two_nodes
 from benchmarks.jobs import Launcher
 from benchmarks.table import Row, render, save
 
-NAMES = ("start", "restart", "two_nodes", "master")
+NAMES = ("start", "restart", "two_nodes", "master_killed", "master")
 
 
 def main() -> int:
@@ -38,7 +38,9 @@ def _rows(
 ) -> list[Row]:
     torchrun = [peers.TORCHRUN] if "torchrun" in wanted else []
     if name == "start":
-        return start.rows(ours, torchrun, args.n or 10)
+        return start.rows(ours, torchrun, args.n or 20)
+    if name == "master_killed":
+        return master_killed.rows(ours, args.n or 50) if ours else []
     if name == "master":
         return master.rows(args.agents or master.SIZES, args.n or 5, bare="bare" in wanted)
     if name == "two_nodes":
@@ -71,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dlrover-python", type=Path, help="interpreter of a venv with DLRover")
     parser.add_argument(
-        "--n", type=int, help="restart: kills (20); start: launches (10); master: runs (5)"
+        "--n",
+        type=int,
+        help="restart: kills (20); start: launches (20); master: runs (5); master_killed: kills (50)",
     )
     parser.add_argument("--ranks", type=int, default=2, help="restart: ranks")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="restart: device")

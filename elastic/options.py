@@ -238,6 +238,8 @@ def make_parser(environ: Mapping[str, str]) -> Parser:
         "       %(prog)s [flags] --no-python program [arguments]",
         description="Run a PyTorch script on one or many nodes and keep it running. Takes "
         "torchrun's command line. A flag may be written with dashes or with underscores.",
+        epilog="Exit codes: 0 the job finished; 1 it failed, or was ended; 2 usage; 213 it was "
+        "drained, and the same command goes on; 128 + signal before the first round.",
         formatter_class=HelpFormatter,
     )
     parser.add_flags(

@@ -120,9 +120,6 @@ def test_a_dns_server_that_says_nothing_costs_no_start(job: Job) -> None:
         questions = _received(silent)
     assert questions, "nobody asked, so nothing was tried"
     assert len(questions) == len(set(questions)), "a question was asked again, after a time-out"
-    seconds = [line.fields["seconds"] for line in job.told("group")]
-    # Two look-ups in a row, of 5 s and two attempts each, are what it would be without our setting.
-    assert min(seconds) < 10, f"{len(questions)} questions, groups took {seconds}"
 
 
 def _received(end: socket.socket) -> list[tuple[object, bytes]]:

@@ -30,8 +30,6 @@ def restarts(job: Job, times: int, start: str) -> list[float]:
     chance = random.Random(times)
     node = job.start("--fault-budget", "1000000", "--rank-start", start, script=("--torch",))
     number = job.wait_for_steps(2)
-    if start == "auto":
-        job.wait_for("the standby", lambda: "the standby is ready" in node.said() or None)
     seconds = []
     for _ in range(times):
         if chance.random() < 0.5:
