@@ -48,6 +48,7 @@ class Agent:
         self._stepped = False
         """A rank of this round has finished a step."""
         self._report = pb.NodeReport()
+        """What runs here; told when that ended, and in each Hello."""
         self._unit = 0
         self._order: pb.Directive | None = None
         self._ordered = asyncio.Event()
@@ -114,6 +115,7 @@ class Agent:
     # --- what the master says ----------------------------------------------------------------
 
     def _hello(self) -> pb.Hello:
+        self._log_reads.end()
         settings = self._settings
         sockname = self._knock_socket.getsockname()
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -162,7 +164,7 @@ class Agent:
             if order.kind == pb.Directive.WAIT:
                 self._stores.retire()
                 self._stores.discard(order.store)
-                self._tell(pb.NodeReport(round=order.round, phase=Phase.IDLE))
+                self._report = pb.NodeReport(round=order.round, phase=Phase.IDLE)
                 if order.prepare and self._preparing is None:
                     self._starters.prepare()
                     self._preparing = self._spawn(self._say_prepared())
@@ -172,7 +174,7 @@ class Agent:
                     await self._start_ranks(order)
 
     async def _start_ranks(self, order: pb.Directive) -> None:
-        self._tell(pb.NodeReport(round=order.round, phase=Phase.STARTING))
+        self._report = pb.NodeReport(round=order.round, phase=Phase.RUNNING)
         try:
             if not self._stores.use(order.store) and order.node_rank == 0:
                 self._store_lost()  # nobody serves it; the next round gets our new one
@@ -189,8 +191,6 @@ class Agent:
             return
         kinds = ", ".join(sorted({rank.started_by for rank in self._ranks.ranks}))
         log.info("round %d: %d ranks started by %s", order.round, len(self._ranks.ranks), kinds)
-        if self._report.phase == Phase.STARTING:
-            self._tell(pb.NodeReport(round=order.round, phase=Phase.RUNNING))
 
     def _retire(self, grace: float, number: int = signal.SIGTERM) -> None:
         """Begin to end the ranks that run; `_retired` waits for it."""

@@ -35,6 +35,11 @@ class LogReads:
         task = self._tasks[number] = self._spawn(self._send(request))
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
+    def end(self) -> None:
+        """End them all: who asked is told by the master that this stream broke."""
+        for task in self._tasks.values():
+            task.cancel()
+
     async def _send(self, request: pb.ReadLogRequest) -> None:
         end = pb.LogChunk(request=request.request, end=True)
         try:

@@ -18,7 +18,7 @@ PATIENCE = 5.0
 """Seconds after the first `import torch` until a standby is built, if no step is finished before."""
 
 BUILD_TIMEOUT = 10.0
-"""Seconds that a start waits for a standby that is being built, before the spawner is asked."""
+"""Seconds that building a standby takes at most while starts wait for it; then they are spawned."""
 
 START_TIMEOUT = 30.0
 """Seconds that a starter gets to start a process, before it is ended and another asked."""
@@ -89,31 +89,39 @@ class Starters:
 
     async def start(self, spec: StartSpec, fds: Mapping[str, int]) -> tuple[str, int]:
         """Start a process; returns who did and its pid. Raises StartFailed."""
-        with self._starting():
-            for _ in range(5):
-                starter = await self._usable_standby() or await self._ensure_spawner()
-                try:
-                    async with asyncio.timeout(START_TIMEOUT):
-                        return starter.kind, await starter.start(spec, fds)
-                except TimeoutError:
-                    log.warning("the %s does not answer and is ended", starter.kind)
-                    await starter.close()
-                except StarterDied:
-                    continue
-                except StartFailed as error:
-                    if starter is not self._standby:
-                        raise
-                    log.warning("ranks are spawned, not forked: %s", error)
-                    self.reason = str(error)
-            raise StartFailed("the process that starts ranks died five times in a row")
+        for _ in range(5):
+            starter = await self._usable_standby() or await self._ensure_spawner()
+            try:
+                return starter.kind, await self._ask(starter, spec, fds)
+            except StarterDied:
+                continue
+            except StartFailed as error:
+                if starter is not self._standby:
+                    raise
+                self._spawn_from_now_on(str(error))
+        raise StartFailed("the process that starts ranks died five times in a row")
 
     async def fork(self, spec: StartSpec, fds: Mapping[str, int]) -> int:
         """Fork a process from the standby, or not at all. Raises StartFailed or StarterDied."""
         standby = self._ready_standby()
         if standby is None or standby.busy:
             raise StartFailed("there is no standby that could be forked now")
+        return await self._ask(standby, spec, fds)
+
+    async def _ask(self, starter: Starter, spec: StartSpec, fds: Mapping[str, int]) -> int:
         with self._starting():
-            return await standby.start(spec, fds)
+            try:
+                async with asyncio.timeout(START_TIMEOUT):
+                    return await starter.start(spec, fds)
+            except TimeoutError:
+                log.warning("the %s does not answer and is ended", starter.kind)
+                await starter.close()
+                raise StarterDied(f"the {starter.kind} did not answer") from None
+
+    def _spawn_from_now_on(self, reason: str) -> None:
+        self.reason = reason
+        self._built.set()
+        log.warning("ranks are spawned, not forked: %s", reason)
 
     async def settled(self) -> None:
         """Wait until no start is under way."""
@@ -134,9 +142,7 @@ class Starters:
     async def _usable_standby(self) -> Starter | None:
         """One that is being built imports what a spawned rank would have to, and began before it."""
         if self._keeping and not self.reason:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BUILD_TIMEOUT):
-                    await self._built.wait()
+            await self._built.wait()
         return self._ready_standby()
 
     def _ready_standby(self) -> Starter | None:
@@ -168,16 +174,20 @@ class Starters:
             for key, value in changed.items()
             if key not in _OF_A_RANK and not key.startswith(OBEYED_AT_START)
         }
-        if len(self._notes) == local_ranks:
-            self.plain = not any(self._notes.values())
-            if self._ahead and not self.plain:
-                self.reason = "on this node the script changes what torch reads when it is imported"
-                log.warning("ranks are spawned, not forked: %s", self.reason)
-        if self._environ is not None or self.reason or len(self._notes) < local_ranks:
+        notes = [self._notes[local] for local in range(local_ranks) if local in self._notes]
+        if len(notes) < local_ranks:
             return
-        if any(note != self._notes[0] for note in self._notes.values()):
-            self.reason = "ranks set different environments before they import torch"
-            log.warning("ranks are spawned, not forked: %s", self.reason)
+        self.plain = not any(notes)
+        if self.reason:
+            return
+        if self._ahead and not self.plain:
+            self._spawn_from_now_on(
+                "on this node the script changes what torch reads when it is imported"
+            )
+        if self._environ is not None:
+            return
+        if any(note != notes[0] for note in notes):
+            self._spawn_from_now_on("ranks set different environments before they import torch")
             return
         base = {key: value for key, value in given.items() if key not in _OF_A_RANK}
         base |= {key: value for key, value in self._notes[0].items() if value is not None}
@@ -216,15 +226,21 @@ class Starters:
         while quick_deaths < 3:
             born = asyncio.get_running_loop().time()
             self._built.clear()
-            standby = self._standby = await Starter.launch(
-                "standby",
-                environ=(self._environ or {}) | {env.MARK: mark(self._settings, 0)},
-                cwd=self._settings.workload.cwd,
-                python=self._settings.workload.python,
-            )
+            try:
+                standby = self._standby = await Starter.launch(
+                    "standby",
+                    environ=(self._environ or {}) | {env.MARK: mark(self._settings, 0)},
+                    cwd=self._settings.workload.cwd,
+                    python=self._settings.workload.python,
+                )
+            except OSError as error:
+                self._spawn_from_now_on(f"a standby cannot be started: {error}")
+                return
+            late = asyncio.get_running_loop().call_later(BUILD_TIMEOUT, self._built.set)
             prepared = asyncio.get_running_loop().create_task(self._prepare(standby))
             await standby.died.wait()
             self.standby_ready.clear()
+            late.cancel()
             self._built.set()
             prepared.cancel()
             with contextlib.suppress(StarterDied, asyncio.CancelledError):
@@ -232,15 +248,12 @@ class Starters:
             lived = asyncio.get_running_loop().time() - born
             quick_deaths = quick_deaths + 1 if lived < 10 else 0
             log.info("the standby died after %.1f s", lived)
-        self.reason = "the standby died three times as soon as it was built"
-        log.warning("ranks are spawned, not forked: %s", self.reason)
+        self._spawn_from_now_on("the standby died three times as soon as it was built")
 
     async def _prepare(self, standby: Starter) -> None:
         ready = await standby.ready()
         if ready.threads != 1:
-            self.reason = f"torch left {ready.threads} threads in the standby"
-            log.warning("ranks are spawned, not forked: %s", self.reason)
-            self._built.set()
+            self._spawn_from_now_on(f"torch left {ready.threads} threads in the standby")
             return
         self.standby_ready.set()
         self._built.set()

@@ -19,7 +19,7 @@ from elastic.agent.settings import AgentSettings
 from elastic.agent.spec import StartSpec
 from elastic.agent.starters import Starters
 from elastic.proto import env
-from elastic.proto.errors import ElasticError
+from elastic.proto.errors import ElasticError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,10 @@ class Stores:
         self._starters = starters
         self._lost = lost
         self._changed = changed
-        self._spare = self._bind()
+        try:
+            self._spare = self._bind()
+        except OSError as error:
+            raise UsageError(f"no port for a store: {error}; see --port-range") from error
         self._current: _Store | None = None
 
     @property
@@ -99,7 +102,13 @@ class Stores:
             self._renew()
 
     def _renew(self) -> None:
-        self._spare = self._bind()
+        try:
+            self._spare = self._bind()
+        except OSError as error:
+            log.error("no port for a store: %s; see --port-range", error)
+            self._spare.lost = True
+            asyncio.get_running_loop().call_later(PAUSE, self._renew_after, self._spare)
+            return
         if self._starters.standby_ready.is_set():
             self._ensure(self._spare)  # a fork, in milliseconds; an exec would cost ranks a core
         self._changed(self._spare.address)

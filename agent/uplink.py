@@ -83,9 +83,11 @@ class Uplink:
 
     async def _attach(self) -> str:
         """One stream, to its end; returns why it ended."""
-        channel = open_channel(self._address, self._security)
+        channel: grpc.aio.Channel | None = None
+        stream: grpc.aio.StreamStreamCall | None = None
         writer: asyncio.Task[None] | None = None
         try:
+            channel = open_channel(self._address, self._security)
             stub = master_pb2_grpc.MasterStub(channel)
             stream = stub.Attach(metadata=self._security.metadata())
             self._outbox, self._greeted = asyncio.Queue(), True
@@ -104,14 +106,21 @@ class Uplink:
             return self._judge(error.code(), error.details() or "")
         except (TimeoutError, asyncio.InvalidStateError, grpc.aio.BaseError):
             return "no answer"
+        except OSError as error:
+            return str(error)  # a TLS file that is being replaced
         finally:
+            if self.attached.is_set():  # a master that has nothing to say is no absent one
+                self.last_contact = asyncio.get_running_loop().time()
             self.attached.clear()
             self._greeted = False
             if writer is not None:
                 writer.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await writer
-            await channel.close()
+            if stream is not None:
+                stream.cancel()  # which closing the channel does in some versions of grpc only
+            if channel is not None:
+                await channel.close()
 
     def _judge(self, code: grpc.StatusCode, details: str) -> str:
         if code in _REFUSALS:

@@ -99,20 +99,12 @@ class Crowd:
         self._end(victim)
         return self._until_told(began, len(self._attached))
 
-    def report(self) -> Answer:
-        """Every agent says that its ranks run."""
-        began = time.monotonic()
-        for agent in self._attached:
-            self._report(agent, pb.NodeReport.RUNNING)
-        return {"began": began, "ended": time.monotonic()}
-
     def run(self) -> None:
         """Serve, and take commands, until stdin ends."""
         verbs: dict[str, Callable[..., Answer]] = {
             "connect": self.connect,
             "attach": self.attach,
             "replace": self.replace,
-            "report": self.report,
         }
         while True:
             while not self._asked:
@@ -167,7 +159,6 @@ class Crowd:
             agent.told = order.round
             self._told += order.round == self._round
             self._last_told = time.monotonic()
-            self._report(agent, pb.NodeReport.STARTING)  # as a real one does, at once
             if order.node_rank == 0:  # its store is in use now; it makes another
                 self._say(
                     agent,
@@ -191,9 +182,6 @@ class Crowd:
             self._say(agent, pb.FromAgent(heartbeat=beat))
             self._next = (self._next + 1) % len(self._attached)
             self._beaten += pause
-
-    def _report(self, agent: Agent, phase: pb.NodeReport.Phase) -> None:
-        self._say(agent, pb.FromAgent(report=pb.NodeReport(round=agent.told, phase=phase)))
 
     def _say(self, agent: Agent, message: pb.FromAgent) -> None:
         agent.socket.sendall(wire.message(message.SerializeToString()))

@@ -12,9 +12,9 @@ bench() { # name, seconds, arguments
     echo "== $name"
     timeout -k 5 "$limit" python3 -m benchmarks restart --device cuda --ranks 4 --out "$out/$name.json" "$@"
 }
-bench spares 120 --n 7 --settle 7 8 --peers ''
-bench forks 100 --n 7 --settle 5 6 --peers '' --ours 'python3 -m elastic.run --spare-ranks off'
-bench spares-100gib 140 --n 6 --settle 9 10 --hold-gib 100 --peers ''
+bench spares 110 --n 7 --settle 7 8 --peers ''
+bench forks 90 --n 6 --settle 5 6 --peers '' --ours 'python3 -m elastic.run --spare-ranks off'
+bench spares-100gib 130 --n 5 --settle 9 10 --hold-gib 100 --peers ''
 if [ -n "$with_peers" ]; then
-    bench peers 150 --n 3 --no-ours --peers torchrun-own-store,dlrover --dlrover-python "$(command -v python3)"
+    bench peers 190 --n 5 --no-ours --peers torchrun-own-store,dlrover --dlrover-python "$(command -v python3)"
 fi

@@ -93,7 +93,6 @@ def _once(nodes: int, kind: str, figures: Figures, steady: float) -> None:
         try:
             connected = _ask(agents, verb="connect", count=nodes)
             joined = _ask(agents, verb="attach", round=1)
-            _ask(agents, verb="report")
             _ask(agents, verb="connect", count=1)
             _ask(agents, verb="attach", round=0)
             time.sleep(SETTLE_S)

@@ -98,9 +98,10 @@ def _launch(options: Options) -> int:
         master=join(*address),
         host=host,
     )
+    launch = secrets.token_hex(16)
     guardian = Guardian(
         lambda: _agent_main(settings, knock),
-        None if reservation is None else lambda: _master_main(options, settings, run_dir),
+        None if reservation is None else lambda: _master_main(options, settings, run_dir, launch),
         cgroup.create(),
         patience=max(options.shutdown_timeout, options.drain_timeout) + 30.0,
     )
@@ -123,7 +124,7 @@ def _agent_main(settings: AgentSettings, knock: socket.socket) -> int:
     return agent.main(settings, knock)
 
 
-def _master_main(options: Options, settings: AgentSettings, run_dir: Path) -> int:
+def _master_main(options: Options, settings: AgentSettings, run_dir: Path, launch: str) -> int:
     from elastic.master import main as master
     from elastic.master.policy import Policy
 
@@ -149,6 +150,7 @@ def _master_main(options: Options, settings: AgentSettings, run_dir: Path) -> in
             policy=policy,
             security=settings.security,
             report=Path(options.report) if options.report else None,
+            launch=launch,
         )
     )
 

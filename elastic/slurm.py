@@ -92,11 +92,14 @@ def requeue(environ: Mapping[str, str]) -> None:
     if not job.isdecimal() or scontrol is None:
         log.warning("drained; no scontrol here to requeue job %s with", job or "(none)")
         return
-    done = subprocess.run(
-        [scontrol, "requeue", job], capture_output=True, text=True, timeout=60, check=False
-    )
-    if done.returncode:
-        log.error("scontrol requeue %s: %s", job, done.stderr.strip())
+    command = [scontrol, "requeue", job]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        trouble = done.stderr.strip() if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        trouble = str(error)
+    if trouble:
+        log.error("scontrol requeue %s: %s", job, trouble)
 
 
 def expand(hostlist: str) -> list[str]:

@@ -40,6 +40,10 @@ def seconds(text: str) -> float:
     return value
 
 
+FEWEST_PORTS = 4
+"""One for knocks, one for the store of a round, one for the next one's, and one that is in use."""
+
+
 def port_range(text: str) -> tuple[int, int]:
     """`LO-HI`, both ends included."""
     match = re.fullmatch(r"\s*(\d{1,5})\s*-\s*(\d{1,5})\s*", text)
@@ -49,6 +53,8 @@ def port_range(text: str) -> tuple[int, int]:
             f"{text!r} is not a range of ports; write LO-HI with 1 <= LO <= HI <= 65535, "
             "such as 29500-29600"
         )
+    if high - low + 1 < FEWEST_PORTS:
+        raise argparse.ArgumentTypeError(f"{text!r}: a node needs {FEWEST_PORTS} ports at least")
     return low, high
 
 

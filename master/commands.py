@@ -7,17 +7,16 @@ import asyncio
 import json
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from typing import Any
 
 from elastic.master import report as books
-from elastic.master.job import DRAINED, Job, handle
+from elastic.master.job import DRAINED, Job, replay
 from elastic.master.journal import Journal
 from elastic.master.policy import Policy
 from elastic.proto import job_folder, verbs
 from elastic.proto import master_pb2 as pb
 from elastic.proto.calls import MasterClient
-from elastic.proto.errors import JournalError, MasterUnreachable, NotFound
+from elastic.proto.errors import MasterUnreachable, NotFound
 from elastic.proto.verbs import Context, Output, age
 
 AWAY = 10.0
@@ -122,20 +121,13 @@ def _of_folder(job: verbs.Job) -> dict[str, Any]:
 def _replay(job: verbs.Job) -> tuple[Job, float]:
     """The state at the journal's end, and its job time."""
     assert job.folder is not None
-    note = job_folder.read_note(job.folder)
-    known = {field.name for field in fields(Policy)}
-    try:
-        policy = Policy(**{k: v for k, v in (note.policy if note else {}).items() if k in known})
-    except (TypeError, ValueError) as error:
-        raise JournalError(f"{job.folder / job_folder.MASTER} holds no policy: {error}") from error
     journal = _journal(job)
     try:
         state, _, now, entries = journal.load()
     finally:
         journal.close()
-    for entry in entries:
-        state, now = handle(state, entry.event, entry.job, policy).state, entry.job
-    return state, now
+    state = replay(state, ((entry.event, entry.job) for entry in entries), Policy())
+    return state, entries[-1].job if entries else now
 
 
 def _journal(job: verbs.Job) -> Journal:

@@ -143,6 +143,9 @@ class Control(master_pb2_grpc.ControlServicer):
 
     async def _admin(self, context: Any) -> None:
         """Without a token, verbs that change the job are taken from loopback only."""
+        if self._shell.stuck:
+            why = "the journal cannot be written, so nothing is decided: see the master's console"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, why)
         if self._open_admin or context.peer().startswith(_LOOPBACK):
             return
         await context.abort(

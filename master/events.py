@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+from elastic.master.policy import Policy
+
 NodeId = NewType("NodeId", str)
 """Lasts as long as the node: its name, or its place on Slurm and Kubernetes."""
 
@@ -13,7 +15,6 @@ Incarnation = NewType("Incarnation", int)
 
 class NodePhase(StrEnum):
     IDLE = "idle"
-    STARTING = "starting"
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
@@ -82,6 +83,10 @@ class MasterStarted:
     """The journal was opened; leases start anew."""
 
     job_uid: str
+    launch: str = ""
+    """Of the launcher whose master this is: the same for each of its lives."""
+    policy: Policy | None = None
+    """What holds until the next one, so that a journal is folded as it was written."""
 
 
 @dataclass(frozen=True, slots=True)

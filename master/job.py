@@ -17,7 +17,7 @@ from elastic.master.recovery import Cause
 from elastic.master.rendezvous import Candidate
 from elastic.master.state import DRAINED, Job, Result, Round, broken, end, fail, in_round
 
-__all__ = ["DRAINED", "Decision", "Job", "Result", "Round", "handle"]
+__all__ = ["DRAINED", "Decision", "Job", "Result", "Round", "handle", "replay"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,17 @@ def handle(job: Job, event: Event, now: float, policy: Policy) -> Decision:
         effects += (ev.Finished(job.result.exit_code, job.result.reason),)
         reasons = [job.result.reason]
     return Decision(state=job, effects=effects, reason=_join(reasons))
+
+
+def replay(job: Job, entries: Iterable[tuple[Event, float]], policy: Policy) -> Job:
+    """Fold what a journal holds, events with their job times, each under the policy of its epoch.
+
+    policy: for an epoch that names none.
+    """
+    for event, now in entries:
+        own = event.policy if isinstance(event, ev.MasterStarted) else job.policy
+        job = handle(job, event, now, own or policy).state
+    return job
 
 
 def _too_late(job: Job, event: Event, result: Result) -> Decision:

@@ -18,7 +18,7 @@ async def knock(address: str, incarnation: Incarnation) -> KnockAnswer:
             reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except ConnectionRefusedError:
         return KnockAnswer.GONE
-    except (OSError, TimeoutError, ValueError):
+    except (OSError, TimeoutError, ValueError, OverflowError):
         return KnockAnswer.SILENT
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT):

@@ -40,9 +40,9 @@ class LogRelay:
     def take(self, session: Session, chunk: pb.LogChunk) -> None:
         """An agent sent this; who reads too slowly loses the rest."""
         number = chunk.request
-        if number not in self._readers:
+        owner, inbox = self._readers.get(number, (None, None))
+        if owner is not session or inbox is None:
             return
-        _, inbox = self._readers[number]
         if inbox.full():
             self._cancel(session, number)
             _end(inbox, "read too slowly: ask for less with --tail")

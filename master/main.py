@@ -7,9 +7,10 @@ import logging
 import os
 import resource
 import signal
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from elastic.master import events as ev
 from elastic.master.control import Control
@@ -38,13 +39,15 @@ class MasterSettings:
     security: Security
     report: Path | None = None
     """Where the report is written too."""
+    launch: str = field(default_factory=lambda: uuid4().hex)
+    """Of the launcher; each life of its master has the same, and one after a result only ends."""
 
 
 async def serve(settings: MasterSettings) -> None:
     """Serve one job to its end."""
     asyncio.get_running_loop().set_exception_handler(_mishap)
     journal = Journal(settings.run_dir / job_folder.JOURNAL)
-    shell = Shell(journal, settings.policy)
+    shell = Shell(journal, settings.policy, settings.launch)
     streams = Streams(shell, settings.run_id)
     control = Control(
         shell, streams, journal, settings.run_id, open_admin=bool(settings.security.token)
@@ -84,7 +87,6 @@ def _write_note(settings: MasterSettings) -> None:
         address=settings.address,
         run_id=settings.run_id,
         pid=os.getpid(),
-        policy=asdict(settings.policy),
     )
     try:
         job_folder.write_note(settings.run_dir, note)

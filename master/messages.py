@@ -10,7 +10,6 @@ MAX_TEXT = 4096
 
 _PHASES = {
     pb.NodeReport.IDLE: NodePhase.IDLE,
-    pb.NodeReport.STARTING: NodePhase.STARTING,
     pb.NodeReport.RUNNING: NodePhase.RUNNING,
     pb.NodeReport.FINISHED: NodePhase.FINISHED,
     pb.NodeReport.FAILED: NodePhase.FAILED,

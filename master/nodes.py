@@ -45,10 +45,10 @@ class Node:
     prepared: bool = False
     """It has a standby, or needs none."""
 
-    def deadline(self, policy: Policy) -> float | None:
-        """When it is lost if nothing is heard of it."""
+    def deadline(self, policy: Policy, lease: float) -> float | None:
+        """When it is lost if nothing is heard of it; `lease` is what this moment's `lease()` says."""
         if self.state is NodeState.UNREACHABLE:
-            return self.heard + policy.lease
+            return self.heard + lease
         if self.state is NodeState.RESTARTING:
             return self.changed + policy.agent_restart
         return None
@@ -57,7 +57,7 @@ class Node:
         """Until when a round waits for it: one that answers knocks may still never attach."""
         if self.state is NodeState.UNREACHABLE:
             return self.changed + policy.lease
-        return self.deadline(policy)
+        return self.deadline(policy, policy.lease)
 
     def knock_due(self, policy: Policy) -> float | None:
         """When to knock, where no stream's end was a reason to: after a master's restart."""
@@ -72,6 +72,9 @@ Spent = tuple[tuple[NodeId, Incarnation, str], ...]
 """Stores that rounds took from lives of nodes that are not here now, oldest first."""
 
 KEEP_SPENT = 256
+
+PATIENCE_WITH_MOST = 6
+"""Leases that nodes get where more than half of them fall silent at once."""
 
 
 def attach(
@@ -138,6 +141,12 @@ def silent(node: Node, now: float, *, asked: bool) -> Node:
     return replace(node, state=NodeState.UNREACHABLE, changed=now, heard=now, asked=asked)
 
 
+def heard(nodes: Nodes, now: float) -> dict[NodeId, Node]:
+    """The leases of all that are unreachable start anew."""
+    away = NodeState.UNREACHABLE
+    return {k: replace(n, heard=now) if n.state is away else n for k, n in nodes.items()}
+
+
 def knocked(node: Node, answer: KnockAnswer, now: float) -> Node | None:
     """What an answer says of a node whose stream ended; None: it is gone."""
     if node.state is not NodeState.UNREACHABLE:
@@ -159,12 +168,24 @@ def without(nodes: Nodes, gone: Collection[NodeId]) -> dict[NodeId, Node]:
     return {key: node for key, node in nodes.items() if key not in gone}
 
 
+def lease(nodes: Nodes, policy: Policy) -> float:
+    """Seconds of silence after which a node is lost.
+
+    Where most fall silent it is rather the way from here that broke: their ranks train on, and
+    would all stop for nothing. What answers a knock with "refused" is lost at once all the same.
+    """
+    silent = sum(node.state is NodeState.UNREACHABLE for node in _away(nodes))
+    most = len(nodes) > 2 and 2 * silent > len(nodes)
+    return policy.lease * PATIENCE_WITH_MOST if most else policy.lease
+
+
 def expired(nodes: Nodes, now: float, policy: Policy) -> tuple[Node, ...]:
     """Those whose time to answer is over."""
+    limit = lease(nodes, policy)
     return tuple(
         node
         for node in _away(nodes)
-        if (deadline := node.deadline(policy)) is not None and now >= deadline
+        if (deadline := node.deadline(policy, limit)) is not None and now >= deadline
     )
 
 
@@ -177,10 +198,11 @@ def to_knock_at(nodes: Nodes, now: float, policy: Policy) -> tuple[Node, ...]:
 
 def next_deadline(nodes: Nodes, policy: Policy) -> float | None:
     """When time alone will tell something of a node."""
+    limit = lease(nodes, policy)
     times = [
         time
         for node in _away(nodes)
-        for time in (node.deadline(policy), node.knock_due(policy))
+        for time in (node.deadline(policy, limit), node.knock_due(policy))
         if time is not None
     ]
     return min(times, default=None)

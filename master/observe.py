@@ -46,10 +46,11 @@ def expire(job: Job, now: float, policy: Policy) -> Step:
     if knocks:
         asked = {node.node_id: replace(node, asked=True) for node in knocks}
         job = replace(job, nodes={**job.nodes, **asked})
+    lease = registry.lease(job.nodes, policy)
     lost = registry.expired(job.nodes, now, policy)
     reasons = []
     for state, why in (
-        (NodeState.UNREACHABLE, f"nothing heard for {policy.lease:g} s"),
+        (NodeState.UNREACHABLE, f"nothing heard for {lease:g} s"),
         (NodeState.RESTARTING, "no agent came back"),
     ):
         gone = [node for node in lost if node.state is state]
@@ -61,7 +62,8 @@ def expire(job: Job, now: float, policy: Policy) -> Step:
 
 
 def _master_started(job: Job, event: ev.MasterStarted, now: float, policy: Policy) -> Step:
-    if job.result is not None:
+    same_launch = event.launch and event.launch == job.launch
+    if job.result is not None and not same_launch:
         job = _resumed(job) if job.result.resumable else _cleared(job)
     fresh = not job.uid
     waiting = {key: registry.silent(node, now, asked=False) for key, node in job.nodes.items()}
@@ -69,6 +71,8 @@ def _master_started(job: Job, event: ev.MasterStarted, now: float, policy: Polic
         job,
         uid=job.uid or event.job_uid,
         epoch=job.epoch + 1,
+        launch=event.launch,
+        policy=event.policy,
         nodes=waiting,
         below_min_since=None,
         lead_since=now,
@@ -106,6 +110,8 @@ def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
             job = interrupt(job, Cause.AGENT_LOST, reason, now, policy)
             reasons.append(reason)
     nodes, spent = registry.attach(job.nodes, job.spent, event.nodes, now)
+    if registry.lease(nodes, policy) < registry.lease(job.nodes, policy):
+        nodes = registry.heard(nodes, now)  # the way is back: the others are to be heard any moment
     job = replace(job, nodes=nodes, spent=spent)
     for arrival in event.nodes:
         report = ev.Reported(arrival.node_id, arrival.incarnation, arrival.report)

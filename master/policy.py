@@ -20,7 +20,8 @@ class Policy:
     agent_restart: float = 3.0
     """Seconds that a guardian gets to bring its agent back before its node is lost."""
     lease: float = 5.0
-    """Seconds without a word, and without an answer to a knock, after which a node is lost."""
+    """Seconds without a word, and without an answer to a knock, after which a node is lost; where
+    most nodes fall silent at once, some times as long (nodes.lease)."""
     settle: float = 1.0
     """Seconds that a symptom of a lost peer waits for its cause to be reported."""
     max_restarts: int = 0

@@ -102,8 +102,11 @@ def could_grow(
     plan = decide(seats, here, (), now, unit, policy)
     if sum(s.ranks for s in plan.seats) <= sum(s.ranks for s in seats):
         return None
-    called = max(c.since for c in newcomers) + policy.last_call
-    settled = max(called, *(c.ready for c in newcomers))
+    chosen = {seat.node_id for seat in plan.seats}
+    taken = [c for c in newcomers if c.node_id in chosen] or newcomers
+    called = max(c.since for c in taken) + policy.last_call
+    longest = min(c.since for c in taken) + policy.last_call + policy.preparation
+    settled = min(max(called, *(c.ready for c in taken)), longest)
     if now < settled:
         why = "more nodes may follow those that came" if now < called else "those that came prepare"
         return Plan(seats=(), until=settled, reason=why)

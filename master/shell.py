@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from elastic.master import events as ev
 from elastic.master.events import Effect, Event
-from elastic.master.job import Job, handle
+from elastic.master.job import Job, handle, replay
 from elastic.master.journal import Entry, Journal
 from elastic.master.policy import Policy
 from elastic.proto.errors import JournalError
@@ -22,10 +22,11 @@ LONGEST_GAP = 3600.0
 class Shell:
     """Owns a job's state. Single threaded: every call comes from the event loop."""
 
-    def __init__(self, journal: Journal, policy: Policy) -> None:
+    def __init__(self, journal: Journal, policy: Policy, launch: str) -> None:
         self.policy = policy
         self.job = Job()
         self._journal = journal
+        self._launch = launch
         self._act: Callable[[Effect], None] = lambda effect: None
         self._backlog: list[Event] = []
         self.reason = ""
@@ -37,13 +38,13 @@ class Shell:
     def begin(self, act: Callable[[Effect], None]) -> None:
         """Replay the journal and take the next epoch; from now on `act` gets every effect."""
         job, wall, job_time, entries = self._journal.load()
-        for entry in entries:
-            job = handle(job, entry.event, entry.job, self.policy).state
-            wall, job_time = entry.wall, entry.job
+        job = replay(job, ((entry.event, entry.job) for entry in entries), self.policy)
+        if entries:
+            wall, job_time = entries[-1].wall, entries[-1].job
         gap = min(max(0.0, time.time() - wall), LONGEST_GAP) if wall else 0.0
         self._origin = time.monotonic() - (job_time + gap)
         self.job, self._act = job, act
-        self.fold(ev.MasterStarted(uuid4().hex))
+        self.fold(ev.MasterStarted(uuid4().hex, self._launch, self.policy))
         if self.stuck:
             raise JournalError(f"the journal {self._journal.path} cannot be written")
 

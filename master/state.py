@@ -44,6 +44,10 @@ class Result:
 class Job:
     uid: str = ""
     epoch: int = 0
+    launch: str = ""
+    """Of the launcher whose master has this epoch."""
+    policy: Policy | None = None
+    """Of this epoch."""
     nodes: registry.Nodes = field(default_factory=dict[NodeId, Node])
     spent: registry.Spent = ()
     round: Round | None = None

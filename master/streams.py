@@ -49,8 +49,8 @@ class Streams(master_pb2_grpc.MasterServicer):
         self._placed: tuple[int, bool] = (0, False)
         self._knocking: set[NodeId] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._away: set[NodeId] = set()
-        """Nodes that had no stream when the job ended, and have not heard of it."""
+        self._away: dict[NodeId, float] = {}
+        """Nodes that may not have heard of the job's end, and until when they may come back for it."""
 
     @property
     def heartbeat_interval(self) -> float:
@@ -72,10 +72,12 @@ class Streams(master_pb2_grpc.MasterServicer):
             # Without a status the agent would take the stream for open, for ever.
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the master closed this stream")
         finally:
+            self.logs.end(session)
             if self.sessions.get(session.node_id) is session:
                 del self.sessions[session.node_id]
-                self._away.discard(session.node_id)
-                self.logs.end(session)
+                self._away.pop(session.node_id, None)
+                if session.closed and self.over.is_set():  # it fell silent before it could hear
+                    self._away[session.node_id] = self._back_by()
                 self._fold_arrival_of(session)
                 self._shell.fold(ev.Detached(session.node_id, session.incarnation))
 
@@ -117,6 +119,9 @@ class Streams(master_pb2_grpc.MasterServicer):
             return f"this master is in epoch {job.epoch}, the agent has obeyed {hello.epoch}"
         if not 0 < len(hello.node_id) <= 256 or not 0 < hello.slots <= 4096:
             return "a node has a name of up to 256 characters and 1 to 4096 slots"
+        host, _, port = hello.knock_address.rpartition(":")
+        if not (0 < len(host) <= 256 and port.isdecimal() and len(port) < 6 and int(port) < 65536):
+            return "a node says where it can be knocked at, as host:port"
         return ""
 
     async def _namesake(self, hello: pb.Hello) -> str:
@@ -181,6 +186,8 @@ class Streams(master_pb2_grpc.MasterServicer):
 
     def _heartbeat(self, session: Session, beat: pb.Heartbeat) -> None:
         session.progress = beat.ranks
+        if self._shell.stuck:
+            return  # the next one says it again
         if beat.prepared and session.node_id not in self._places:
             self._shell.fold(ev.Prepared(session.node_id, session.incarnation))
         current = self._shell.job.round
@@ -206,11 +213,9 @@ class Streams(master_pb2_grpc.MasterServicer):
                 self._start(self._keep_knocking(node))
         elif isinstance(effect, ev.Finished):
             log.info("job over: %s", effect.reason)
-            self._away = {
-                node.node_id
-                for node in self._shell.job.nodes.values()
-                if node.state is not NodeState.ATTACHED
-            }
+            nodes = self._shell.job.nodes.values()
+            away = [node.node_id for node in nodes if node.state is not NodeState.ATTACHED]
+            self._away = dict.fromkeys(away, self._back_by())
             self.over.set()
 
     def _tell(self, node_ids: frozenset[NodeId] | None) -> None:
@@ -274,9 +279,13 @@ class Streams(master_pb2_grpc.MasterServicer):
     async def farewell(self, patience: float) -> None:
         """Wait until every agent has taken its last directive, `patience` seconds at most.
 
-        Nodes that a master which was started again has not seen yet get one lease to come back.
+        Nodes that are away, and those that a master started again has not seen yet, get one lease
+        to come back.
         """
         clock = asyncio.get_running_loop().time
-        over, returned = clock() + patience, clock() + self._shell.policy.lease
-        while (self.sessions and clock() < over) or (self._away and clock() < returned):
+        over = clock() + patience
+        while (self.sessions and clock() < over) or any(clock() < t for t in self._away.values()):
             await asyncio.sleep(0.02)
+
+    def _back_by(self) -> float:
+        return asyncio.get_running_loop().time() + self._shell.policy.lease

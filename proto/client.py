@@ -21,7 +21,7 @@ grpc's own limits are 1,000 (it begins to refuse some) and 3,000 (it refuses all
 """
 
 _CHANNEL = [
-    ("grpc.max_send_message_length", MAX_REQUEST),
+    ("grpc.max_send_message_length", MAX_ANSWER),  # who receives it says what is too large
     ("grpc.max_receive_message_length", MAX_ANSWER),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),

@@ -9,7 +9,6 @@ attempt_<n>/   log files of a round (agent/logs.py)
 import json
 import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,6 @@ class MasterNote:
     """host:port, as agents dial it."""
     run_id: str
     pid: int
-    policy: Mapping[str, Any]
-    """Fields of the master's policy: without them nobody could fold the journal again."""
 
 
 def default_base() -> Path:
@@ -51,7 +48,6 @@ def read_note(folder: Path) -> MasterNote | None:
             address=str(found["address"]),
             run_id=str(found["run_id"]),
             pid=int(found["pid"]),
-            policy=dict(found.get("policy", {})),
         )
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -142,12 +142,10 @@ class NodeReport(_message.Message):
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         IDLE: _ClassVar[NodeReport.Phase]
-        STARTING: _ClassVar[NodeReport.Phase]
         RUNNING: _ClassVar[NodeReport.Phase]
         FINISHED: _ClassVar[NodeReport.Phase]
         FAILED: _ClassVar[NodeReport.Phase]
     IDLE: NodeReport.Phase
-    STARTING: NodeReport.Phase
     RUNNING: NodeReport.Phase
     FINISHED: NodeReport.Phase
     FAILED: NodeReport.Phase

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import grpc
-import grpc.aio
-
 from elastic.proto import master_pb2 as pb
-from elastic.proto import master_pb2_grpc
-from elastic.proto.client import open_channel
+from elastic.proto.calls import MasterClient
+from elastic.proto.errors import ElasticError
 from elastic.proto.security import Security
 
 LOOK = 0.2
@@ -156,32 +153,24 @@ def recovery(interruptions: list[dict[str, Any]], first: int) -> Recovery | None
 
 async def follow_master(story: Story, address: str, security: Security) -> None:
     """Keep `story.status` fresh and note what the master decides, until cancelled."""
-    channel = open_channel(address, security)
-    stub = master_pb2_grpc.MasterStub(channel)
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_follow_status(story, stub, security))
-            tasks.create_task(_follow_events(story, stub, security))
-    finally:
-        await channel.close(None)
+    async with MasterClient(address, security) as master, asyncio.TaskGroup() as tasks:
+        tasks.create_task(_follow_status(story, master))
+        tasks.create_task(_follow_events(story, master))
 
 
-async def _follow_status(story: Story, stub: Any, security: Security) -> None:
+async def _follow_status(story: Story, master: MasterClient) -> None:
     while True:
-        with contextlib.suppress(grpc.aio.AioRpcError):  # not there yet, or no longer
-            story.status = await stub.GetStatus(
-                pb.GetStatusRequest(), metadata=security.metadata(), timeout=2.0
-            )
+        with contextlib.suppress(ElasticError):  # not there yet, or no longer
+            story.status = await master.status()
             story.touch()
         await asyncio.sleep(LOOK)
 
 
-async def _follow_events(story: Story, stub: Any, security: Security) -> None:
+async def _follow_events(story: Story, master: MasterClient) -> None:
     after = 0
     while True:
-        request = pb.ListEventsRequest(after=after, follow=True)
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            async for event in stub.ListEvents(request, metadata=security.metadata()):
+        with contextlib.suppress(ElasticError):
+            async for event in master.events(after, follow=True):
                 after = event.sequence
                 story.note("master", event.reason)
         await asyncio.sleep(LOOK)

@@ -28,7 +28,7 @@ def test_a_thousand_restarts_in_a_row(job: Job, start: str, times: int) -> None:
 def restarts(job: Job, times: int, start: str) -> list[float]:
     """Seconds that each took. None may fail, leave a process, or find an old key in its store."""
     chance = random.Random(times)
-    node = job.start("--fault-budget", "1000000", "--rank-start", start, script=("--torch",))
+    job.start("--fault-budget", "1000000", "--rank-start", start, script=("--torch",))
     number = job.wait_for_steps(2)
     seconds = []
     for _ in range(times):

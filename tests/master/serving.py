@@ -154,6 +154,7 @@ class Agent:
         await self.close()
 
     async def close(self) -> None:
+        self._stream.cancel()  # which closing the channel does in some versions of grpc only
         await self._channel.close(None)
 
     async def say(self, **body: Any) -> None:

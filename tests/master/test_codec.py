@@ -11,7 +11,20 @@ from hypothesis import strategies as st
 from elastic.master import codec
 from elastic.master.events import Event, Tick
 from elastic.master.job import Job
+from elastic.master.policy import Policy
 from elastic.proto.errors import JournalError
+
+
+st.register_type_strategy(
+    Policy,
+    st.builds(
+        Policy,
+        min_nodes=st.integers(1, 3),
+        max_nodes=st.integers(3, 9),
+        lease=st.floats(0.0, 99.0),
+        join_timeout=st.none() | st.floats(0.0, 99.0),
+    ),
+)  # any other field by chance would mostly be refused
 
 
 @pytest.mark.parametrize("kind", get_args(Event))

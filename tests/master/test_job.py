@@ -575,6 +575,8 @@ def test_many_nodes_lost_in_one_moment_are_one_interruption() -> None:
     for name in names[10:]:
         core.feed(detached(name), 20.0)
     core.tick(25.0)
+    assert len(core.seats()) == 200, "that many are rather cut off than dead"
+    core.tick(50.0)
     assert len(core.seats()) == 10
     assert core.restarts() == {"node lost": 1}
     assert "n10, n11, n12 and 187 more are lost" in core.reason()

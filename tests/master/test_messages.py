@@ -64,7 +64,7 @@ def test_a_directive_goes_out_whole() -> None:
     )
     order = Directive(
         kind="run", round=9, place=place, store="s:1", restart_count=2, stop_grace=1.5,
-        exit_code=213, reason="because",
+        exit_code=213, reason="because", prepare=True,
     )  # fmt: skip
     sent = messages.directive(order, epoch=4).directive
     fields = {field.name for field in pb.Directive.DESCRIPTOR.fields}

@@ -21,16 +21,16 @@ def attached(now: float = 0.0, **more: Any) -> Node:
 
 def test_an_attached_node_has_no_deadline() -> None:
     node = attached()
-    assert node.deadline(POLICY) is node.awaited(POLICY) is node.knock_due(POLICY) is None
+    assert node.deadline(POLICY, 5.0) is node.awaited(POLICY) is node.knock_due(POLICY) is None
     assert registry.next_deadline({A: node}, POLICY) is None
 
 
 def test_an_answer_extends_the_lease_but_not_the_wait() -> None:
     node = registry.silent(attached(), 10.0, asked=True)
-    assert (node.deadline(POLICY), node.awaited(POLICY)) == (15.0, 15.0)
+    assert (node.deadline(POLICY, 5.0), node.awaited(POLICY)) == (15.0, 15.0)
     heard = registry.knocked(node, KnockAnswer.ALIVE, 14.0)
     assert heard is not None
-    assert (heard.deadline(POLICY), heard.awaited(POLICY)) == (19.0, 15.0)
+    assert (heard.deadline(POLICY, 5.0), heard.awaited(POLICY)) == (19.0, 15.0)
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,21 @@ def test_a_restarting_agent_has_so_long_and_no_longer() -> None:
         registry.silent(attached(), 10.0, asked=True), KnockAnswer.RESTARTING, 11.0
     )
     assert node is not None
-    assert node.deadline(POLICY) == node.awaited(POLICY) == 14.0
+    assert node.deadline(POLICY, 5.0) == node.awaited(POLICY) == 14.0
     assert registry.knocked(node, KnockAnswer.ALIVE, 13.0) is node
     assert not registry.expired({A: node}, 13.9, POLICY)
     assert registry.expired({A: node}, 14.0, POLICY) == (node,)
+
+
+@pytest.mark.parametrize(("silent", "limit"), [(1, 5.0), (2, 5.0), (3, 30.0), (4, 30.0)])
+def test_where_most_fall_silent_they_get_longer(silent: int, limit: float) -> None:
+    table, _ = registry.attach({}, (), tuple(map(attachment, "abcd")), 0.0)
+    for key in list(table)[:silent]:
+        table[key] = registry.silent(table[key], 10.0, asked=True)
+    assert registry.lease(table, POLICY) == limit
+    assert not registry.expired(table, 10.0 + limit - 0.1, POLICY)
+    assert len(registry.expired(table, 10.0 + limit, POLICY)) == silent
+    assert registry.next_deadline(table, POLICY) == 10.0 + limit
 
 
 def test_a_node_that_nobody_knocked_at_is_knocked_at_before_it_is_lost() -> None:

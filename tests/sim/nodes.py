@@ -125,7 +125,7 @@ class FakeNode:
             self.sim.stream_broke(self, after=LATENCY)
         elif order.kind == "wait":
             self.store_in_use = ""
-            self.tell(NodePhase.IDLE, order.round)
+            self.report = ev.Report(round=order.round)
             if self.spare and order.store == self.spare:  # a round took it that we never ran
                 self.spare = ""
                 self.sim.after(STORE_START, self._renew, self.incarnation)
@@ -135,7 +135,7 @@ class FakeNode:
             if order.store == self.spare:
                 self.store_in_use, self.spare = self.spare, ""
                 self.sim.after(STORE_START, self._renew, self.incarnation)
-            self.tell(NodePhase.STARTING, order.round)
+            self.report = ev.Report(round=order.round, phase=NodePhase.RUNNING)
             self._later(RANK_START, self._started)
 
     def _later(self, seconds: float, then: object) -> None:
@@ -153,9 +153,8 @@ class FakeNode:
         self.ranks, self.ready = 0, False
 
     def _started(self) -> None:
-        if self.ranks and self.report.phase is NodePhase.STARTING:
+        if self.ranks and self.report.phase is NodePhase.RUNNING:
             self.ready = True
-            self.tell(NodePhase.RUNNING, self.ranks)
             self.sim.train(self.ranks)
 
     def _make_spare(self) -> None:
