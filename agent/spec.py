@@ -21,9 +21,10 @@ class StartSpec:
     """One process to start. Construction raises ValueError where a field makes no sense."""
 
     kind: str
-    """script, module (python -m), program (anything executable), run_path or store."""
+    """script, module (python -m), program (anything executable), run_path, store or spare."""
     target: str
-    """Path of the script, name of the module, or the program; for a store the host of its address."""
+    """Path of the script, name of the module, or the program; for a store the host of its address,
+    for a spare its device."""
     args: tuple[str, ...] = ()
     environ: dict[str, str]
     """The complete environment; the descriptors' names are added by the starter."""

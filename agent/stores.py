@@ -167,6 +167,5 @@ class Stores:
         self.retire()
         spare, self._spare = self._spare, _Store(socket.socket(), "")
         self._end(spare)
-        for store in (spare,):
-            if store.ended is not None:
-                await store.ended
+        if spare.ended is not None:
+            await spare.ended

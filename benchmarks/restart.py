@@ -82,6 +82,12 @@ def _kill_one(
     )
     if why is not None:
         steps.fail(why)
+        lines.fail(why)
+        return False
+    why = job.until(lambda: _running(job, setting, before) is not None, setting.bound_s)
+    if why is not None:
+        for sample in (steps, lines):
+            sample.fail(f"stopped after its first step: {why}")
         return False
     new = job.first_each_rank("step", before, killed) or []
     steps.add(max(event.at for event in new) - killed)
@@ -90,10 +96,7 @@ def _kill_one(
     rounds = len({e.pid for e in job.events() if e.kind == "start"} - before) / setting.ranks
     if rounds > 1:
         steps.notes.append(f"recovered, but in round {rounds:.1f} after the kill")
-    why = job.until(lambda: _running(job, setting, before) is not None, setting.bound_s)
-    if why is not None:
-        steps.fail(f"stopped after its first step: {why}")
-    return why is None
+    return True
 
 
 def rows(ours: Launcher | None, peers: Sequence[Launcher], setting: Setting) -> list[Row]:

@@ -27,10 +27,9 @@ from elastic.proto.errors import (
     NotFound,
     UsageError,
 )
-from elastic.proto.security import Security
+from elastic.proto.security import TOKEN, Security, read_token
 from elastic.proto.verbs import GROUP, Context, Job
 
-TOKEN = "ELASTIC_JOB_TOKEN"
 PATIENCE = 2.0
 """Seconds that a master named in a job's folder may be away: its guardian may be starting it again."""
 
@@ -149,6 +148,8 @@ def _find(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Job:
             name=status.run_id, folder=None, master=args.master, status=status, security=security
         )
     base = Path(args.dir or os.environ.get("ELASTIC_STATE_DIR") or job_folder.default_base())
+    if base == job_folder.default_base() and base.is_dir() and not job_folder.is_ours(base):
+        raise NotFound(f"{base} is not yours alone, so it is not believed: give --dir or --master")
     folder = job_folder.find_newest(base)
     if folder is None:
         raise NotFound(
@@ -184,17 +185,12 @@ async def _ask(address: str, security: Security, patience: float) -> Any:
 
 
 def _security(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Security:
-    token = os.environ.get(TOKEN, "")
-    if args.token_file:
-        try:
-            token = Path(args.token_file).read_text().strip()
-        except OSError as error:
-            parser.error(f"--token-file {args.token_file}: {error.strerror}")
     cert, key, ca = (
         Path(name) if name else None for name in (args.tls_cert, args.tls_key, args.tls_ca)
     )
-    security = Security(token=token, cert=cert, key=key, ca=ca)
     try:
+        token = read_token(os.environ, args.token_file)
+        security = Security(token=token, cert=cert, key=key, ca=ca)
         security.check()
     except UsageError as error:
         parser.error(str(error))

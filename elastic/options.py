@@ -110,9 +110,9 @@ class Options:
     log_limit: int
     """Most bytes of one log file; 0 is no limit."""
     redirects: values.Std
-    """Streams that go to files; ask `values.std_for`."""
+    """Streams that go to files: 1 stdout, 2 stderr, 3 both; by local rank where it is a mapping."""
     tee: values.Std
-    """Streams that go to files and the console; ask `values.std_for`."""
+    """The same streams to the console as well."""
     local_ranks_filter: frozenset[int] | None
     """Local ranks that the console shows; None is all."""
     duplicate_stdout_filters: tuple[str, ...]

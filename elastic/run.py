@@ -26,12 +26,10 @@ from elastic.listeners import join, knock_socket, own_address, reserve
 from elastic.master.state import DRAINED
 from elastic.options import Options
 from elastic.proto.errors import ElasticError, UsageError
-from elastic.proto.job_folder import default_base
-from elastic.proto.security import Security
+from elastic.proto.job_folder import default_base, is_ours
+from elastic.proto.security import TOKEN, Security, read_token
 
 log = logging.getLogger("elastic")
-
-TOKEN = "ELASTIC_JOB_TOKEN"
 
 FEWEST_FILES = 512
 """Descriptors of ranks begin at 200 (agent/fork.py), and an agent holds several for each."""
@@ -219,8 +217,11 @@ def _security(options: Options, environ: dict[str, str]) -> Security:
     def path(text: str | None) -> Path | None:
         return Path(text) if text else None
 
+    token = read_token(environ, options.token_file)
+    if options.require_token and not token:
+        raise UsageError(f"--require-token: set {TOKEN}, or --token-file FILE")
     security = Security(
-        token=_token(options, environ),
+        token=token,
         cert=path(options.tls_cert),
         key=path(options.tls_key),
         ca=path(options.tls_ca),
@@ -256,20 +257,6 @@ def _default_threads(environ: dict[str, str], slots: int) -> None:
         )
 
 
-def _token(options: Options, environ: dict[str, str]) -> str:
-    token = environ.get(TOKEN, "")
-    if options.token_file:
-        try:
-            token = Path(options.token_file).read_text().strip()
-        except OSError as error:
-            raise UsageError(f"--token-file {options.token_file}: {error.strerror}") from error
-    if not (token.isascii() and token.isprintable()):
-        raise UsageError("the job token may have printable ASCII characters only: make another one")
-    if options.require_token and not token:
-        raise UsageError(f"--require-token: set {TOKEN}, or --token-file FILE")
-    return token
-
-
 def _folder_name(run_id: str) -> str:
     """The run id; for a job that nobody named, as in torchrun, with something unique behind it.
 
@@ -282,9 +269,16 @@ def _folder_name(run_id: str) -> str:
 def _job_folder(base: str | None, name: str) -> Path:
     """`<base>/<name>`, in a folder for temporary files if none was given; made here, so that a
     mistake shows at once."""
-    folder = default_base() if base is None or base == os.devnull else Path(base)
+    usual = base is None or base == os.devnull
+    folder = default_base() if usual else Path(base or "")
     path = folder / name
     try:
+        if usual:
+            folder.mkdir(exist_ok=True, mode=0o700)
+            if not is_ours(folder):
+                raise UsageError(
+                    f"{folder} is another user's, or others may write there: give --log-dir"
+                )
         path.mkdir(parents=True, exist_ok=True, mode=0o755)
     except OSError as error:
         raise UsageError(f"cannot make {path} for logs and journal: {error.strerror}") from error

@@ -176,11 +176,6 @@ def std(text: str, flag: str) -> Std:
     return {int(local_rank): int(streams) for local_rank, streams in pairs}
 
 
-def std_for(spec: Std, local_rank: int) -> int:
-    """Streams of one local rank; a map says 0 for a rank that it does not name."""
-    return spec if isinstance(spec, int) else spec.get(local_rank, 0)
-
-
 def local_ranks(text: str) -> frozenset[int] | None:
     """The ranks of `--local-ranks-filter`, or None where it filters nothing."""
     if not text:

@@ -33,6 +33,12 @@ def default_base() -> Path:
     return Path(tempfile.gettempdir()) / f"elastic-{os.getuid()}"
 
 
+def is_ours(folder: Path) -> bool:
+    """Whether nobody else can have put there what we find in `folder`, or take it away."""
+    found = folder.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
 def write_note(folder: Path, note: MasterNote) -> None:
     """Atomically. Raises OSError."""
     draft = folder / f"{MASTER}.part"

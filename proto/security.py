@@ -1,12 +1,30 @@
 """What proves that two processes belong to one job. Imports no grpc."""
 
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.proto.errors import UsageError
 
 TOKEN_KEY = "elastic-token"
+
+
+TOKEN = "ELASTIC_JOB_TOKEN"
+
+
+def read_token(environ: Mapping[str, str], file: str | None) -> str:
+    """The job's token, from `file` where one is named; empty: none. Raises UsageError."""
+    token = environ.get(TOKEN, "")
+    if file:
+        try:
+            token = Path(file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it holds no text"
+            raise UsageError(f"--token-file {file}: {why}") from error
+    if not (token.isascii() and token.isprintable()):
+        raise UsageError("the job token may have printable ASCII characters only: make another one")
+    return token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 import ast
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -43,6 +45,38 @@ def _assert_complete(journal: Path) -> None:
         for table in ("events", "notes"):
             numbers = [row[0] for row in database.execute(f"select seq from {table} order by seq")]
             assert numbers == list(range(numbers[0], numbers[-1] + 1)), table
+
+
+def test_a_master_that_dies_once_the_job_has_a_result(job: Job) -> None:
+    """Its next life only tells who has not heard: a job that drains does not go on after all."""
+    node = job.start("--drain-timeout", "3", script=("--on-term", "ignore"))
+    number = job.wait_for_steps(2)
+    where = ("--master", f"{job.address}:{job.port}", "drain", "--reason", "maintenance")
+    subprocess.run([sys.executable, "-m", "elastic.ctl", *where], cwd=ROOT, check=True)
+    job.wait_for("the signal", lambda: job.told("term", round=number) or None)
+    processes.kill(node.master())
+    job.ends(213)
+    assert job.round() == number, job.dump()
+    assert job.report()["result"]["exit_code"] == 213
+
+
+def test_a_node_that_waited_for_long_survives_the_masters_death(job: Job) -> None:
+    """It had nothing to hear for longer than it would wait for a master that is away."""
+    node = job.start(nodes="1:1", nproc=1)
+    number = job.wait_for_steps(1)
+    joins = ("--rdzv-conf", "is_host=false", "--join-timeout", "2")
+    spare = job.start(*joins, nodes="1:1", nproc=1)
+    job.wait_for_event("node1 attached")
+    job.wait_for_more_steps(number, 1, count=150)  # 3 s and more
+    processes.kill(node.master())
+    job.wait_for("both to be back", lambda: "node1 attached" in _since_it_died(job) or None)
+    job.finish()
+    job.ends(0, 0)
+    assert "no master answers" not in spare.said(), job.dump()
+
+
+def _since_it_died(job: Job) -> str:
+    return " ".join(job.events()).rpartition("master is back")[2]
 
 
 def test_a_master_that_dies_as_soon_as_it_is_back(job: Job) -> None:

@@ -1,10 +1,12 @@
 """Several nodes on loopback: they come, go, die, and lose sight of the master."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from tests.e2e.harness import Job, processes
+from tests.e2e.harness import ROOT, Job, processes
 from tests.e2e.harness.proxy import Proxy
 
 
@@ -44,16 +46,16 @@ def _world(job: Job, size: int) -> bool | None:
 
 
 def test_a_node_that_comes_while_the_job_ends(job: Job) -> None:
-    """It is told so, in one line, and starts nothing."""
-    job.start(nodes="1:2", nproc=1, script=("--on-term", "work"))
-    job.wait_for_steps(1)
-    job.finish()
-    late = job.start("--join-timeout", "3", "--rdzv-conf", "is_host=false", nodes="1:2", nproc=1)
-    code = late.exit_code()
-    if code:  # it came after the master had said its last word
-        assert "no master answers at" in late.said().splitlines()[-1], job.dump()
-    job.ends(0, 1 if code else 0)
-    assert job.round() == 1, job.dump()
+    """It is told so and starts nothing. The end lasts as long as a rank that ignores SIGTERM."""
+    job.start("--drain-timeout", "8", nodes="1:2", nproc=1, script=("--on-term", "ignore"))
+    number = job.wait_for_steps(1)
+    where = ("--master", f"{job.address}:{job.port}", "drain")
+    subprocess.run([sys.executable, "-m", "elastic.ctl", *where], cwd=ROOT, check=True)
+    job.wait_for("the signal", lambda: job.told("term", round=number) or None)
+    late = job.start("--rdzv-conf", "is_host=false", nodes="1:2", nproc=1)
+    assert late.exit_code() == 213, job.dump()
+    job.ends(213, 213)
+    assert job.round() == number, job.dump()
 
 
 def test_a_node_that_comes_when_the_job_is_over(job: Job) -> None:

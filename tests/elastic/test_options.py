@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.api import Std
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from elastic import dlrover_flags, flags, values
+from elastic.agent.logs import of_rank
 from elastic.options import Options, make_parser, parse
 from elastic.parser import Flag
 from elastic.proto.errors import UsageError
@@ -290,7 +291,7 @@ def test_what_is_overridden_is_said() -> None:
         ("", {}, "drain_timeout", 60),
         ("", {"ELASTIC_DRAIN_TIMEOUT": "5"}, "drain_timeout", 5),
         ("--port-range 29500-29600", {}, "port_range", (29500, 29600)),
-        ("", {"ELASTIC_PORT_RANGE": "1-2"}, "port_range", (1, 2)),
+        ("", {"ELASTIC_PORT_RANGE": "1-4"}, "port_range", (1, 4)),
         ("--state-dir /s", {}, "state_dir", "/s"),
         ("--token-file /t --require-token", {}, "require_token", True),
         ("--token-file /t", {"ELASTIC_REQUIRE_TOKEN": "1"}, "require_token", True),
@@ -364,12 +365,12 @@ def test_streams_as_torchrun_reads_them(text: str) -> None:
     assert spec == theirs
     for rank in range(4):
         theirs_for_rank = theirs if isinstance(theirs, Std) else theirs.get(rank, Std.NONE)
-        assert values.std_for(spec, rank) == theirs_for_rank
+        assert of_rank(spec, rank) == theirs_for_rank
 
 
 def test_streams_of_the_eleventh_rank() -> None:
-    assert values.std_for(options("--tee 0:3,10:1").tee, 10) == 1
-    assert values.std_for(options("--tee 0:3,10:1").tee, 9) == 0
+    assert of_rank(options("--tee 0:3,10:1").tee, 10) == 1
+    assert of_rank(options("--tee 0:3,10:1").tee, 9) == 0
 
 
 @pytest.mark.parametrize("text", ["4", "", "1:4", "x", "0:1,", "0:1;1:2", "-1:2", "0:1 ,1:2"])
@@ -529,6 +530,7 @@ def test_help_shows_every_flag_in_one_spelling() -> None:
 _SAME_ABBREVIATIONS = """
 import argparse, contextlib, io
 from elastic.flags import TORCHRUN
+from elastic.agent.logs import of_rank
 from elastic.options import make_parser
 from elastic.parser import Parser
 

@@ -14,7 +14,6 @@ from elastic.master.job import Job
 from elastic.master.policy import Policy
 from elastic.proto.errors import JournalError
 
-
 st.register_type_strategy(
     Policy,
     st.builds(
