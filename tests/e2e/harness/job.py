@@ -131,6 +131,9 @@ class Job:
         self.shm = folder / "shm"
         self.shm.mkdir()
         self._shared = set(os.listdir("/dev/shm"))
+        self._told: list[Told] = []
+        self._heard = 0
+        """Bytes of told.jsonl that are in `_told`."""
 
     # --- starting ----------------------------------------------------------------------------
 
@@ -200,20 +203,28 @@ class Job:
 
     def told(self, kind: str, *, round: int | None = None, rank: int | None = None) -> list[Told]:
         """Lines of that kind that ranks wrote so far, oldest first."""
+        self._listen()
+        return [
+            line
+            for line in self._told
+            if line.kind == kind
+            and line.round == (round or line.round)
+            and (rank is None or line.rank == rank)
+        ]
+
+    def _listen(self) -> None:
+        """Read on where the last look ended; a thousand rounds tell megabytes."""
         try:
-            lines = (self.folder / "told.jsonl").read_text().splitlines(keepends=True)
+            with open(self.folder / "told.jsonl", "rb") as file:
+                file.seek(self._heard)
+                whole, end, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
-            return []
-        found = []
-        for line in lines:
-            if not line.endswith("\n"):
-                continue
+            return
+        self._heard += len(whole) + len(end)
+        for line in whole.splitlines():
             fields: dict[str, Any] = json.loads(line)
             about = {key: fields.pop(key) for key in ("kind", "rank", "round", "pid", "at")}
-            wanted = about["kind"] == kind and about["round"] == (round or about["round"])
-            if wanted and (rank is None or about["rank"] == rank):
-                found.append(Told(fields=fields, **about))
-        return found
+            self._told.append(Told(fields=fields, **about))
 
     def round(self) -> int:
         """Number of the newest round in which a rank started."""
