@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from elastic.master import messages
 from elastic.master import report as books
-from elastic.master.job import DRAINED, Job, replay
+from elastic.master.job import Job, replay
 from elastic.master.journal import Journal
 from elastic.master.policy import Policy
+from elastic.master.state import outcome
 from elastic.proto import job_folder, verbs
 from elastic.proto import master_pb2 as pb
 from elastic.proto.calls import MasterClient
@@ -100,8 +102,7 @@ def _of_folder(job: verbs.Job) -> dict[str, Any]:
     result = report["result"]
     phase, reason = "dead", "its master is gone; the same command line goes on with it"
     if result is not None:
-        codes = {0: "succeeded", DRAINED: "drained"}
-        phase, reason = codes.get(result["exit_code"], "failed"), result["reason"]
+        phase, reason = outcome(result["exit_code"]), result["reason"]
     return {
         "job": job.name,
         "uid": state.uid,
@@ -268,17 +269,7 @@ def _print_journal(
 ) -> None:
     journal = _journal(job)
     try:
-        records = [
-            pb.EventRecord(
-                sequence=note.sequence,
-                time=note.wall,
-                job_time=note.job,
-                kind=note.kind,
-                reason=note.reason,
-                detail_json=note.detail,
-            )
-            for note in journal.notes(after)
-        ]
+        records = [messages.record(note) for note in journal.notes(after)]
     finally:
         journal.close()
     if not follow:

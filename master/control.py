@@ -16,7 +16,7 @@ from elastic.master.nodes import Node, NodeState
 from elastic.master.report import report
 from elastic.master.session import Session
 from elastic.master.shell import Shell
-from elastic.master.state import DRAINED
+from elastic.master.state import outcome
 from elastic.master.streams import Streams
 from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc
@@ -62,8 +62,7 @@ class Control(master_pb2_grpc.ControlServicer):
     def _phase(self) -> str:
         job = self._shell.job
         if job.result is not None:
-            codes = {0: "succeeded", DRAINED: "drained"}
-            return codes.get(job.result.exit_code, "failed")
+            return outcome(job.result.exit_code)
         return "running" if job.round is not None and job.round.standing else "forming"
 
     def _node_status(self, node: Node, places: Mapping[NodeId, Place]) -> pb.NodeStatus:
@@ -97,14 +96,7 @@ class Control(master_pb2_grpc.ControlServicer):
             noted = self._shell.noted
             for note in list(self._journal.notes(after)):
                 after = note.sequence
-                yield pb.EventRecord(
-                    sequence=note.sequence,
-                    time=note.wall,
-                    job_time=note.job,
-                    kind=note.kind,
-                    reason=note.reason,
-                    detail_json=note.detail,
-                )
+                yield messages.record(note)
             if not request.follow or self._streams.over.is_set():
                 return
             await noted.wait()

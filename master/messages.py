@@ -3,6 +3,7 @@
 from elastic.master import events as ev
 from elastic.master.directive import Directive
 from elastic.master.events import Failed, Incarnation, NodeId, NodePhase
+from elastic.master.journal import Note
 from elastic.proto import master_pb2 as pb
 
 MAX_TEXT = 4096
@@ -56,6 +57,17 @@ def failure(message: pb.RankFailure) -> ev.RankFailure:
         log_tail=message.log_tail[-MAX_TEXT:],
         oom_killed=message.oom_killed,
         what=_FAILED.get(message.what, Failed.RANK),
+    )
+
+
+def record(note: Note) -> pb.EventRecord:
+    return pb.EventRecord(
+        sequence=note.sequence,
+        time=note.wall,
+        job_time=note.job,
+        kind=note.kind,
+        reason=note.reason,
+        detail_json=note.detail,
     )
 
 

@@ -79,6 +79,11 @@ DRAINED = 213
 """Exit code of a launcher whose job or node was drained: not finished, and not failed."""
 
 
+def outcome(exit_code: int) -> str:
+    """How a job ended, in a word."""
+    return {0: "succeeded", DRAINED: "drained"}.get(exit_code, "failed")
+
+
 def known(job: Job, node_id: NodeId, incarnation: Incarnation) -> Node | None:
     """The fence: messages of another life of the node are nobody's."""
     node = job.nodes.get(node_id)

@@ -195,7 +195,7 @@ def _await_moment(
 
     if moment.when is When.RENDEZVOUS:
         _until(lambda: _listening(port) or over(), 90)
-        time.sleep(0.5)
+        time.sleep(0.5)  # torchrun shows nothing of when it has begun to wait for others
         return
     _until(lambda: over() or len(list(out.glob("ready.*.*.*"))) >= moment.ranks, 120)
     time.sleep(0.2)
@@ -212,7 +212,8 @@ def _wait(case: Case, launcher: Launcher, node: subprocess.Popen[bytes], deadlin
 
 def _until(done: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
-    while not done() and time.monotonic() < end:
+    while not done():
+        assert time.monotonic() < end, f"the moment for a signal did not come in {seconds:.0f} s"
         time.sleep(CARELESS)
 
 
