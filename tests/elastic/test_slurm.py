@@ -73,7 +73,7 @@ def test_the_port_lies_in_the_range_that_is_asked_for() -> None:
     for job in ("1", "4711", "123456789"):
         port = parse(["train.py"], {**SRUN, "SLURM_JOB_ID": job}).endpoint_port
         assert slurm.PORTS[0] <= port <= slurm.PORTS[1]
-    assert parse(["--port-range", "5-6", "train.py"], SRUN).endpoint_port in (5, 6)
+    assert 5 <= parse(["--port-range", "5-8", "train.py"], SRUN).endpoint_port <= 8
     assert parse(["--master-port", "7", "train.py"], SRUN).endpoint_port == 7
 
 

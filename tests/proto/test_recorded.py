@@ -90,11 +90,15 @@ def test_wire_of_a_newer_neighbour() -> None:
     assert (order.round, order.store) == (5, "10.0.0.1:2")
 
 
+CAME_LATER = {ev.Prepared}
+"""Events that these files do not hold."""
+
+
 def test_journal() -> None:
     lines = (RECORDED / "events-1.0.jsonl").read_text().splitlines()
     events = [codec.loads(ev.Event, line) for line in lines]
     kinds = {type(event) for event in events}
-    assert kinds == set(ev.Event.__args__)
+    assert kinds == set(ev.Event.__args__) - CAME_LATER
     attached = events[1]
     assert isinstance(attached, ev.Attached)
     assert (attached.nodes[0].labels, attached.nodes[0].node_rank) == ((("rack", "7"),), 3)
