@@ -32,6 +32,7 @@ class Agent:
 
     def __init__(self, settings: AgentSettings, knock_socket: socket.socket) -> None:
         self._settings = settings
+        self._guardian = os.getppid()
         self._incarnation = int.from_bytes(os.urandom(7), "big") | 1
         self._knock_socket = knock_socket
         self._starters = Starters(settings)
@@ -371,8 +372,10 @@ class Agent:
             reason, code = self._unkillable, 1
         else:
             name = signal.Signals(number).name
-            reason, code = f"its launcher got {name}", 1 if started else 128 + number
-            log.warning("%s: ending", name)
+            orphaned = os.getppid() != self._guardian  # whose death reaches us as a SIGTERM
+            reason = "its launcher died" if orphaned else f"its launcher got {name}"
+            code = 1 if started else 128 + number
+            log.warning("%s: ending", reason if orphaned else name)
         self._uplink.send(pb.FromAgent(leaving=pb.Leaving(reason=reason)))
         self._retire(self._settings.shutdown_timeout, number or signal.SIGTERM)
         await self._retired()

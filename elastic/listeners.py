@@ -2,17 +2,35 @@
 
 import errno
 import socket
+from dataclasses import dataclass
+from typing import Any
 
 from elastic.agent.ports import listen
 from elastic.options import Options
 from elastic.proto.errors import UsageError
 
 
-def reserve(options: Options) -> socket.socket | None:
-    """The master's port, bound for the guardian's life; None: this node joins another's master.
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The master's port, held for the guardian's life."""
 
-    Bound exclusively, which elects one of several launchers on a host; only then opened to
-    children of ours, so that a master that died finds its port still free.
+    holder: socket.socket
+    """Bound and never listening; only children of ours can bind the port beside it."""
+    claim: socket.socket | None
+    """A name that one launcher of a host can have: that one hosts the master."""
+
+    @property
+    def port(self) -> int:
+        port: int = self.holder.getsockname()[1]
+        return port
+
+
+def reserve(options: Options) -> Reservation | None:
+    """Become the launcher that hosts the master; None: this node joins another's.
+
+    The port alone would not do as the election: connections of a job that was drained a moment ago
+    keep it from being bound exclusively for a minute, and two sockets that do not mind them do not
+    mind one another. Opened to children afterwards, so that a master that died finds it still free.
     """
     if options.hosts_master is False:
         return None
@@ -25,15 +43,32 @@ def reserve(options: Options) -> socket.socket | None:
             f"cannot find the address of {options.endpoint_host}: {error.strerror}"
         ) from error
     family, _, _, _, address = found[0]
+    claim: socket.socket | None = None
     holder = socket.socket(family, socket.SOCK_STREAM)
     try:
-        holder.bind(address)
+        if options.endpoint_port:
+            claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            claim.bind(f"\0elastic-run {address[0]} {options.endpoint_port}")
+        _bind(holder, address)
     except OSError as error:
         holder.close()
+        if claim is not None:
+            claim.close()
         _check_join(options, error)
         return None
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    return holder
+    return Reservation(holder, claim)
+
+
+def _bind(holder: socket.socket, address: tuple[Any, ...]) -> None:
+    """Exclusively; beside connections that linger where there are some. Raises OSError."""
+    try:
+        holder.bind(address)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(address)  # still refused where somebody listens
 
 
 def _check_join(options: Options, error: OSError) -> None:

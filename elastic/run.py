@@ -83,7 +83,7 @@ def _launch(options: Options) -> int:
     reservation = reserve(options)
     address = (
         options.endpoint_host,
-        (reservation.getsockname()[1] if reservation else options.endpoint_port),
+        (reservation.port if reservation else options.endpoint_port),
     )
     host = own_address(options, *address)
     knock = knock_socket(options, host)

@@ -193,7 +193,7 @@ def charge(
         return state, Restart(cause, reason, root)
     if cause in COUNTED:
         if state.restarts >= policy.max_restarts:
-            count = policy.max_restarts
+            count = state.restarts
             used = f" after {count} restart{'s' * (count > 1)}" if count else ""
             return state, Fail(cause, f"{reason}{used}", root)
         return replace(state, restarts=state.restarts + 1), Restart(cause, reason, root)

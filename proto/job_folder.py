@@ -8,6 +8,7 @@ attempt_<n>/   log files of a round (agent/logs.py)
 
 import json
 import os
+import stat
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,8 +36,9 @@ def default_base() -> Path:
 
 def is_ours(folder: Path) -> bool:
     """Whether nobody else can have put there what we find in `folder`, or take it away."""
-    found = folder.stat()
-    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+    found = folder.lstat()
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return own and not found.st_mode & 0o022
 
 
 def write_note(folder: Path, note: MasterNote) -> None:

@@ -22,6 +22,8 @@ def read_token(environ: Mapping[str, str], file: str | None) -> str:
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it holds no text"
             raise UsageError(f"--token-file {file}: {why}") from error
+        if not token:
+            raise UsageError(f"--token-file {file}: it is empty")
     if not (token.isascii() and token.isprintable()):
         raise UsageError("the job token may have printable ASCII characters only: make another one")
     return token

@@ -60,6 +60,19 @@ def test_a_master_that_dies_once_the_job_has_a_result(job: Job) -> None:
     assert job.report()["result"]["exit_code"] == 213
 
 
+def test_a_job_that_was_drained_goes_on_at_once(job: Job) -> None:
+    """On the same port, though connections of the life before linger there for a minute."""
+    for count in range(3):
+        nodes = [job.start(nodes="1:2", nproc=1, name=f"n{count}{letter}") for letter in "ab"]
+        number = job.wait_for_steps(2, after=job.round() if count else 0)
+        where = ("--master", f"{job.address}:{job.port}", "drain")
+        subprocess.run([sys.executable, "-m", "elastic.ctl", *where], cwd=ROOT, check=True)
+        for node in nodes:
+            assert node.exit_code() == 213, job.dump()
+        assert job.round() == number
+    job.ends(*[213] * 6)
+
+
 def test_a_node_that_waited_for_long_survives_the_masters_death(job: Job) -> None:
     """It had nothing to hear for longer than it would wait for a master that is away."""
     node = job.start(nodes="1:1", nproc=1)
