@@ -22,6 +22,7 @@ from elastic.agent.guardian import Guardian
 from elastic.agent.numa import gpu_nodes
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.slots import resolve_slots
+from elastic.console import ConsoleHandler
 from elastic.listeners import join, knock_socket, own_address, reserve
 from elastic.master.state import DRAINED
 from elastic.options import Options
@@ -242,7 +243,7 @@ def _log_to_stderr() -> None:
     logging.basicConfig(
         level=level.upper() if level.upper() in logging.getLevelNamesMapping() else "WARNING",
         format="elastic-run: %(message)s",
-        stream=sys.stderr,
+        handlers=[ConsoleHandler(sys.stderr.fileno())],
     )
 
 
