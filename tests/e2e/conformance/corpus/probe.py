@@ -249,8 +249,9 @@ def main(main_name: str, main_file: "str | None") -> None:
     write("rank", observe(main_name, main_file))
     rank = os.environ.get("RANK", "x")
     for line in ("first", "keep this", "last"):
-        print(f"@@ out {rank} {line}")
-        print(f"@@ err {rank} {line}", file=sys.stderr)
+        # In one write each: eight ranks share one descriptor, and print() writes the end apart.
+        sys.stdout.write(f"@@ out {rank} {line}\n")
+        sys.stderr.write(f"@@ err {rank} {line}\n")
     ranks = os.environ.get("PROBE_RANKS")
     all_have_spoken()
     if ranks is None or rank in ranks.split(","):
