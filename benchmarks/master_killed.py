@@ -53,11 +53,13 @@ def _kill(job: Job, sample: Sample) -> str | None:
     killed = time.monotonic()
     os.kill(before.pid, signal.SIGKILL)
     why = job.until(lambda: _serves(folder, before.pid), BACK_S)
-    if why is None:
-        sample.add(time.monotonic() - killed)
-    steps = len(job.events())
+    seconds, steps = time.monotonic() - killed, len(job.events())
     why = why or job.until(lambda: len(job.events()) > steps + 4, BACK_S)
-    return why or (None if job.pids() == ranks else "a rank was started again")
+    if why is None and job.pids() != ranks:
+        why = "a rank was started again"
+    if why is None:
+        sample.add(seconds)
+    return why
 
 
 def _serves(folder: Path, before: int) -> bool:

@@ -2,7 +2,7 @@
 its agent back in time, or a lease that ran out in silence. Pure.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -174,17 +174,22 @@ def lease(nodes: Nodes, policy: Policy) -> float:
     Where most fall silent it is rather the way from here that broke: their ranks train on, and
     would all stop for nothing. What answers a knock with "refused" is lost at once all the same.
     """
-    silent = sum(node.state is NodeState.UNREACHABLE for node in _away(nodes))
-    most = len(nodes) > 2 and 2 * silent > len(nodes)
+    return _lease(_away(nodes), len(nodes), policy)
+
+
+def _lease(away: Sequence[Node], count: int, policy: Policy) -> float:
+    silent = sum(node.state is NodeState.UNREACHABLE for node in away)
+    most = count > 2 and 2 * silent > count
     return policy.lease * PATIENCE_WITH_MOST if most else policy.lease
 
 
 def expired(nodes: Nodes, now: float, policy: Policy) -> tuple[Node, ...]:
     """Those whose time to answer is over."""
-    limit = lease(nodes, policy)
+    away = _away(nodes)
+    limit = _lease(away, len(nodes), policy)
     return tuple(
         node
-        for node in _away(nodes)
+        for node in away
         if (deadline := node.deadline(policy, limit)) is not None and now >= deadline
     )
 
@@ -198,10 +203,11 @@ def to_knock_at(nodes: Nodes, now: float, policy: Policy) -> tuple[Node, ...]:
 
 def next_deadline(nodes: Nodes, policy: Policy) -> float | None:
     """When time alone will tell something of a node."""
-    limit = lease(nodes, policy)
+    away = _away(nodes)
+    limit = _lease(away, len(nodes), policy)
     times = [
         time
-        for node in _away(nodes)
+        for node in away
         for time in (node.deadline(policy, limit), node.knock_due(policy))
         if time is not None
     ]

@@ -46,8 +46,8 @@ def expire(job: Job, now: float, policy: Policy) -> Step:
     if knocks:
         asked = {node.node_id: replace(node, asked=True) for node in knocks}
         job = replace(job, nodes={**job.nodes, **asked})
-    lease = registry.lease(job.nodes, policy)
     lost = registry.expired(job.nodes, now, policy)
+    lease = registry.lease(job.nodes, policy) if lost else policy.lease
     reasons = []
     for state, why in (
         (NodeState.UNREACHABLE, f"nothing heard for {lease:g} s"),

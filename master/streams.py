@@ -188,9 +188,12 @@ class Streams(master_pb2_grpc.MasterServicer):
         session.progress = beat.ranks
         if self._shell.stuck:
             return  # the next one says it again
-        if beat.prepared and session.node_id not in self._places:
-            self._shell.fold(ev.Prepared(session.node_id, session.incarnation))
         current = self._shell.job.round
+        node = self._shell.job.nodes.get(session.node_id)
+        waits = current is not None and current.standing and session.node_id not in self._places
+        if beat.prepared and waits and node is not None and not node.prepared:
+            self._shell.fold(ev.Prepared(session.node_id, session.incarnation))
+            current = self._shell.job.round
         if current is None or beat.round != current.number or not current.standing:
             self.stale += current is not None and beat.round not in (0, current.number)
             return

@@ -8,9 +8,10 @@ from pathlib import Path
 from elastic.proto.errors import UsageError
 
 TOKEN_KEY = "elastic-token"
-
-
+"""Of a call's metadata."""
 TOKEN = "ELASTIC_JOB_TOKEN"
+"""Of the environment."""
+LONGEST_TOKEN = 4096
 
 
 def read_token(environ: Mapping[str, str], file: str | None) -> str:
@@ -18,12 +19,15 @@ def read_token(environ: Mapping[str, str], file: str | None) -> str:
     token = environ.get(TOKEN, "")
     if file:
         try:
-            token = Path(file).read_text().strip()
+            with open(file) as opened:
+                token = opened.read(LONGEST_TOKEN + 1).strip()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it holds no text"
             raise UsageError(f"--token-file {file}: {why}") from error
         if not token:
             raise UsageError(f"--token-file {file}: it is empty")
+        if len(token) > LONGEST_TOKEN:
+            raise UsageError(f"--token-file {file}: it holds more than {LONGEST_TOKEN} characters")
     if not (token.isascii() and token.isprintable()):
         raise UsageError("the job token may have printable ASCII characters only: make another one")
     return token
