@@ -46,18 +46,19 @@ def expire(job: Job, now: float, policy: Policy) -> Step:
     if knocks:
         asked = {node.node_id: replace(node, asked=True) for node in knocks}
         job = replace(job, nodes={**job.nodes, **asked})
-    lost = registry.expired(job.nodes, now, policy)
-    lease = registry.lease(job.nodes, policy) if lost else policy.lease
     reasons = []
-    for state, why in (
-        (NodeState.UNREACHABLE, f"nothing heard for {lease:g} s"),
-        (NodeState.RESTARTING, "no agent came back"),
-    ):
-        gone = [node for node in lost if node.state is state]
-        if gone:
-            verb = "is" if len(gone) == 1 else "are"
-            job, _, reason = lose(job, gone, Cause.NODE_LOST, f"{verb} lost: {why}", now, policy)
-            reasons.append(reason)
+    while lost := registry.expired(job.nodes, now, policy):  # fewer silent ones: a shorter lease
+        lease = registry.lease(job.nodes, policy)
+        for state, why in (
+            (NodeState.UNREACHABLE, f"nothing heard for {lease:g} s"),
+            (NodeState.RESTARTING, "no agent came back"),
+        ):
+            gone = [node for node in lost if node.state is state]
+            if gone:
+                verb = "is" if len(gone) == 1 else "are"
+                why = f"{verb} lost: {why}"
+                job, _, reason = lose(job, gone, Cause.NODE_LOST, why, now, policy)
+                reasons.append(reason)
     return job, tuple(ev.Knock(n.node_id, n.incarnation) for n in knocks), "; ".join(reasons)
 
 

@@ -81,6 +81,15 @@ def test_a_silent_node_is_lost_when_its_lease_is_over() -> None:
     assert core.reason() == "b is lost: nothing heard for 5 s; round 2: 1 node, 1 rank"
 
 
+def test_where_most_were_silent_the_first_that_is_lost_takes_the_long_lease_along() -> None:
+    core = running("a", "b", "c")
+    core.feed(detached("a"), 20.0)
+    core.feed(detached("b"), 21.0)
+    core.tick(50.0)
+    assert core.seats() == ["c"]
+    assert core.reason().startswith("a is lost: nothing heard for 30 s; b is lost: nothing heard")
+
+
 def test_a_node_that_answers_keeps_training_without_its_stream() -> None:
     core = running("a", "b")
     core.feed(detached("b"), 20.0)

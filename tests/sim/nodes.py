@@ -18,6 +18,7 @@ AGENT_START = 0.6
 RANK_START = 0.5
 STOP = 0.05
 STORE_START = 0.1
+STANDBY_START = 3.0
 
 
 @dataclass
@@ -44,6 +45,7 @@ class FakeNode:
     """Its ranks are up."""
     store_in_use: str = ""
     spare: str = ""
+    preparing: bool = False
 
     # --- life --------------------------------------------------------------------------------
 
@@ -54,6 +56,7 @@ class FakeNode:
         self.agent_up, self.busy, self.stream = True, False, 0
         self.order, self.report = None, ev.Report()
         self.ranks, self.ready, self.store_in_use = 0, False, ""
+        self.preparing = False
         self._make_spare()
         self.attach()
 
@@ -129,6 +132,8 @@ class FakeNode:
             if self.spare and order.store == self.spare:  # a round took it that we never ran
                 self.spare = ""
                 self.sim.after(STORE_START, self._renew, self.incarnation)
+            if order.prepare:
+                self.prepare()
         elif not self.ranks and order.round > self.report.round:
             self.ranks, self.ready = order.round, False
             self.store_in_use = ""
@@ -164,6 +169,16 @@ class FakeNode:
         if self.alive(life):
             self._make_spare()
             self.say(ev.StoreReady(self.node_id, self.incarnation, self.spare))
+
+    def prepare(self) -> None:
+        """Build a standby, once in a life."""
+        if not self.preparing:
+            self.preparing = True
+            self.sim.after(STANDBY_START, self._prepared, self.incarnation)
+
+    def _prepared(self, life: int) -> None:
+        if self.alive(life):
+            self.say(ev.Prepared(self.node_id, self.incarnation))
 
     # --- ranks -------------------------------------------------------------------------------
 

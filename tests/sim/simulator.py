@@ -47,6 +47,8 @@ class Simulation:
     """After so many the script is done."""
     save_every: int = 1
     slots: int = 1
+    plain: bool = False
+    """The script imports torch, and nodes that wait can do that ahead."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -242,7 +244,10 @@ class Simulation:
         if number > self._training and all(n.ranks == number and n.ready for n in world):
             self._training = number
             self.step = self.saved
-            self.after(STEP, self._stepped, number)
+            if self.step < self.steps:
+                self.after(STEP, self._stepped, number)
+            else:
+                self._finish(number)
 
     def _stepped(self, number: int) -> None:
         world = self._world(number)
@@ -253,11 +258,18 @@ class Simulation:
             self.saved = self.step
         head = world[0]
         if head.stream:
-            self.after(LATENCY, self._beat, head, head.stream, ev.Progressed(number, self.step))
+            told = ev.Progressed(number, self.step, plain=self.plain)
+            self.after(LATENCY, self._beat, head, head.stream, told)
+        if self.plain:
+            for node in world:
+                node.prepare()
         if self.step < self.steps:
             self.after(STEP, self._stepped, number)
-            return
-        for node in world:
+        else:
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        for node in self._world(number):
             self.after(self._random.uniform(0, 0.3), self._done, node, number)
 
     def _beat(self, node: FakeNode, stream: int, event: ev.Progressed) -> None:

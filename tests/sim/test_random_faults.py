@@ -50,16 +50,17 @@ schedules = st.lists(
     least=st.integers(1, 3),
     unit=st.sampled_from([1, 1, 2]),
     save_every=st.sampled_from([1, 5]),
+    plain=st.booleans(),
     seed=st.integers(0, 3),
 )
 def test_any_faults(
-    faults: Faults, present: int, least: int, unit: int, save_every: int, seed: int
+    faults: Faults, present: int, least: int, unit: int, save_every: int, plain: bool, seed: int
 ) -> None:
     policy = Policy(
         min_nodes=least, max_nodes=4, node_unit=unit, max_restarts=100, same_failure_limit=100
     )
     job = Simulation(
-        policy, NAMES[:present], faults, steps=25, save_every=save_every, seed=seed
+        policy, NAMES[:present], faults, steps=25, save_every=save_every, plain=plain, seed=seed
     ).run(600.0)
     story = f"{faults}\n" + "\n".join(f"{t:8.3f} {reason}" for t, reason in job.reasons)
 

@@ -20,12 +20,13 @@ def simulate(
     slots: int = 1,
     steps: int = 20,
     save_every: int = 1,
+    plain: bool = False,
     **policy: Any,
 ) -> Simulation:
     names = nodes.split()
     asked = Policy(min_nodes=least, max_nodes=most or len(names), **policy)
     simulation = Simulation(
-        asked, names, faults, steps=steps, slots=slots, save_every=save_every
+        asked, names, faults, steps=steps, slots=slots, save_every=save_every, plain=plain
     ).run(until)
     ledger = simulation.job.ledger
     assert ledger.productive + sum(ledger.lost.values()) == pytest.approx(
@@ -85,6 +86,15 @@ def test_grow_when_nodes_come() -> None:
     assert job.exit_code == 0
     assert job.restarts == {"more nodes": 1}, "both in one round"
     assert job.seats() == "a b c d"
+
+
+def test_others_do_not_stop_for_a_node_before_it_has_imported_torch() -> None:
+    faults = Faults().add_node(at=5, node="c")
+    stops = [
+        simulate("a b", faults, most=3, plain=plain).job.ledger.interruptions[0].at
+        for plain in (False, True)
+    ]
+    assert stops == [pytest.approx(5 + 1.0, abs=0.1), pytest.approx(5 + 3.0, abs=0.1)]
 
 
 def test_a_waiting_spare_takes_the_place_at_once() -> None:
