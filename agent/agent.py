@@ -13,6 +13,7 @@ from typing import Any
 from elastic.agent import children, error_file, prctl
 from elastic.agent.log_reads import LogReads
 from elastic.agent.ranks import Rank, Ranks
+from elastic.agent.retiring import Retiring
 from elastic.agent.settings import AgentSettings
 from elastic.agent.spares import Spares
 from elastic.agent.starters import Starters
@@ -41,9 +42,7 @@ class Agent:
         self._uplink = Uplink(settings.master, settings.security, self._hello, self._heard)
         self._log_reads = LogReads(settings.logs.run_dir, self._uplink, self._spawn)
         self._ranks: Ranks | None = None
-        self._retiring: dict[asyncio.Task[None], Ranks] = {}
-        self._stuck: set[int] = set()
-        """Pids that SIGKILL did not end."""
+        self._retiring = Retiring(self._spawn, self._sweep, lambda: self._take_signal(0))
         self._preparing: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stepped = False
@@ -58,7 +57,6 @@ class Agent:
         """An exception that nobody waits for."""
         self._draining = ""
         """Why this node asks to be drained, if it does."""
-        self._unkillable = ""
         self._error_file: Path | None = None
 
     async def run(self) -> int:
@@ -92,7 +90,7 @@ class Agent:
             await self._spares.close()
             await self._stores.close()
             await self._starters.close()
-            await children.sweep(lambda: self._stuck, self._settings.kill_timeout)
+            await children.sweep(lambda: self._retiring.stuck, self._settings.kill_timeout)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task whose exception ends this life of the agent."""
@@ -160,7 +158,7 @@ class Agent:
             ):
                 self._retire(order.stop_grace)
             if order.kind == pb.Directive.EXIT:
-                await self._retired()
+                await self._retiring.over()
                 return order
             if order.kind == pb.Directive.WAIT:
                 self._stores.retire()
@@ -194,23 +192,17 @@ class Agent:
         log.info("round %d: %d ranks started by %s", order.round, len(self._ranks.ranks), kinds)
 
     def _retire(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Begin to end the ranks that run; `_retired` waits for it."""
+        """Begin to end the ranks that run; `_retiring.over` waits for it."""
         if self._ranks is not None:
             ranks, self._ranks = self._ranks, None
-            task = self._spawn(self._stop(ranks, grace, number))
-            self._retiring[task] = ranks
-            task.add_done_callback(self._retiring.pop)
-
-    async def _retired(self) -> None:
-        while self._retiring:
-            await asyncio.wait(self._retiring)
+            self._retiring.begin(ranks, grace, number)
 
     async def _cleared(self, order: pb.Directive) -> None:
         """Wait until the ranks before are gone, or spares find room beside them."""
         if not self._retiring:
             return
         loop = asyncio.get_running_loop()
-        waits = {loop.create_task(self._retired())}
+        waits = {loop.create_task(self._retiring.over())}
         if order.stop_grace <= 0 and self._spares.complete(order.local_world_size):
             waits.add(loop.create_task(self._spares.room()))
         try:
@@ -219,27 +211,14 @@ class Agent:
             for task in waits:
                 task.cancel()
 
-    async def _stop(self, ranks: Ranks, grace: float, number: int) -> None:
-        left = await ranks.stop(grace, number)
-        if left:
-            stack = children.kernel_stack(left[0].pid)
-            self._unkillable = (
-                f"process {left[0].pid} of rank {left[0].number} does not end on SIGKILL; it sits "
-                f"in the kernel at: {stack}"
-            )
-            log.error("%s", self._unkillable)
-            self._stuck.update(rank.pid for rank in left)
-            self._take_signal(0)
-            return
+    async def _sweep(self) -> None:
         await children.sweep(self._known, self._settings.kill_timeout, self._starters.settled)
 
     def _known(self) -> set[int]:
         """Our children that are no orphans."""
         known = self._starters.pids | self._stores.pids | self._spares.pids
-        for ranks in (self._ranks, *self._retiring.values()):
-            if ranks is not None:
-                known.update(ranks.pids.values())
-        return known
+        running = set[int]() if self._ranks is None else set(self._ranks.pids.values())
+        return known | running | self._retiring.pids
 
     # --- what happens here -------------------------------------------------------------------
 
@@ -368,8 +347,8 @@ class Agent:
     async def _leave(self, number: int) -> int:
         """A signal to the launcher, or a process that does not end: this node leaves."""
         started = self._report.round > 0
-        if self._unkillable:
-            reason, code = self._unkillable, 1
+        if self._retiring.unkillable:
+            reason, code = self._retiring.unkillable, 1
         else:
             name = signal.Signals(number).name
             orphaned = os.getppid() != self._guardian  # whose death reaches us as a SIGTERM
@@ -378,14 +357,14 @@ class Agent:
             log.warning("%s: ending", reason if orphaned else name)
         self._uplink.send(pb.FromAgent(leaving=pb.Leaving(reason=reason)))
         self._retire(self._settings.shutdown_timeout, number or signal.SIGTERM)
-        await self._retired()
+        await self._retiring.over()
         await self._uplink.flush(1.0)
         return code
 
     async def _give_up(self, error: BaseException | None) -> int:
         """The master refused, or was never found."""
         self._retire(0.0)
-        await self._retired()
+        await self._retiring.over()
         if not isinstance(error, (MasterRefused, MasterUnreachable)):
             raise error or RuntimeError("the stream to the master ended")
         log.error("%s", error)

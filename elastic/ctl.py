@@ -35,7 +35,7 @@ PATIENCE = 2.0
 
 _STYLES = {
     **dict.fromkeys(("running", "training", "succeeded", "finished"), "green"),
-    **dict.fromkeys(("forming", "restarting", "draining", "drained", "spare"), "yellow"),
+    **dict.fromkeys(("forming", "restarting", "draining", "drained", "stopped", "spare"), "yellow"),
     **dict.fromkeys(("failed", "unreachable", "dead"), "red"),
 }
 

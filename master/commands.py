@@ -14,7 +14,6 @@ from elastic.master import report as books
 from elastic.master.job import Job, replay
 from elastic.master.journal import Journal
 from elastic.master.policy import Policy
-from elastic.master.state import outcome
 from elastic.proto import job_folder, verbs
 from elastic.proto import master_pb2 as pb
 from elastic.proto.calls import MasterClient
@@ -99,10 +98,9 @@ def _of_folder(job: verbs.Job) -> dict[str, Any]:
     assert job.folder is not None
     state, now = _replay(job)
     report = job_folder.read_report(job.folder) or books.report(state, now)
-    result = report["result"]
     phase, reason = "dead", "its master is gone; the same command line goes on with it"
-    if result is not None:
-        phase, reason = outcome(result["exit_code"]), result["reason"]
+    if state.result is not None:
+        phase, reason = state.result.outcome, state.result.reason
     return {
         "job": job.name,
         "uid": state.uid,

@@ -16,7 +16,6 @@ from elastic.master.nodes import Node, NodeState
 from elastic.master.report import report
 from elastic.master.session import Session
 from elastic.master.shell import Shell
-from elastic.master.state import outcome
 from elastic.master.streams import Streams
 from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc
@@ -62,7 +61,7 @@ class Control(master_pb2_grpc.ControlServicer):
     def _phase(self) -> str:
         job = self._shell.job
         if job.result is not None:
-            return outcome(job.result.exit_code)
+            return job.result.outcome
         return "running" if job.round is not None and job.round.standing else "forming"
 
     def _node_status(self, node: Node, places: Mapping[NodeId, Place]) -> pb.NodeStatus:

@@ -13,7 +13,11 @@ def report(job: Job, now: float) -> dict[str, Any]:
         "job": job.uid,
         "result": None
         if job.result is None
-        else {"exit_code": job.result.exit_code, "reason": job.result.reason},
+        else {
+            "outcome": job.result.outcome,
+            "exit_code": job.result.exit_code,
+            "reason": job.result.reason,
+        },
         "rounds": job.last_round,
         "epoch": job.epoch,
         "step": ledger.step,

@@ -32,12 +32,23 @@ class Round:
     """The last step finished in it, where the script tells."""
 
 
+DRAINED = 213
+"""Exit code of a launcher whose job or node was drained: not finished, and not failed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     exit_code: int
     reason: str
     resumable: bool = False
     """The same command goes on from here: the job was stopped, it did not end."""
+
+    @property
+    def outcome(self) -> str:
+        """In a word: "succeeded", "drained", "stopped" or "failed"."""
+        if self.resumable:
+            return "drained" if self.exit_code == DRAINED else "stopped"
+        return "succeeded" if self.exit_code == 0 else "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +85,6 @@ class Job:
 
 Step = tuple[Job, tuple[Effect, ...], str]
 """What one step of a decision gives: the state, what to do about it, and why."""
-
-DRAINED = 213
-"""Exit code of a launcher whose job or node was drained: not finished, and not failed."""
-
-
-def outcome(exit_code: int) -> str:
-    """How a job ended, in a word."""
-    return {0: "succeeded", DRAINED: "drained"}.get(exit_code, "failed")
 
 
 def known(job: Job, node_id: NodeId, incarnation: Incarnation) -> Node | None:

@@ -93,6 +93,7 @@ def test_a_signal_to_the_launcher_is_the_ranks_at_once_and_they_have_time(job: J
     assert {line.rank for line in job.told("term")} == {0, 1}, job.dump()
     assert {line.rank for line in job.told("saved")} == {0, 1}, job.dump()
     assert job.round() == 1, job.dump()
+    assert job.report()["result"]["outcome"] == "stopped", "the same command goes on with it"
 
 
 def test_a_rank_that_ignores_the_signal_is_killed_once_its_time_is_over(job: Job) -> None:

@@ -27,6 +27,6 @@ def test_a_failed_job() -> None:
     core.feed(failed("a", 1, BUG), 21.0)
     found = report(core.job, 99.0)
     assert found["seconds"] == 21.0, "time stands still once it is over"
-    assert found["result"] == {"exit_code": 1, "reason": core.reason()}
+    assert found["result"] == {"outcome": "failed", "exit_code": 1, "reason": core.reason()}
     (seen,) = found["failures"]
     assert (seen["node"], seen["error_type"]) == ("a", "ValueError")

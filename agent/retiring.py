@@ -1,0 +1,62 @@
+"""Ranks of rounds that are over, until the last process of theirs is gone."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from elastic.agent import children
+from elastic.agent.ranks import Ranks
+
+log = logging.getLogger(__name__)
+
+
+class Retiring:
+    """Ends ranks, and all that they started, in tasks of the agent's."""
+
+    def __init__(
+        self,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        sweep: Callable[[], Awaitable[None]],
+        give_up: Callable[[], None],
+    ) -> None:
+        """sweep: ends orphans; give_up: called where a process does not end on SIGKILL."""
+        self._spawn = spawn
+        self._sweep = sweep
+        self._give_up = give_up
+        self._tasks: dict[asyncio.Task[None], Ranks] = {}
+        self.stuck: set[int] = set()
+        """Pids that SIGKILL did not end."""
+        self.unkillable = ""
+        """What is known of the first of them."""
+
+    def begin(self, ranks: Ranks, grace: float, number: int) -> None:
+        """Signal them, and SIGKILL them after `grace` seconds."""
+        task = self._spawn(self._stop(ranks, grace, number))
+        self._tasks[task] = ranks
+        task.add_done_callback(self._tasks.pop)
+
+    async def over(self) -> None:
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    @property
+    def pids(self) -> set[int]:
+        return {pid for ranks in self._tasks.values() for pid in ranks.pids.values()}
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
+
+    async def _stop(self, ranks: Ranks, grace: float, number: int) -> None:
+        left = await ranks.stop(grace, number)
+        if not left:
+            await self._sweep()
+            return
+        stack = children.kernel_stack(left[0].pid)
+        self.unkillable = (
+            f"process {left[0].pid} of rank {left[0].number} does not end on SIGKILL; it sits "
+            f"in the kernel at: {stack}"
+        )
+        log.error("%s", self.unkillable)
+        self.stuck.update(rank.pid for rank in left)
+        self._give_up()
