@@ -7,6 +7,7 @@ the kernel up to 0.1 s, which no rank should pay for.
 """
 
 import contextlib
+import fcntl
 import os
 import re
 from pathlib import Path
@@ -30,10 +31,14 @@ def create() -> Path | None:
 
 
 def join(path: Path | None) -> None:
-    """Become a member, with all children to come; make it again if it was ended."""
+    """Become a member, with all children to come; make it again if it was ended.
+
+    A lock, held until this process ends, says that somebody still looks after what is in it.
+    """
     if path is not None:
         with contextlib.suppress(OSError):
             path.mkdir(exist_ok=True)
+            fcntl.flock(os.open(path, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH)
             (path / "cgroup.procs").write_text(str(os.getpid()))
 
 
@@ -70,5 +75,17 @@ def _end_stale(parent: Path) -> None:
     with contextlib.suppress(OSError):
         for path in parent.glob(f"{_prefix()}*"):
             pid = path.name.removeprefix(_prefix())
-            if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and _unlocked(path):
                 end(path)
+
+
+def _unlocked(path: Path) -> bool:
+    """No agent is left that ends its ranks with the grace that they were promised."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(folder)
+    return True

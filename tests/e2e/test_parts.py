@@ -2,12 +2,14 @@
 
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Job, processes
+from elastic.agent import cgroup
+from tests.e2e.harness import Job, Node, processes
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -103,6 +105,41 @@ def test_without_guardian_and_master_everything_ends(job: Job) -> None:
     processes.kill(node.guardian, node.master())
     node.exit_code()
     _nothing_is_left_soon(job)
+
+
+def test_ranks_of_a_dead_launcher_keep_their_grace_when_another_job_starts(job: Job) -> None:
+    """Every launcher ends what dead ones left; but here an agent still looks after it."""
+    node = job.start("--shutdown-timeout", "50", script=("--on-term", "hold"))
+    job.wait_for_steps(2)
+    node.signal(signal.SIGKILL)
+    assert node.exit_code() == -signal.SIGKILL
+    job.nodes.clear()
+    job.wait_for("both to have SIGTERM", lambda: len(job.told("term")) == 2)
+    assert another_job(job).exit_code() == 0, job.dump()
+    job.finish()
+    _nothing_is_left_soon(job)
+    assert {line.rank for line in job.told("saved")} == {0, 1}, job.dump()
+
+
+def test_what_outlives_launcher_and_agent_is_ended_by_the_next_launcher(job: Job) -> None:
+    if (group := cgroup.create()) is None:
+        pytest.skip("no cgroup (version 2) that we may use")
+    cgroup.end(group)
+    node = job.start(script=("--child",))
+    number = job.wait_for_steps(2)
+    children = [line.fields["child"] for line in job.told("child", round=number)]
+    agent = node.agent()
+    processes.kill(node.guardian, agent, number=signal.SIGSTOP)
+    processes.kill(node.guardian, agent)
+    assert node.exit_code() == -signal.SIGKILL
+    assert all(map(processes.alive, children)), "nothing was left to end"
+    assert another_job(job).exit_code() == 0, job.dump()
+    _nothing_is_left_soon(job)
+
+
+def another_job(job: Job) -> Node:
+    command = (sys.executable, "-m", "elastic.run", "--standalone", "--no-python", "true")
+    return job.launch("another", command, {})
 
 
 def _nothing_is_left_soon(job: Job) -> None:

@@ -27,7 +27,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--child", action="store_true", help="leave a process in a session of its own"
     )
-    parser.add_argument("--on-term", choices=("die", "ignore", "work"), default="die")
+    parser.add_argument("--on-term", choices=("die", "ignore", "work", "hold"), default="die")
     parser.add_argument("--print", action="store_true", help="print every step")
     return parser.parse_args()
 
@@ -75,6 +75,11 @@ def on_term(number: int, frame: object) -> None:
     tell("term")
     if ARGS.on_term == "work":
         time.sleep(0.5)  # what a script does to save its state
+        tell("saved")
+        sys.exit(0)
+    if ARGS.on_term == "hold":
+        while not (ARGS.folder / "finish").exists():
+            time.sleep(0.01)
         tell("saved")
         sys.exit(0)
 
