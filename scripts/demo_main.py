@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import os
 import shutil
 import signal
 import sys
@@ -26,6 +27,9 @@ from scripts.demo_run import Demo, Plan
 from scripts.demo_screen import WIDTH, picture, summary
 from scripts.demo_story import JobEnded
 
+CORES = 2
+"""CPUs that the demo takes. With all of a large machine, training would be over before a node that
+comes back has imported torch."""
 INTERRUPTED = 130
 """Exit code after ^C."""
 SETTLED = 5
@@ -62,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     prctl.set_child_subreaper()  # so that nothing that a killed launcher leaves gets away
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     with _alone_in(plan.out):
         demo = Demo(plan, console)
         try:
