@@ -1,5 +1,8 @@
 """Any schedule of faults: the job ends or waits legally, and each restart has its right cause."""
 
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,8 +46,7 @@ schedules = st.lists(
 ).map(lambda faults: Faults(tuple(sorted(faults, key=lambda f: f.at))))
 
 
-@settings(max_examples=100)
-@given(
+any_job = given(
     faults=schedules,
     present=st.integers(1, 5),
     least=st.integers(1, 3),
@@ -53,7 +55,22 @@ schedules = st.lists(
     plain=st.booleans(),
     seed=st.integers(0, 3),
 )
-def test_any_faults(
+
+
+@settings(max_examples=100)
+@any_job
+def test_any_faults(**job: Any) -> None:
+    play(**job)
+
+
+@pytest.mark.soak
+@settings(max_examples=20_000, deadline=None)
+@any_job
+def test_any_faults_for_long(**job: Any) -> None:
+    play(**job)
+
+
+def play(
     faults: Faults, present: int, least: int, unit: int, save_every: int, plain: bool, seed: int
 ) -> None:
     policy = Policy(
