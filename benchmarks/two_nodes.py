@@ -151,19 +151,23 @@ def node_replaced(launcher: Launcher, rng: random.Random, sample: Sample, n: int
             sample.fail(why)
 
 
-def one_of_two(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -> None:
-    """nnodes 1:2 with one present: launch to its first step."""
-    del rng, n
-    port = _port()
-    with Job() as job:
-        args = _args("1:2", port, "steps.py")
-        job.launch(launcher, args[-1:] if launcher is ALONE else args)
-        why = job.until(lambda: any(e.kind == "step" for e in job.events()), START_S)
-        if why is not None:
-            sample.fail(why)
-            return
-        first = next(e.at for e in job.events() if e.kind == "step")
-        sample.add(first - job.started[0])
+def one_of_two(kind: str) -> "Scenario":
+    """nnodes 1:2 with one present: launch to its first event of that kind."""
+
+    def scenario(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -> None:
+        del rng, n
+        port = _port()
+        with Job() as job:
+            args = _args("1:2", port, "steps.py")
+            job.launch(launcher, args[-1:] if launcher is ALONE else args)
+            why = job.until(lambda: any(e.kind == kind for e in job.events()), START_S)
+            if why is not None:
+                sample.fail(why)
+                return
+            first = next(e.at for e in job.events() if e.kind == kind)
+            sample.add(first - job.started[0])
+
+    return scenario
 
 
 Scenario = Callable[[Launcher, random.Random, Sample, int], None]
@@ -171,7 +175,8 @@ SCENARIOS: dict[str, tuple[Scenario, str, int]] = {
     "rank": (rank_fails, "2 nodes, a rank is killed, to all new ranks' first line", 20),
     "leave": (node_leaves, "nnodes 1:2, a node is killed, to a step without it", 20),
     "replace": (node_replaced, "nnodes 2, a third waits, a node is killed, to a step with it", 20),
-    "one": (one_of_two, "nnodes 1:2 with one present, launch to its first step", 20),
+    "one": (one_of_two("start"), "nnodes 1:2 with one present, launch to its first line", 20),
+    "one-step": (one_of_two("step"), "the same, to its first step", 20),
 }
 
 
@@ -184,7 +189,7 @@ def rows(
         scenario, measure, usual = SCENARIOS[name]
         n = max(round(usual * scale), 1)
         samples = []
-        floor = (ALONE,) if name == "one" else ()
+        floor = (ALONE,) if name.startswith("one") else ()
         for launcher in (*((ours,) if ours else ()), *peers, *floor):
             sample, rng = Sample(launcher=launcher.name), random.Random(0)
             while sample.tries < n:
