@@ -207,4 +207,5 @@ class FakeNode:
         return self.order.place.first_rank if self.order is not None else 0
 
     def finish(self) -> None:
+        self.ready = False
         self.tell(NodePhase.FINISHED, self.ranks)

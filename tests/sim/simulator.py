@@ -327,17 +327,13 @@ class Simulation:
             node.tell(ev.NodePhase.FAILED, node.ranks, *node.report.failures, failure)
 
     def _kill_agent(self, node: FakeNode, fault: Fault) -> None:
-        number = node.ranks
-        node.die()
-        self.peers_fail(node, number)
+        self._end(node)
         self.stream_broke(node, after=LATENCY)
         self.after(AGENT_START, node.start_agent)
 
     def _kill_launcher(self, node: FakeNode, fault: Fault) -> None:
-        number = node.ranks
         node.guardian_up = False
-        node.die()
-        self.peers_fail(node, number)
+        self._end(node)
         self.stream_broke(node, after=LATENCY)
 
     def _lose_node(self, node: FakeNode, fault: Fault) -> None:
@@ -347,11 +343,16 @@ class Simulation:
 
     def _leave(self, node: FakeNode, fault: Fault) -> None:
         node.say(ev.Left(node.node_id, node.incarnation, "SIGTERM"))
-        number = node.ranks
         node.guardian_up = False
-        self.after(2 * LATENCY, node.die)
-        self.after(2 * LATENCY, self.peers_fail, node, number)
+        self.after(2 * LATENCY, self._end, node)
         self.stream_broke(node, after=3 * LATENCY)
+
+    def _end(self, node: FakeNode) -> None:
+        """Its agent, ranks and store end; who needs one of them notices."""
+        number, needed = node.ranks, node.ready or node.store_in_use
+        node.die()
+        if needed:
+            self.peers_fail(node, number)
 
     def _partition(self, node: FakeNode, fault: Fault) -> None:
         node.cut_off_until = max(node.cut_off_until, self.now + fault.seconds)
