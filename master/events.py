@@ -144,6 +144,8 @@ class Prepared:
 class UnitDeclared:
     round: int
     unit: int
+    node_id: NodeId = NodeId("")
+    incarnation: Incarnation = Incarnation(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +180,20 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
+class Stalled:
+    """The master itself stood still: what was said to it meanwhile is still to be read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time went by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What came in one moment: all of it is taken in, and then it is decided once."""
+
+    events: "tuple[Attached | Detached | Knocked, ...]"
 
 
 Event = (
@@ -196,7 +210,9 @@ Event = (
     | RestartAsked
     | DrainAsked
     | Stopping
+    | Stalled
     | Tick
+    | Together
 )
 
 

@@ -68,8 +68,10 @@ def replay(job: Job, entries: Iterable[tuple[Event, float]], policy: Policy) -> 
 
 def _too_late(job: Job, event: Event, result: Result) -> Decision:
     """The job is over; whoever comes now is told so."""
-    if isinstance(event, ev.Attached):
-        told = ev.Tell(frozenset(arrival.node_id for arrival in event.nodes))
+    parts = event.events if isinstance(event, ev.Together) else (event,)
+    came = [node.node_id for part in parts if isinstance(part, ev.Attached) for node in part.nodes]
+    if came:
+        told = ev.Tell(frozenset(came))
         return Decision(state=job, effects=(told,), reason=f"the job is over: {result.reason}")
     return Decision(state=job, effects=(), reason="")
 
@@ -184,7 +186,11 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
         for node in job.nodes.values()
         if not node.draining and (until := node.awaited(policy)) is not None
     )
-    plan = rendezvous.decide(last, _candidates(job, policy), coming, now, job.unit, policy)
+    here = _candidates(job, policy)
+    warm = [candidate for candidate in here if candidate.ready <= now]
+    plan = rendezvous.decide(last, warm, coming, now, job.unit, policy)
+    if not plan.seats and len(warm) < len(here):
+        plan = rendezvous.decide(last, here, coming, now, job.unit, policy)
     if not plan.seats:
         return _wait(job, plan, now, policy)
     head = job.nodes[plan.seats[0].node_id]
@@ -242,12 +248,15 @@ def _wait(job: Job, plan: rendezvous.Plan, now: float, policy: Policy) -> Next:
 
 
 def _candidates(job: Job, policy: Policy) -> tuple[Candidate, ...]:
+    lives = job.round.incarnations if job.round is not None else {}
     return tuple(
         Candidate(
             node_id=node.node_id,
             slots=node.slots,
             since=node.joined,
-            ready=node.joined + (policy.preparation if job.plain and not node.prepared else 0.0),
+            ready=node.joined + policy.preparation
+            if job.plain and not node.prepared and lives.get(node.node_id) != node.incarnation
+            else node.joined,
             labels=node.labels,
             node_rank=node.node_rank,
         )

@@ -34,7 +34,7 @@ class Node:
     """Address of the store that a round took last, until it names another."""
     state: NodeState
     joined: float
-    """When the node came, in job time; an agent that starts again does not change it."""
+    """When this life of its agent came, in job time."""
     changed: float
     """When its state began, in job time."""
     heard: float
@@ -57,7 +57,7 @@ class Node:
         """Until when a round waits for it: one that answers knocks may still never attach."""
         if self.state is NodeState.UNREACHABLE:
             return self.changed + policy.lease
-        return self.deadline(policy, policy.lease)
+        return None  # its ranks are gone, and its agent starts cold: it is a newcomer when it comes
 
     def knock_due(self, policy: Policy) -> float | None:
         """When to knock, where no stream's end was a reason to: after a master's restart."""
@@ -103,7 +103,7 @@ def attach(
             if same and known
             else taken.get((arrival.node_id, arrival.incarnation), ""),
             state=NodeState.ATTACHED,
-            joined=known.joined if known else now,
+            joined=known.joined if same and known else now,
             changed=now,
             heard=now,
             draining=known.draining if known else False,

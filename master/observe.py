@@ -31,6 +31,9 @@ from elastic.master.state import (
     needed,
 )
 
+MOST_REASONS = 5
+"""Reasons that are given where many things came together."""
+
 KEEP_FAILURES = 256
 """Failures of a round that are kept, where they are mere followers of another."""
 
@@ -211,9 +214,11 @@ def _prepared(job: Job, event: ev.Prepared, now: float, policy: Policy) -> Step:
 
 
 def _unit_declared(job: Job, event: ev.UnitDeclared, now: float, policy: Policy) -> Step:
-    current = job.round
+    node, current = known(job, event.node_id, event.incarnation), job.round
     if current is None or event.round != current.number or event.unit < 1:
         return job, (), ""
+    if node is None or current.incarnations.get(node.node_id) != node.incarnation:
+        return job, (), ""  # its ranks are none of this round's
     if job.unit != event.unit:
         job = replace(job, unit=event.unit)
     world = sum(s.ranks for s in current.seats)
@@ -280,6 +285,25 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
+def _stalled(job: Job, event: ev.Stalled, now: float, policy: Policy) -> Step:
+    if all(node.state is not NodeState.UNREACHABLE for node in job.nodes.values()):
+        return job, (), ""
+    return replace(job, nodes=registry.heard(job.nodes, now)), (), ""
+
+
+def _together(job: Job, event: ev.Together, now: float, policy: Policy) -> Step:
+    effects: list[Effect] = []
+    reasons: list[str] = []
+    for part in event.events:
+        job, more, reason = observe(job, part, now, policy)
+        effects += more
+        if reason:
+            reasons.append(reason)
+    if len(reasons) > MOST_REASONS:
+        reasons[MOST_REASONS:] = [f"and {len(reasons) - MOST_REASONS} more of this kind"]
+    return job, tuple(effects), "; ".join(reasons)
+
+
 def _tick(job: Job, event: ev.Tick, now: float, policy: Policy) -> Step:
     return job, (), ""
 
@@ -298,5 +322,7 @@ _OBSERVE: dict[type, Callable[[Job, Any, float, Policy], Step]] = {
     ev.RestartAsked: _restart_asked,
     ev.DrainAsked: _drain_asked,
     ev.Stopping: _stopping,
+    ev.Stalled: _stalled,
+    ev.Together: _together,
     ev.Tick: _tick,
 }

@@ -15,6 +15,8 @@ from elastic.proto.errors import JournalError
 
 log = logging.getLogger(__name__)
 
+STALL = 1.0
+"""Seconds by which a timer may be late before this process counts as having stood still."""
 LONGEST_GAP = 3600.0
 """Seconds of wall clock that a master's absence adds to job time at most."""
 
@@ -122,4 +124,9 @@ class Shell:
             if loop.time() < self._timer.when() <= when:
                 return
             self._timer.cancel()
-        self._timer = loop.call_at(when, self.fold, ev.Tick())
+        self._timer = loop.call_at(when, self._tick, when)
+
+    def _tick(self, due: float) -> None:
+        if asyncio.get_running_loop().time() > due + STALL:
+            self.fold(ev.Stalled())
+        self.fold(ev.Tick())

@@ -1,9 +1,9 @@
 """The master's face towards agents: their streams in, directives out."""
 
 import asyncio
+import contextlib
 import functools
 import logging
-import time
 from typing import Any
 
 import grpc
@@ -11,7 +11,8 @@ import grpc
 from elastic.master import directive as orders
 from elastic.master import events as ev
 from elastic.master import messages
-from elastic.master.events import Effect, KnockAnswer, NodeId
+from elastic.master.events import Effect, Incarnation, KnockAnswer, NodeId
+from elastic.master.gathering import Gathering
 from elastic.master.knock import knock
 from elastic.master.log_relay import LogRelay
 from elastic.master.nodes import Node, NodeState
@@ -23,12 +24,12 @@ from elastic.proto.errors import ProtocolMismatch
 
 log = logging.getLogger(__name__)
 
-BATCH, LONGEST_BATCH = 0.002, 0.2
-"""Seconds in which arrivals are gathered into one event; an event costs O(nodes), so the more there
-are the longer: LOAD times what the last one took, or until the job is complete."""
-LOAD = 20
 KNOCK_EVERY = 1.0
 """Seconds between knocks at a node that stays unreachable."""
+MOST_KNOCKS = 512
+"""Connections that knock at a time."""
+HELLO_TIMEOUT = 10.0
+"""Seconds in which a stream must begin with Hello."""
 
 
 class Streams(master_pb2_grpc.MasterServicer):
@@ -43,11 +44,12 @@ class Streams(master_pb2_grpc.MasterServicer):
         """Messages heard that speak of another round than the last."""
         self._shell = shell
         self._run_id = run_id
-        self._arrivals: dict[NodeId, ev.Attachment] = {}
-        self._batch = BATCH
+        self._news = Gathering(shell.fold)
         self._places = orders.places(None)
         self._placed: tuple[int, bool] = (0, False)
-        self._knocking: set[NodeId] = set()
+        self._knocking: dict[tuple[NodeId, Incarnation], asyncio.Event] = {}
+        """Lives that are knocked at; set, the next knock does not wait."""
+        self._knocks = asyncio.Semaphore(MOST_KNOCKS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._away: dict[NodeId, float] = {}
         """Nodes that may not have heard of the job's end, and until when they may come back for it."""
@@ -78,8 +80,8 @@ class Streams(master_pb2_grpc.MasterServicer):
                 self._away.pop(session.node_id, None)
                 if session.closed and self.over.is_set():  # it fell silent before it could hear
                     self._away[session.node_id] = self._back_by()
-                self._fold_arrival_of(session)
-                self._shell.fold(ev.Detached(session.node_id, session.incarnation))
+                gone = ev.Detached(session.node_id, session.incarnation)
+                self._news.add(session.node_id, gone)
 
     @functools.cached_property
     def _welcome(self) -> pb.ToAgent:
@@ -94,7 +96,11 @@ class Streams(master_pb2_grpc.MasterServicer):
 
     async def _hello(self, context: Any) -> pb.Hello:
         """The first message, of an agent that belongs to this job; all others are turned away."""
-        first = await context.read()
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT):
+                first = await context.read()
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no Hello came")
         if first is grpc.aio.EOF or not first.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is Hello")
         hello: pb.Hello = first.hello
@@ -143,24 +149,16 @@ class Streams(master_pb2_grpc.MasterServicer):
         if old is not None:
             old.close()
         session.push(self._welcome)
-        if not self._arrivals:
-            asyncio.get_running_loop().call_later(self._batch, self._fold_arrivals)
-        self._arrivals[session.node_id] = messages.attachment(hello)
-        if len(self._shell.job.nodes) + len(self._arrivals) == self._shell.policy.max_nodes:
-            asyncio.get_running_loop().call_soon(self._fold_arrivals)
+        self._news.add(session.node_id, ev.Attached((messages.attachment(hello),)))
+        if len(self._shell.job.nodes) + self._news.arriving == self._shell.policy.max_nodes:
+            asyncio.get_running_loop().call_soon(self._news.flush)
         return session
 
-    def _fold_arrivals(self) -> None:
-        if self._arrivals:
-            arrivals, self._arrivals = self._arrivals, {}
-            began = time.monotonic()
-            self._shell.fold(ev.Attached(tuple(arrivals.values())))
-            self._batch = min(max(BATCH, LOAD * (time.monotonic() - began)), LONGEST_BATCH)
-
-    def _fold_arrival_of(self, session: Session) -> None:
-        """What a node says is folded after its arrival."""
-        if session.node_id in self._arrivals:
-            self._fold_arrivals()
+    def _fold(self, node_id: NodeId, event: ev.Event) -> None:
+        """What a node says is folded after what is known of it."""
+        if self._news.is_about(node_id):
+            self._news.flush()
+        self._shell.fold(event)
 
     def _receive(self, session: Session, message: pb.FromAgent) -> None:
         kind = message.WhichOneof("body")
@@ -168,19 +166,21 @@ class Streams(master_pb2_grpc.MasterServicer):
         if kind == "heartbeat":
             self._heartbeat(session, message.heartbeat)
             return
-        self._fold_arrival_of(session)
         if kind == "report":
             told = messages.report(message.report)
             self.stale += told.round != self._shell.job.last_round
-            self._shell.fold(ev.Reported(node_id, incarnation, told))
+            self._fold(node_id, ev.Reported(node_id, incarnation, told))
         elif kind == "spare_store":
-            self._shell.fold(ev.StoreReady(node_id, incarnation, message.spare_store.address))
+            address = message.spare_store.address
+            self._fold(node_id, ev.StoreReady(node_id, incarnation, address))
         elif kind == "unit":
-            self._shell.fold(ev.UnitDeclared(message.unit.round, message.unit.unit))
+            unit = message.unit
+            self._fold(node_id, ev.UnitDeclared(unit.round, unit.unit, node_id, incarnation))
         elif kind == "leaving":
             reason = message.leaving.reason[: messages.MAX_TEXT]
             left = ev.Left(node_id, incarnation, reason)
-            self._shell.fold(ev.DrainAsked(node_id, reason) if message.leaving.drain else left)
+            drain = ev.DrainAsked(node_id, reason)
+            self._fold(node_id, drain if message.leaving.drain else left)
         elif kind == "log":
             self.logs.take(session, message.log)
 
@@ -210,10 +210,13 @@ class Streams(master_pb2_grpc.MasterServicer):
         if isinstance(effect, ev.Tell):
             self._tell(effect.node_ids)
         elif isinstance(effect, ev.Knock):
+            key = (effect.node_id, effect.incarnation)
             node = self._shell.job.nodes.get(effect.node_id)
-            if node is not None and effect.node_id not in self._knocking:
-                self._knocking.add(effect.node_id)
-                self._start(self._keep_knocking(node))
+            if key in self._knocking:
+                self._knocking[key].set()
+            elif node is not None and node.incarnation == effect.incarnation:
+                again = self._knocking[key] = asyncio.Event()
+                self._start(self._keep_knocking(node, again))
         elif isinstance(effect, ev.Finished):
             log.info("job over: %s", effect.reason)
             nodes = self._shell.job.nodes.values()
@@ -250,20 +253,26 @@ class Streams(master_pb2_grpc.MasterServicer):
         if not task.cancelled():
             task.result()  # an exception goes to the loop's handler, see main.py
 
-    async def _keep_knocking(self, node: Node) -> None:
-        """Until the node is back, or gone."""
+    async def _keep_knocking(self, node: Node, again: asyncio.Event) -> None:
+        """Until this life of the node is back, or gone."""
+        key = (node.node_id, node.incarnation)
         try:
             while True:
-                answer = await knock(node.knock_address, node.incarnation)
-                self._shell.fold(ev.Knocked(node.node_id, node.incarnation, answer))
+                again.clear()
+                async with self._knocks:
+                    answer = await knock(node.knock_address, node.incarnation)
+                if not self._shell.stuck:
+                    self._news.add(node.node_id, ev.Knocked(*key, answer))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(KNOCK_EVERY):
+                        await again.wait()
                 now = self._shell.job.nodes.get(node.node_id)
                 if now is None or now.incarnation != node.incarnation:
                     return
                 if now.state is not NodeState.UNREACHABLE:
                     return
-                await asyncio.sleep(KNOCK_EVERY)
         finally:
-            self._knocking.discard(node.node_id)
+            del self._knocking[key]
 
     async def watch_silence(self) -> None:
         """End streams on which nothing came for too long; their nodes are then knocked at."""

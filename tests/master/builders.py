@@ -40,6 +40,10 @@ def store(node: str, address: str, incarnation: int = 1) -> ev.StoreReady:
     return ev.StoreReady(NodeId(node), Incarnation(incarnation), address)
 
 
+def unit(round_: int, ranks: int, node: str = "a", incarnation: int = 1) -> ev.UnitDeclared:
+    return ev.UnitDeclared(round_, ranks, NodeId(node), Incarnation(incarnation))
+
+
 def drain(node: str | None) -> ev.DrainAsked:
     return ev.DrainAsked(None if node is None else NodeId(node), "maintenance")
 

@@ -25,6 +25,7 @@ from tests.master.builders import (
     running,
     spare,
     store,
+    unit,
 )
 
 GONE, ALIVE, SILENT, RESTARTING = (
@@ -114,23 +115,50 @@ def test_a_round_is_not_kept_waiting_by_a_node_that_answers_and_never_attaches()
     assert at == 25.0
 
 
-def test_an_agent_that_died_breaks_the_round_and_is_waited_for() -> None:
+def test_others_go_on_without_a_node_whose_agent_died() -> None:
+    """Its ranks are gone, and those of its next agent start cold: it is a newcomer."""
     core = running("a", "b")
     core.feed(detached("b"), 20.0)
     core.feed(knocked("b", RESTARTING), 20.1)
+    assert core.seats() == ["a"]
+    assert core.reason() == "the agent on b died; round 2: 1 node, 1 rank"
+    spare(core)
+    core.feed(attached("b", 2), 21.0)
+    assert core.seats() == ["a"]
+    core.tick(22.0)
+    assert core.seats() == ["a", "b"]
+    assert core.restarts() == {"agent lost": 1, "more nodes": 1}
+
+
+def test_a_node_whose_agent_died_is_waited_for_where_it_is_needed() -> None:
+    core = running("a", "b", min_nodes=2)
+    core.feed(detached("b"), 20.0)
+    core.feed(knocked("b", RESTARTING), 20.1)
     assert not core.seats()
-    assert core.reason() == "the agent on b died; 1 node here, last call for b"
+    assert core.reason() == "the agent on b died; 1 of at least 2 nodes here"
     core.feed(attached("b", 2), 21.0)
     assert core.seats() == ["a", "b"]
     assert core.restarts() == {"agent lost": 1}
 
 
-def test_an_agent_that_does_not_come_back_is_lost() -> None:
+def test_no_round_begins_with_ranks_that_import_torch_while_others_could_train() -> None:
     core = running("a", "b")
+    core.feed(ev.Progressed(1, 1, plain=True))
+    core.feed(attached("b", 2), 20.0)  # its agent died and was back before anyone noticed
+    assert core.seats() == ["a"]
+    spare(core)
+    core.tick(21.0)
+    assert core.seats() == ["a"]
+    core.feed(ev.Prepared(NodeId("b"), Incarnation(2)), 24.0)
+    assert core.seats() == ["a", "b"]
+
+
+def test_an_agent_that_does_not_come_back_is_lost() -> None:
+    core = running("a", "b", min_nodes=2)
     core.feed(detached("b"), 20.0)
     core.feed(knocked("b", RESTARTING), 20.0)
     core.tick(23.0)
-    assert core.seats() == ["a"]
+    assert core.reason() == "b is lost: no agent came back; 1 of at least 2 nodes here"
     assert core.restarts() == {"agent lost": 1}, "one death, one charge"
 
 
@@ -299,9 +327,11 @@ def test_reports_of_another_life_or_round_change_nothing() -> None:
     core.feed(failed("stranger", 1, KILLED))
     core.feed(ev.Reported(NodeId("a"), 7, failed("a", 1, KILLED).report))  # type: ignore[arg-type]
     core.feed(ev.Progressed(9, 4))
-    core.feed(ev.UnitDeclared(9, 2))
-    core.feed(ev.UnitDeclared(1, 0))
-    core.feed(ev.UnitDeclared(1, -3))
+    core.feed(unit(9, 2))
+    core.feed(unit(1, 0))
+    core.feed(unit(1, -3))
+    core.feed(unit(1, 2, "stranger"))
+    core.feed(unit(1, 2, "a", 9))
     core.feed(detached("a", 9))
     core.feed(knocked("a", GONE))  # it is attached: an answer to an old question
     core.feed(left("a", 9))
@@ -331,11 +361,38 @@ def test_a_node_without_slots_gets_no_place() -> None:
 
 def test_nothing_is_journaled_that_changes_nothing() -> None:
     core = running("a", "b")
-    core.feed(ev.UnitDeclared(1, 2))
+    core.feed(unit(1, 2))
     core.feed(detached("b"))
-    for event in (ev.UnitDeclared(1, 2), knocked("b", SILENT), ev.Tick(), detached("b")):
+    for event in (unit(1, 2), knocked("b", SILENT), ev.Tick(), detached("b")):
         decision = handle(core.job, event, core.now, core.policy)
         assert decision.state is core.job, event
+
+
+def test_what_came_together_is_decided_once() -> None:
+    core = running("a", "b", "c", "d")
+    gone = tuple(knocked(node, GONE) for node in "bcd")
+    core.feed(ev.Together((*map(detached, "bcd"), *gone)))
+    assert core.seats() == ["a"]
+    assert core.job.last_round == 2
+    assert core.restarts() == {"node lost": 1}
+    assert core.reason().endswith(
+        "d is unreachable; b is gone; c is gone; and 1 more of this kind; round 2: 1 node, 1 rank"
+    )
+
+
+def test_who_comes_together_with_others_is_told_that_the_job_is_over() -> None:
+    core = running("a", "b")
+    core.feed(drain(None))
+    core.feed(ev.Together((detached("a"), attached("b"))))
+    assert ev.Tell(frozenset({NodeId("b")})) in core.decision.effects  # type: ignore[union-attr]
+
+
+def test_leases_stand_still_while_the_master_does() -> None:
+    core = running("a", "b")
+    core.feed(detached("b"), 20.0)
+    core.feed(ev.Stalled(), 29.0)
+    assert core.seats() == ["a", "b"], "what b said meanwhile is still to be read"
+    assert core.wake() == 34.0
 
 
 # Restarts of the master.
@@ -510,7 +567,7 @@ def test_no_growth_while_nodes_finish_or_are_out_of_reach() -> None:
 
 def test_the_script_says_what_world_it_needs() -> None:
     core = running("a", "b", "c")
-    core.feed(ev.UnitDeclared(1, 2))
+    core.feed(unit(1, 2))
     assert core.seats() == ["a", "b"]
     assert core.job.recovery.restarts == core.job.recovery.faults == 0
     assert core.restarts() == {"rank unit": 1}
@@ -518,10 +575,9 @@ def test_the_script_says_what_world_it_needs() -> None:
 
 def test_a_script_that_likes_no_world_is_stopped() -> None:
     core = running("a", "b", "c")
-    units = [2, 3, 2, 3, 2, 3]
-    for unit in units:
+    for ranks in [2, 3, 2, 3, 2, 3]:
         if core.job.result is None:
-            core.feed(ev.UnitDeclared(core.job.last_round, unit))
+            core.feed(unit(core.job.last_round, ranks))
             spare(core)
     assert core.exit_code() == 1
     assert "the same failure 3 times" in core.reason()

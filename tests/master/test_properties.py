@@ -71,7 +71,9 @@ wishes = st.one_of(
     st.tuples(st.just("report"), nodes, life, rounds, st.just(NodePhase.FINISHED), st.just([])),
     st.tuples(st.just("store"), nodes, life, st.booleans()),
     st.tuples(st.just("stores")),
-    st.tuples(st.just("unit"), rounds, st.sampled_from([-1, 0, 1, 1, 2, 3, 4])),
+    st.tuples(st.just("together"), st.lists(st.tuples(nodes, life, st.booleans()), max_size=4)),
+    st.tuples(st.just("stalled")),
+    st.tuples(st.just("unit"), nodes, life, rounds, st.sampled_from([-1, 0, 1, 1, 2, 3, 4])),
     st.tuples(st.just("prepared"), nodes, life),
     st.tuples(st.just("step"), rounds, st.integers(-1, 9)),
     st.tuples(st.just("restart")),
@@ -135,8 +137,18 @@ class World:
                 node_id, incarnation = self.life(node, of)
                 store = self.store(node_id, incarnation, fresh=fresh)
                 return ev.StoreReady(node_id, incarnation, store)
-            case "unit", int(ahead), int(unit):
-                return ev.UnitDeclared(self.job.last_round + ahead, unit)
+            case "unit", node, of, int(ahead), int(unit):
+                return ev.UnitDeclared(self.job.last_round + ahead, unit, *self.life(node, of))
+            case "together", list(gone):
+                lives = [(*self.life(node, of), goes) for node, of, goes in gone]
+                detached = [ev.Detached(node_id, life) for node_id, life, _ in lives]
+                answers = [
+                    ev.Knocked(node_id, life, KnockAnswer.GONE if goes else KnockAnswer.ALIVE)
+                    for node_id, life, goes in lives
+                ]
+                return ev.Together((*detached, *answers))
+            case "stalled", *_:
+                return ev.Stalled()
             case "step", int(ahead), int(step):
                 done = self.job.ledger.step + step - 3
                 return ev.Progressed(self.job.last_round + ahead, done, plain=step > 4)

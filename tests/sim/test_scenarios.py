@@ -243,11 +243,20 @@ def test_a_deterministic_error_is_stopped_at_the_third() -> None:
     assert "3 times" in job.reasons[-1][1]
 
 
-def test_a_flapping_node_cannot_hold_the_others_for_ever() -> None:
+def test_a_flapping_node_costs_the_others_one_restart() -> None:
     faults = Faults()
     for tick in range(100):
         faults = faults.kill_agent(at=3 + tick * 1.5, node="b")
-    job = simulate("a b c", faults, most=4, fault_budget=20)
+    job = simulate("a b c", faults, most=4)
+    assert job.exit_code == 0
+    assert job.restarts == {"agent lost": 1}
+
+
+def test_a_flapping_node_that_is_needed_cannot_hold_the_others_for_ever() -> None:
+    faults = Faults()
+    for tick in range(100):
+        faults = faults.kill_agent(at=3 + tick * 1.5, node="b")
+    job = simulate("a b c", faults, least=3, fault_budget=20)
     assert job.exit_code is not None
     rounds = job.job.last_round
     assert rounds > 10, "each life of it that came back was taken in"
