@@ -333,6 +333,8 @@ class Agent:
 
     async def _end(self, order: pb.Directive) -> int:
         """The master says exit."""
+        self._uplink.send(pb.FromAgent(leaving=pb.Leaving(reason=order.reason)))
+        await self._uplink.flush(1.0)
         if order.exit_code == 1:
             log.error("%s", order.reason)
             target = self._settings.workload.environ.get("TORCHELASTIC_ERROR_FILE")

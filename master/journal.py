@@ -22,7 +22,7 @@ from elastic.master import codec
 from elastic.master.events import Event
 from elastic.master.state import Job
 from elastic.proto import version
-from elastic.proto.errors import JournalError, ProtocolMismatch
+from elastic.proto.errors import JournalError, JournalFull, ProtocolMismatch
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ def _explain(path: Path, error: Exception) -> JournalError:
         code = sqlite3.SQLITE_FULL if error.errno in _NO_SPACE else sqlite3.SQLITE_CANTOPEN
         text = error.strerror or text
     if code == sqlite3.SQLITE_FULL:
-        return JournalError(f"no space left for the journal {path}: free some on its disk")
+        return JournalFull(f"no space left for the journal {path}: free some on its disk")
     if code == sqlite3.SQLITE_IOERR:
         return JournalError(f"the disk under the journal {path} fails ({text}): look at the disk")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

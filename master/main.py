@@ -17,11 +17,12 @@ from elastic.master.control import Control
 from elastic.master.journal import Journal
 from elastic.master.policy import Policy
 from elastic.master.report import report
-from elastic.master.shell import Shell
+from elastic.master.shell import RETRY, Shell
+from elastic.master.state import Job
 from elastic.master.streams import Streams
 from elastic.proto import job_folder, master_pb2_grpc
 from elastic.proto.client import open_server
-from elastic.proto.errors import ElasticError, UsageError
+from elastic.proto.errors import ElasticError, JournalFull, UsageError
 from elastic.proto.exit_code import CRASHED
 from elastic.proto.security import Security
 
@@ -46,13 +47,16 @@ class MasterSettings:
 async def serve(settings: MasterSettings) -> None:
     """Serve one job to its end."""
     asyncio.get_running_loop().set_exception_handler(_mishap)
-    journal = Journal(settings.run_dir / job_folder.JOURNAL)
+    last = job_folder.read_note(settings.run_dir)
+    again = last is not None and last.launch == settings.launch
+    begun = again or (settings.run_dir / job_folder.JOURNAL).exists()
+    journal = await _open(settings.run_dir / job_folder.JOURNAL, again)
     shell = Shell(journal, settings.policy, settings.launch)
     streams = Streams(shell, settings.run_id)
     control = Control(
         shell, streams, journal, settings.run_id, open_admin=bool(settings.security.token)
     )
-    shell.begin(streams.act)
+    await shell.begin(streams.act, last if begun else None)
     try:
         server = open_server(settings.address, settings.security)
     except RuntimeError as error:
@@ -62,7 +66,7 @@ async def serve(settings: MasterSettings) -> None:
     master_pb2_grpc.add_MasterServicer_to_server(streams, server)
     master_pb2_grpc.add_ControlServicer_to_server(control, server)
     await server.start()
-    _write_note(settings)
+    _write_note(settings, shell.job)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, _stop, shell, streams)
     watch = loop.create_task(streams.watch_silence())
@@ -82,11 +86,29 @@ def _stop(shell: Shell, streams: Streams) -> None:
         streams.over.set()
 
 
-def _write_note(settings: MasterSettings) -> None:
+async def _open(path: Path, again: bool) -> Journal:
+    """again: a master of this launcher wrote it before; ranks train on until the disk has space."""
+    said = False
+    while True:
+        try:
+            return Journal(path)
+        except JournalFull as error:
+            if not again:
+                raise
+            if not said:
+                log.error("%s; ranks go on, nothing is decided until it can be written", error)
+            said = True
+            await asyncio.sleep(RETRY)
+
+
+def _write_note(settings: MasterSettings, job: Job) -> None:
     note = job_folder.MasterNote(
         address=settings.address,
         run_id=settings.run_id,
         pid=os.getpid(),
+        launch=settings.launch,
+        job_uid=job.uid,
+        epoch=job.epoch,
     )
     try:
         job_folder.write_note(settings.run_dir, note)

@@ -12,9 +12,12 @@ from elastic.master.job import Job, handle, replay
 from elastic.master.journal import Entry, Journal
 from elastic.master.policy import Policy
 from elastic.proto.errors import JournalError
+from elastic.proto.job_folder import MASTER, MasterNote
 
 log = logging.getLogger(__name__)
 
+RETRY = 1.0
+"""Seconds until the journal is tried again."""
 STALL = 1.0
 """Seconds by which a timer may be late before this process counts as having stood still."""
 LONGEST_GAP = 3600.0
@@ -31,24 +34,38 @@ class Shell:
         self._launch = launch
         self._act: Callable[[Effect], None] = lambda effect: None
         self._backlog: list[Event] = []
+        self._complained = False
         self.reason = ""
         """The last one decided, in words."""
         self._timer: asyncio.TimerHandle | None = None
         self._origin = time.monotonic()
         self.noted = asyncio.Event()
 
-    def begin(self, act: Callable[[Effect], None]) -> None:
-        """Replay the journal and take the next epoch; from now on `act` gets every effect."""
+    async def begin(self, act: Callable[[Effect], None], last: MasterNote | None) -> None:
+        """Replay the journal and take the next epoch; from now on `act` gets every effect.
+
+        last: what the master before wrote of itself. Raises JournalError where the journal knows
+        less, and where it cannot be written; after a life of the same launcher, whose ranks
+        train, this waits until it can.
+        """
         job, wall, job_time, entries = self._journal.load()
         job = replay(job, ((entry.event, entry.job) for entry in entries), self.policy)
+        if last is not None and _older(job, last):
+            raise JournalError(
+                f"the journal {self._journal.path} has lost what was written to it: it ends in "
+                f"epoch {job.epoch}, {MASTER} beside it says {last.epoch}; put back a good copy, or "
+                "move both away to begin the job anew"
+            )
         if entries:
             wall, job_time = entries[-1].wall, entries[-1].job
         gap = min(max(0.0, time.time() - wall), LONGEST_GAP) if wall else 0.0
         self._origin = time.monotonic() - (job_time + gap)
         self.job, self._act = job, act
         self.fold(ev.MasterStarted(uuid4().hex, self._launch, self.policy))
-        if self.stuck:
-            raise JournalError(f"the journal {self._journal.path} cannot be written")
+        while self.stuck:
+            if last is None or last.launch != self._launch:
+                raise JournalError(f"the journal {self._journal.path} cannot be written")
+            await asyncio.sleep(RETRY)
 
     @property
     def stuck(self) -> bool:
@@ -89,10 +106,13 @@ class Shell:
             self._journal.append(entry, fence=fence)
             self._journal.compact(after, entry.wall, now)
         except JournalError as error:
-            log.error("%s; ranks go on, nothing is decided until it can be written", error)
+            if not self._complained:
+                log.error("%s; ranks go on, nothing is decided until it can be written", error)
+            self._complained = True
             self._backlog.append(event)
-            asyncio.get_running_loop().call_later(1.0, self._retry)
+            asyncio.get_running_loop().call_later(RETRY, self._retry)
             return False
+        self._complained = False
         return True
 
     def _retry(self) -> None:
@@ -130,3 +150,8 @@ class Shell:
         if asyncio.get_running_loop().time() > due + STALL:
             self.fold(ev.Stalled())
         self.fold(ev.Tick())
+
+
+def _older(job: Job, last: MasterNote) -> bool:
+    """The journal does not know of a master that wrote to it."""
+    return job.epoch < last.epoch or (job.epoch == last.epoch and job.uid != last.job_uid)

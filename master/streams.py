@@ -78,7 +78,7 @@ class Streams(master_pb2_grpc.MasterServicer):
             if self.sessions.get(session.node_id) is session:
                 del self.sessions[session.node_id]
                 self._away.pop(session.node_id, None)
-                if session.closed and self.over.is_set():  # it fell silent before it could hear
+                if self.over.is_set() and not session.left:  # it may not have heard
                     self._away[session.node_id] = self._back_by()
                 gone = ev.Detached(session.node_id, session.incarnation)
                 self._news.add(session.node_id, gone)
@@ -177,6 +177,7 @@ class Streams(master_pb2_grpc.MasterServicer):
             unit = message.unit
             self._fold(node_id, ev.UnitDeclared(unit.round, unit.unit, node_id, incarnation))
         elif kind == "leaving":
+            session.left = not message.leaving.drain
             reason = message.leaving.reason[: messages.MAX_TEXT]
             left = ev.Left(node_id, incarnation, reason)
             drain = ev.DrainAsked(node_id, reason)

@@ -45,6 +45,10 @@ class JournalError(ElasticError):
     """The journal cannot be read or written."""
 
 
+class JournalFull(JournalError):
+    """There is no space for it now."""
+
+
 class MasterUnreachable(ElasticError):
     """No master answered in time."""
 

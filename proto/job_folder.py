@@ -27,6 +27,10 @@ class MasterNote:
     """host:port, as agents dial it."""
     run_id: str
     pid: int
+    launch: str = ""
+    """Of the launcher whose master it is."""
+    job_uid: str = ""
+    epoch: int = 0
 
 
 def default_base() -> Path:
@@ -56,6 +60,9 @@ def read_note(folder: Path) -> MasterNote | None:
             address=str(found["address"]),
             run_id=str(found["run_id"]),
             pid=int(found["pid"]),
+            launch=str(found.get("launch", "")),
+            job_uid=str(found.get("job_uid", "")),
+            epoch=int(found.get("epoch", 0)),
         )
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -170,10 +170,12 @@ class Agent:
         return message
 
     async def ordered(self, kind: int) -> pb.Directive:
-        """The next directive of that kind."""
+        """The next directive of that kind; one to exit is answered with a goodbye."""
         while True:
             message = await self.hear()
             if message.HasField("directive") and message.directive.kind == kind:
+                if kind == pb.Directive.EXIT:
+                    await self.say(leaving=pb.Leaving(reason="told to exit"))
                 return message.directive
 
     async def report(self, phase: pb.NodeReport.Phase, round_: int) -> None:

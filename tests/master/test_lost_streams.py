@@ -165,6 +165,51 @@ async def test_silence_ends_a_stream(tmp_path: Path) -> None:
         await noted(address, "node-a is gone")
 
 
+@within(9)
+async def test_a_node_that_is_heard_of_again_is_knocked_at_without_delay(tmp_path: Path) -> None:
+    """It answered a moment ago; now nobody does."""
+    async with master(tmp_path, policy=Policy(lease=60.0)) as address:
+        async with listener(knock_wire.answer(1)) as (door, knocked):
+            async with Agent(address, knock_address=door) as agent:
+                await agent.ordered(RUN)
+            await knocked.wait()
+            again = Agent(address, incarnation=2, knock_address=door)
+            await again.__aenter__()
+            await again.ordered(RUN)
+        await again.close()
+        await noted(address, "node-a is gone")
+
+
+@within(9)
+async def test_a_node_that_did_not_hear_of_the_end_may_come_back_for_it(tmp_path: Path) -> None:
+    pair = Policy(min_nodes=2, max_nodes=2)
+    async with master(tmp_path, policy=pair) as address:
+        async with Agent(address) as agent, Agent(address, "node-b") as cut_off:
+            for each in (agent, cut_off):
+                await each.ordered(RUN)
+                await each.report(pb.NodeReport.FINISHED, 1)
+            await cut_off.close()
+            assert (await agent.ordered(EXIT)).exit_code == 0
+        async with Agent(address, "node-b") as back:
+            assert (await back.ordered(EXIT)).exit_code == 0
+
+
+@within(9)
+async def test_a_unit_is_taken_from_ranks_of_the_round_only(tmp_path: Path) -> None:
+    async with master(tmp_path) as address, Agent(address) as agent:
+        await agent.ordered(RUN)
+        async with Agent(address, "bystander") as bystander:
+            await noted(address, "bystander attached")
+            await bystander.say(unit=pb.UnitDeclared(round=1, unit=1000003))
+            await bystander.say(
+                leaving=pb.Leaving(reason="what was said before is taken in by now")
+            )
+            await noted(address, "taken in by now")
+        async with MasterClient(address, NO_SECURITY) as client:
+            status = await client.status()
+        assert (status.phase, status.round) == ("running", 1)
+
+
 # --- the master's own troubles -----------------------------------------------------------------
 
 
