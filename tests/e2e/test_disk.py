@@ -1,5 +1,6 @@
 """Full disks, and journals that were damaged."""
 
+import os
 import random
 import shutil
 import signal
@@ -34,6 +35,23 @@ def test_no_space_for_the_journal_while_ranks_train(job: Job, small_disk: Path) 
     job.wait_for_steps(2, after=number)
     job.finish()
     job.ends(0)
+
+
+def test_a_master_that_comes_back_to_a_full_disk_waits_and_ranks_train_on(
+    job: Job, small_disk: Path
+) -> None:
+    node = job.start("--state-dir", str(small_disk))
+    number = job.wait_for_steps(2)
+    ballast = fill(small_disk)
+    processes.kill(node.master())
+    job.wait_for("a word about it", lambda: "no space left for the journal" in node.said() or None)
+    job.wait_for_more_steps(number, 2)
+    ballast.unlink()
+    processes.kill(job.rank(number, 0))
+    job.wait_for_steps(2, after=number)
+    job.finish()
+    job.ends(0)
+    assert node.said().count("no space left") == 1, node.said()
 
 
 def test_no_space_for_logs(job: Job, small_disk: Path) -> None:
@@ -86,7 +104,7 @@ def _folder(path: Path, chance: random.Random) -> None:
     "damage", [_cut, _flip, _noise, _empty, _folder], ids=lambda d: d.__name__[1:]
 )
 def test_a_damaged_journal(job: Job, damage: Callable[[Path, random.Random], None]) -> None:
-    """One line that names the file and says what to do; or, where it can be read, the job goes on."""
+    """One line that names the file and says what to do; or, where nothing is lost, the job goes on."""
     first = job.start()
     job.wait_for_steps(2)
     first.signal(signal.SIGTERM)
@@ -107,6 +125,7 @@ def test_a_damaged_journal(job: Job, damage: Callable[[Path, random.Random], Non
             lambda: node.process.poll() is not None or len(job.told("start")) > started or None,  # noqa: B023
         )
         if node.process.poll() is None:
+            assert job.round() == 2, "it began anew, and nobody was told"
             node.signal(signal.SIGTERM)
             assert node.exit_code() == 1, job.dump()
             continue
@@ -114,3 +133,42 @@ def test_a_damaged_journal(job: Job, damage: Callable[[Path, random.Random], Non
         assert f"the journal {journal}" in node.said(), job.dump()
     job.ends(1)
     shutil.rmtree(job.folder / "logs")
+
+
+def _rewind(folder: Path) -> None:
+    """What was written since the last checkpoint of SQLite's is gone."""
+    (folder / "journal.db-wal").write_bytes(b"")
+
+
+def _halve(folder: Path) -> None:
+    wal = folder / "journal.db-wal"
+    os.truncate(wal, wal.stat().st_size // 2)
+
+
+def _wipe(folder: Path) -> None:
+    for path in folder.glob("journal.db*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("damage", [_rewind, _halve, _wipe], ids=lambda d: d.__name__[1:])
+def test_a_journal_is_damaged_while_the_job_runs(job: Job, damage: Callable[[Path], None]) -> None:
+    """No other job begins in place of the one that trains."""
+    node = job.start()
+    job.wait_for_steps(2)
+    master = node.master()
+    processes.kill(master, number=signal.SIGSTOP)
+    damage(job.folder / "logs" / "job")
+    processes.kill(master)
+    job.wait_for("ranks, or the end", lambda: node.process.poll() is not None or _is_back(job))
+    if node.process.poll() is None:
+        job.finish()
+        job.ends(0)
+        assert job.round() == 1, job.dump()
+        return
+    job.ends(1)
+    assert "has lost what was written to it" in node.said(), job.dump()
+    assert "job begins" not in node.said().partition("master died")[2], job.dump()
+
+
+def _is_back(job: Job) -> bool:
+    return any("master is back in epoch 2" in event for event in job.events())
