@@ -1,5 +1,6 @@
 """Start a launcher on a script that notes events, follow the events, kill what one wants killed."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -132,9 +133,17 @@ class Job:
         """Every rank process there has been."""
         return {event.pid for event in self.events()}
 
-    def kill_processes(self, node: int | None = None) -> None:
-        """SIGKILL everything of the job, or of one node, and come back when it is gone."""
+    def kill_processes(self, node: int | None = None, *, launcher_too: bool = True) -> None:
+        """SIGKILL everything of the job, or of one node, and come back when it is gone.
+
+        Without the launcher: once all that it has started until now, which it may start again.
+        """
         own = [p.pid for n, p in self.nodes.items() if node in (None, n) and p.poll() is None]
+        if not launcher_too:
+            for pid in set(self._marked(node)) - set(own):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return
         for pid in own:
             os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + 10

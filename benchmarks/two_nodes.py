@@ -92,23 +92,27 @@ def rank_fails(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -
             sample.fail(why)
 
 
-def node_leaves(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -> None:
-    """nnodes 1:2, node 1 is killed whole: until node 0 finishes a step without it."""
-    del n
-    port = _port()
-    with Job() as job:
-        why = _start(job, launcher, 2, _args("1:2", port, "steps.py"), port)
-        why = why or job.until(lambda: _stepped(job, 2, set()), START_S)
-        if why is None:
-            time.sleep(rng.uniform(*ANY_TIME_S))
-            before, killed = job.pids(), time.monotonic()
-            job.kill_processes(node=1)
-            why = job.until(lambda: _alone(job, before, killed) is not None, LEAVE_S)
-            at = _alone(job, before, killed)
-            if at is not None:
-                sample.add(at - killed)
-        if why is not None:
-            sample.fail(why)
+def node_leaves(*, launcher_too: bool) -> "Scenario":
+    """nnodes 1:2, node 1 is killed, whole or but for its launcher: until node 0 steps alone."""
+
+    def scenario(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -> None:
+        del n
+        port = _port()
+        with Job() as job:
+            why = _start(job, launcher, 2, _args("1:2", port, "steps.py"), port)
+            why = why or job.until(lambda: _stepped(job, 2, set()), START_S)
+            if why is None:
+                time.sleep(rng.uniform(*ANY_TIME_S))
+                before, killed = job.pids(), time.monotonic()
+                job.kill_processes(node=1, launcher_too=launcher_too)
+                why = job.until(lambda: _alone(job, before, killed) is not None, LEAVE_S)
+                at = _alone(job, before, killed)
+                if at is not None:
+                    sample.add(at - killed)
+            if why is not None:
+                sample.fail(why)
+
+    return scenario
 
 
 def _alone(job: Job, before: set[int], killed: float) -> float | None:
@@ -173,7 +177,16 @@ def one_of_two(kind: str) -> "Scenario":
 Scenario = Callable[[Launcher, random.Random, Sample, int], None]
 SCENARIOS: dict[str, tuple[Scenario, str, int]] = {
     "rank": (rank_fails, "2 nodes, a rank is killed, to all new ranks' first line", 20),
-    "leave": (node_leaves, "nnodes 1:2, a node is killed, to a step without it", 20),
+    "agent": (
+        node_leaves(launcher_too=False),
+        "nnodes 1:2, agent and ranks of a node are killed, to a step without it",
+        20,
+    ),
+    "leave": (
+        node_leaves(launcher_too=True),
+        "the same, the launcher too, to a step without it",
+        20,
+    ),
     "replace": (node_replaced, "nnodes 2, a third waits, a node is killed, to a step with it", 20),
     "one": (one_of_two("start"), "nnodes 1:2 with one present, launch to its first line", 20),
     "one-step": (one_of_two("step"), "the same, to its first step", 20),

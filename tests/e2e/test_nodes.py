@@ -81,6 +81,24 @@ def test_a_spare_node_takes_the_place_of_one_that_dies(job: Job) -> None:
     job.ends(0, -signal.SIGKILL, 0)
 
 
+def test_others_train_on_while_a_node_gets_a_new_agent(job: Job) -> None:
+    """Its ranks died with the agent. Torch is imported again before anybody stops for them."""
+    flags = ("--last-call", "0.2")
+    job.start(*flags, nodes="1:2", nproc=1, script=("--torch",))
+    job.wait_for_steps(1)
+    second = job.start(*flags, nodes="1:2", nproc=1, script=("--torch",))
+    job.wait_for("both in one round", lambda: _world(job, 2) and job.told("start", rank=1))
+    number = job.round()
+    agent = second.agent()
+    processes.kill(agent, job.rank(number, 1))
+    alone = job.wait_for_steps(1, after=number)
+    assert job.told("start", round=alone)[0].fields["world"] == 1, job.dump()
+    grown = job.wait_for_steps(2, after=alone)
+    assert grown == alone + 1, job.dump()
+    job.finish()
+    job.ends(0)
+
+
 def test_a_node_that_waits_or_comes_back_starts_its_ranks_by_fork(job: Job) -> None:
     """It has imported torch by then, though no rank ever ran there; nobody stops for it before."""
     job.start("--last-call", "0.1", nodes="1:2", nproc=1, script=("--torch",)).master()
