@@ -5,18 +5,20 @@ which all processes of a machine share. Between commands it sends heartbeats and
 """
 
 import argparse
+import contextlib
 import json
 import resource
 import select
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks import wire
+from elastic.proto import knock, version
 from elastic.proto import master_pb2 as pb
-from elastic.proto import version
 
 CONNECTING = 256
 """Connections that are opened at a time, well below the kernel's backlog."""
@@ -58,11 +60,20 @@ class Crowd:
         self._agents: dict[int, Agent] = {}
         self._poll = select.epoll()
         self._poll.register(sys.stdin.fileno(), select.EPOLLIN)
+        self._doors = socket.create_server(("0.0.0.0", 0), backlog=4096)
+        """Where every agent is knocked at, each at an address of its own."""
+        self._poll.register(self._doors.fileno(), select.EPOLLIN)
         self._waiting: list[Agent] = []
         self._attached: list[Agent] = []
         self._made = self._opened = 0
+        self._gone = -1
+        """The agent that was replaced; where it was knocked at, connections are reset."""
         self._round = 0
+        self._ran = 0
+        """The round that all ran when the master died; each says so in its next Hello."""
         self._told = 0
+        self._lost = 0
+        """Connections that the master ended."""
         self._last_told = 0.0
         self._interval = 0.0
         self._next, self._beaten = 0, time.monotonic()
@@ -89,11 +100,22 @@ class Crowd:
             agent.socket.sendall(self._call + wire.message(hello))
         self._attached += self._waiting
         self._waiting = []
+        self._beaten = max(self._beaten, began)
         return self._until_told(began, len(self._attached) if round else 0)
+
+    def drop(self) -> Answer:
+        """The master is gone: every connection ends, and every agent's ranks go on."""
+        began = time.monotonic()
+        for agent in tuple(self._agents.values()):
+            self._end(agent)
+        self._ran, self._attached = self._round, []
+        self._made = self._opened = self._lost = 0
+        return {"began": began, "ended": time.monotonic()}
 
     def replace(self, round: int) -> Answer:
         """The connection of one agent in the middle breaks; until all others run `round`."""
         victim = self._attached.pop(len(self._attached) // 2)
+        self._gone = victim.index
         self._expect(round)
         began = time.monotonic()
         self._end(victim)
@@ -104,6 +126,7 @@ class Crowd:
         verbs: dict[str, Callable[..., Answer]] = {
             "connect": self.connect,
             "attach": self.attach,
+            "drop": self.drop,
             "replace": self.replace,
         }
         while True:
@@ -125,13 +148,29 @@ class Crowd:
         for descriptor, _ in self._poll.poll(LOOK, 1024):
             if descriptor == sys.stdin.fileno():
                 self._asked = True
+            elif descriptor == self._doors.fileno():
+                self._answer_knock()
             else:
                 self._read(self._agents[descriptor])
 
+    def _answer_knock(self) -> None:
+        caller, _ = self._doors.accept()
+        with caller:
+            _, *address = map(int, caller.getsockname()[0].split("."))
+            index = int.from_bytes(address) - 1
+            if index == self._gone:
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            else:
+                caller.sendall(knock.answer(_incarnation(index)))
+
     def _read(self, agent: Agent) -> None:
-        heard = agent.socket.recv(16_384)
+        heard = b""
+        with contextlib.suppress(ConnectionResetError):
+            heard = agent.socket.recv(16_384)
         if not heard:
-            raise SystemExit(f"the master closed the connection of agent {agent.index}")
+            self._lost += 1
+            self._end(agent)
+            return
         agent.inbox += heard
         for kind, flags, payload in wire.frames(agent.inbox):
             if kind == wire.DATA:
@@ -184,7 +223,8 @@ class Crowd:
             self._beaten += pause
 
     def _say(self, agent: Agent, message: pb.FromAgent) -> None:
-        agent.socket.sendall(wire.message(message.SerializeToString()))
+        with contextlib.suppress(OSError):  # its end is read elsewhere
+            agent.socket.sendall(wire.message(message.SerializeToString()))
 
     # --- shared ---------------------------------------------------------------------------
 
@@ -205,8 +245,8 @@ class Crowd:
 
     def _until_told(self, began: float, goal: int) -> Answer:
         while self._told < goal:
-            if time.monotonic() > began + BOUND:
-                raise SystemExit(f"{self._told} of {goal} told within {BOUND:g} s")
+            if self._lost or time.monotonic() > began + BOUND:
+                raise SystemExit(f"{self._told} of {goal} told, {self._lost} lost their connection")
             self._turn()
         return {"began": began, "ended": self._last_told}
 
@@ -217,15 +257,28 @@ class Crowd:
                 version=pb.Version(major=version.WIRE.major, minor=version.WIRE.minor),
                 run_id=self._run_id,
                 node_id=f"node-{index:05}",
-                incarnation=1_700_000_000_000 + index,
+                incarnation=_incarnation(index),
                 slots=SLOTS,
                 host=ip,
-                knock_address="127.0.0.1:9",  # nobody listens: a broken stream is a lost node
+                knock_address=self._door(index),
                 role="default",
                 labels={"zone": f"z{index // 2048}", "rack": f"r{index // 32}"},
                 spare_store=f"{ip}:29500",
+                report=pb.NodeReport(
+                    round=self._ran,
+                    phase=pb.NodeReport.RUNNING if self._ran else pb.NodeReport.IDLE,
+                ),
             )
         )
+
+    def _door(self, index: int) -> str:
+        """127.x.y.z, where x.y.z is the index and one."""
+        x, y, z = (index + 1).to_bytes(3)
+        return f"127.{x}.{y}.{z}:{self._doors.getsockname()[1]}"
+
+
+def _incarnation(index: int) -> int:
+    return 1_700_000_000_000 + index
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class Figures:
 
     join: Sample
     cold: Sample
+    restart: Sample
     replace: Sample
     memory: Sample
     share: Sample
@@ -58,6 +59,7 @@ def rows(sizes: Sequence[int], n: int, *, bare: bool) -> list[Row]:
         measures = {
             "join to everyone told": "join",
             "the same, connecting included": "cold",
+            "the master killed, to everyone told again": "restart",
             "one node replaced": "replace",
             "memory of the master": "memory",
             "its share of a core, heartbeats only": "share",
@@ -77,6 +79,7 @@ def _figures(launcher: str) -> Figures:
     return Figures(
         join=Sample(launcher=launcher),
         cold=Sample(launcher=launcher),
+        restart=Sample(launcher=launcher),
         replace=Sample(launcher=launcher),
         memory=Sample(launcher=launcher, unit="MB"),
         share=Sample(launcher=launcher, unit="%"),
@@ -87,12 +90,23 @@ def _once(nodes: int, kind: str, figures: Figures, steady: float) -> None:
     """One master's life."""
     with (
         tempfile.TemporaryDirectory(prefix="bench_master_") as folder,
-        _master(kind, nodes, Path(folder)) as (master, port),
+        _master(kind, nodes, Path(folder), _free_port()) as (first, port),
         _agents(port) as agents,
+        ExitStack() as second,
     ):
+        master = first
         try:
             connected = _ask(agents, verb="connect", count=nodes)
             joined = _ask(agents, verb="attach", round=1)
+            if kind == "elastic":
+                time.sleep(SETTLE_S)
+                killed = time.monotonic()
+                first.kill()
+                first.wait()
+                _ask(agents, verb="drop")
+                master, _ = second.enter_context(_master(kind, nodes, Path(folder), port))
+                _ask(agents, verb="connect", count=nodes)
+                figures.restart.add(_ask(agents, verb="attach", round=1)["ended"] - killed)
             _ask(agents, verb="connect", count=1)
             _ask(agents, verb="attach", round=0)
             time.sleep(SETTLE_S)
@@ -100,7 +114,7 @@ def _once(nodes: int, kind: str, figures: Figures, steady: float) -> None:
                 figures.share.add(_share(master.pid, steady))
             replaced = _ask(agents, verb="replace", round=2)
         except RuntimeError as error:
-            for sample in (figures.join, figures.cold, figures.replace):
+            for sample in (figures.join, figures.cold, figures.restart, figures.replace):
                 sample.fail(str(error))
             return
         join = joined["ended"] - joined["began"]
@@ -111,10 +125,11 @@ def _once(nodes: int, kind: str, figures: Figures, steady: float) -> None:
 
 
 @contextmanager
-def _master(kind: str, nodes: int, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    port = _free_port()
+def _master(
+    kind: str, nodes: int, folder: Path, port: int
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     module = "benchmarks.master" if kind == "elastic" else "benchmarks.bare_master"
-    with (folder / "master.log").open("wb") as console:
+    with (folder / "master.log").open("ab") as console:
         master = subprocess.Popen(
             [sys.executable, "-m", module, str(port), str(nodes), str(folder)],
             stdin=subprocess.DEVNULL,
@@ -204,6 +219,7 @@ def _serve(port: int, nodes: int, folder: Path) -> int:
         run_dir=folder,
         policy=Policy(min_nodes=nodes, max_nodes=nodes),
         security=Security(),
+        launch=RUN_ID,
     )
     return program.main(settings)
 
