@@ -36,18 +36,48 @@ SEND_TIMEOUT = 5.0
 class Attachment:
     """This process's claim on its rank's page, and its end of the link."""
 
-    def __init__(self, page: "PageWriter", link: "socket.socket | None") -> None:
+    def __init__(self, page: "PageWriter", link: int | None) -> None:
+        """link: the inherited descriptor, which stays the script's to close."""
         self.page = page
-        self.link = link
+        self._link = link
+        self._identity = _identity(link)
         self.told_step = False
         """`elastic.session` has told a step's number."""
 
+    def open_link(self) -> "socket.socket | None":
+        """Our end of the link, under a number of its own, to be closed after use.
+
+        None where there is none, and where the script has closed it: its number may be another
+        file's by now.
+        """
+        import socket
+
+        if self._link is None or _identity(self._link) != self._identity:
+            self._link = None
+            return None
+        return socket.socket(fileno=os.dup(self._link))
+
     def send(self, message: "Message") -> bool:
         """Tell the agent, and say whether that went well."""
-        sent = self.link is not None and _send(self.link, message)
-        if not sent:
-            self.link = None  # half a line may be on it
-        return sent
+        with contextlib.suppress(OSError):
+            link = self.open_link()
+            if link is not None:
+                with link:
+                    if _send(link, message):
+                        return True
+        self._link = None  # half a line may be on it
+        return False
+
+
+def _identity(fd: int | None) -> tuple[int, int] | None:
+    """Which file a descriptor stands for; None if for none."""
+    if fd is None:
+        return None
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 _attachment: Attachment | None = None
@@ -75,7 +105,7 @@ def attach() -> Attachment | None:
         return None  # a descriptor that means something else in this process
     if page is None:
         return None
-    _attachment = Attachment(page, _open_link())
+    _attachment = Attachment(page, _inherited_link())
     return _attachment
 
 
@@ -89,15 +119,16 @@ def install() -> None:
     _wait_for("torch", _before_torch, _after_torch)
 
 
-def _open_link() -> "socket.socket | None":
-    """Our end of the link: the inherited descriptor itself, for as long as this process lives."""
+def _inherited_link() -> int | None:
+    """The number of our end of the link."""
     import socket
 
     fd = env.process_environment().get(env.LINK_FD, "")
     with contextlib.suppress(OSError, ValueError):
         link = socket.socket(fileno=int(fd))
-        if link.family == socket.AF_UNIX and link.type == socket.SOCK_STREAM:
-            return link
+        kind = (link.family, link.type)
+        if kind == (socket.AF_UNIX, socket.SOCK_STREAM):
+            return link.detach()
         link.detach()  # somebody else's
     return None
 

@@ -11,6 +11,7 @@ Every call does nothing, and costs next to nothing, in a process that `elastic-r
 and in the children of a rank.
 """
 
+import socket
 from dataclasses import dataclass
 
 from elastic.agent import hook
@@ -84,22 +85,23 @@ def declare_rank_unit(ranks: int) -> None:
     if ranks < 1:
         raise UsageError(f"declare_rank_unit takes 1 or more ranks, not {ranks}")
     attachment = hook.attach()
-    if attachment is None or attachment.link is None:
+    link = None if attachment is None else attachment.open_link()
+    if attachment is None or link is None:
         return
-    if not attachment.send(UnitAsked(ranks=ranks)):
-        raise LinkError("the agent did not take what this rank needs")
-    answer = _wait_for_answer(attachment)
+    with link:
+        if not attachment.send(UnitAsked(ranks=ranks)):
+            raise LinkError("the agent did not take what this rank needs")
+        answer = _wait_for_answer(link)
     if answer.reason:
         raise UsageError(answer.reason)
 
 
-def _wait_for_answer(attachment: hook.Attachment) -> UnitAnswered:
-    assert attachment.link is not None
+def _wait_for_answer(link: socket.socket) -> UnitAnswered:
     parser = Parser()
-    attachment.link.settimeout(ANSWER_TIMEOUT)
+    link.settimeout(ANSWER_TIMEOUT)
     while True:
         try:
-            data = attachment.link.recv(LINE_LIMIT)
+            data = link.recv(LINE_LIMIT)
         except OSError as error:
             raise LinkError("the agent did not answer what this rank needs") from error
         if not data:

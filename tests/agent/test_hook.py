@@ -273,3 +273,30 @@ def test_copied_offsets_are_the_pages() -> None:
     assert f"head[{page.OWNER_OFFSET}:{page.OWNER_OFFSET + 8}]" in source
     assert repr(page.MAGIC)[1:].strip("'") in source
     assert (hook.TICKS, hook.TICK_NS) == (page.TICKS, page.TICK_NS)
+
+
+CLOSES_ALL = """
+import os, socket, torch
+layer = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+os.closerange(3, 1000)
+pairs = [socket.socketpair() for _ in range(150)]  # some of them under the numbers that were ours
+layer(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+for end in (end for pair in pairs for end in pair):
+    end.setblocking(False)
+    try:
+        raise SystemExit(f"{end.fileno()} received {end.recv(100)}")
+    except BlockingIOError:
+        pass
+for pair in pairs:
+    for end in pair:
+        os.close(end.detach())  # still ours
+"""
+
+
+def test_what_a_script_made_of_our_descriptors_is_left_alone(
+    agent: SmallAgent, tmp_path: Path
+) -> None:
+    found = agent.start("spawner", target=write(tmp_path, CLOSES_ALL))
+    assert found["exit"] == 0, found["stderr"]
