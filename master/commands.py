@@ -15,7 +15,7 @@ from elastic.proto import job_folder, verbs
 from elastic.proto import master_pb2 as pb
 from elastic.proto.calls import MasterClient
 from elastic.proto.errors import MasterUnreachable, NotFound
-from elastic.proto.verbs import Context, Output, age
+from elastic.proto.verbs import Context, Output, age, text
 
 AWAY = 10.0
 """Seconds that `events --follow` waits for a master that is started again."""
@@ -212,20 +212,26 @@ def restart(context: Context, argv: Sequence[str]) -> int:
 def drain(context: Context, argv: Sequence[str]) -> int:
     """Let a node, or the whole job, save what it has and leave."""
     parser = _parser("drain", drain)
-    parser.add_argument("node", metavar="NODE", nargs="?", default="", help="the whole job if none")
+    parser.add_argument("node", metavar="NODE", nargs="?", type=_name, help="the whole job if none")
     _add_reason(parser)
     args = parser.parse_args(argv)
     job = _alive(context)
 
     async def ask() -> str:
         async with MasterClient(job.master, job.security) as master:
-            return await master.drain(args.node, args.reason)
+            return await master.drain(args.node or "", args.reason)
 
     try:
         answer = asyncio.run(ask())
     except NotFound as error:
         raise NotFound(f"{error}: `elasticctl status` lists them") from error
     return _accepted(context, job, answer)
+
+
+def _name(argument: str) -> str:
+    if not argument.strip():  # a variable of a script that was never set
+        raise argparse.ArgumentTypeError("it is empty: leave it out to drain the whole job")
+    return text(argument)
 
 
 def _alive(context: Context) -> verbs.Job:
@@ -247,7 +253,9 @@ def _accepted(context: Context, job: verbs.Job, answer: str) -> int:
 
 
 def _add_reason(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the job's events")
+    parser.add_argument(
+        "--reason", default="", metavar="TEXT", type=text, help="why, for the job's events"
+    )
 
 
 def _parser(name: str, verb: Any) -> argparse.ArgumentParser:

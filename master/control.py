@@ -120,8 +120,15 @@ class Control(master_pb2_grpc.ControlServicer):
     async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.Accepted:
         await self._admin(context)
         reason = request.reason[: messages.MAX_TEXT] or "restart asked for"
+        before = self._shell.job
         self._shell.fold(ev.RestartAsked(reason))
+        if self._shell.job is before and not self._shell.stuck:
+            await context.abort(grpc.StatusCode.NOT_FOUND, self._no_restart())
         return pb.Accepted(message=self._shell.reason)
+
+    def _no_restart(self) -> str:
+        over = self._shell.job.result
+        return self._shell.reason if over is None else f"the job is over: {over.reason}"
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.Accepted:
         await self._admin(context)

@@ -1,0 +1,73 @@
+"""`elasticctl` with an odd command line, and with an output that takes nothing."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic.master.journal import Journal
+from elastic.proto.job_folder import JOURNAL
+from tests.elastic.asking import Ask, elasticctl
+from tests.master.serving import MasterProcess, reserved
+
+
+@pytest.fixture
+def forming(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a job that waits for its nodes."""
+    with reserved() as address, MasterProcess(tmp_path / "job", address) as process:
+        asyncio.run(process.said("job begins"))
+        yield tmp_path / "job"
+
+
+def test_a_restart_of_nothing(forming: Path, ask: Ask) -> None:
+    answer = ask("--dir", forming, "restart", "--reason", "impatience")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == "elasticctl: nothing runs that could be restarted\n"
+
+
+NO_TEXT = os.fsdecode(b"\xff")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("drain", ""), "argument NODE: it is empty: leave it out to drain the whole job"),
+        (("drain", NO_TEXT), "argument NODE: it is no text"),
+        (("drain", "--reason", NO_TEXT), "argument --reason: it is no text"),
+        (("restart", "--reason", NO_TEXT), "argument --reason: it is no text"),
+        (("--master", f"{NO_TEXT}:1", "status"), "argument --master: it is no text"),
+    ],
+)
+def test_what_is_refused(forming: Path, ask: Ask, args: tuple[str, ...], said: str) -> None:
+    answer = ask(*args, *(() if "--master" in args else ("--dir", str(forming))))
+    assert (answer.code, answer.out) == (2, "")
+    assert said in answer.err.splitlines()[-1]
+    assert ask("--dir", forming, "status").out.split()[9] == "forming"
+
+
+@pytest.mark.parametrize(
+    ("to", "said"),
+    [
+        (">/dev/full", "elasticctl: the answer cannot be written: No space left on device\n"),
+        (">&-", "elasticctl: standard output is closed\n"),
+        (">/dev/full 2>&-", ""),
+        (">&- 2>&-", ""),
+    ],
+)
+@pytest.mark.parametrize("verb", ["status", "events", "logs"])
+def test_an_output_that_takes_nothing(tmp_path: Path, verb: str, to: str, said: str) -> None:
+    log = tmp_path / "attempt_0" / "0" / "stdout.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("a line\n")
+    journal = Journal(tmp_path / JOURNAL)
+    journal.note(wall=1.0, job=0.0, kind="Tick", reason="a note")
+    journal.close()
+    command = ["sh", "-c", f'exec "$@" {to}', "sh", *elasticctl("--dir", str(tmp_path), verb)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith(said)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
