@@ -27,12 +27,12 @@ AWAY = 10.0
 def status(context: Context, argv: Sequence[str]) -> int:
     """What the job does now: phase, step, restarts, goodput, and its nodes."""
     _parser("status", status).parse_args(argv)
-    job = context.find()
-    document = of_master(job.status) if job.status is not None else of_folder(job)
-    if context.out.json:
-        context.out.document(document)
+    job, out = context.find(), context.out
+    document = of_master(job.status) if job.status is not None else of_folder(job, out)
+    if out.json:
+        out.document(document)
     else:
-        _show(context.out, document)
+        _show(out, document)
     return 0
 
 

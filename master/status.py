@@ -11,7 +11,8 @@ from elastic.master.journal import Journal
 from elastic.master.policy import Policy
 from elastic.proto import job_folder, verbs
 from elastic.proto import master_pb2 as pb
-from elastic.proto.errors import NotFound
+from elastic.proto.errors import ElasticError, NotFound
+from elastic.proto.verbs import Output
 
 
 def of_master(status: pb.Status) -> dict[str, Any]:
@@ -68,27 +69,44 @@ def _books(report: dict[str, Any]) -> dict[str, Any]:
     return {name: report.get(name) for name in _BOOKS}
 
 
-def of_folder(job: verbs.Job) -> dict[str, Any]:
-    """The same, of a job whose master is gone: its journal folded again, and its report."""
+def of_folder(job: verbs.Job, out: Output) -> dict[str, Any]:
+    """The same, of a job whose master is gone: its report, and its journal folded again."""
     assert job.folder is not None
-    state, now = _replay(job)
-    report = job_folder.read_report(job.folder) or books.report(state, now)
-    phase, reason = "dead", "its master is gone; the same command line goes on with it"
-    if state.result is not None:
-        phase, reason = state.result.outcome, state.result.reason
+    report = job_folder.read_report(job.folder)
+    try:
+        state, now = _replay(job)
+    except ElasticError as error:
+        if report is None:
+            raise
+        out.note(f"{error}; its report says this")
+        return _of_report(job.name, report)
     return {
-        "job": job.name,
-        "uid": state.uid,
-        "live": False,
-        "phase": phase,
-        "reason": reason,
-        "epoch": state.epoch,
-        "round": state.last_round,
+        **_of_report(job.name, report or books.report(state, now)),
         "world_size": sum(s.ranks for s in state.round.seats) if state.round else 0,
-        "step": report["step"],
         "restarts": state.restart_count,
-        **_books(report),
         "nodes": _last_nodes(state),
+    }
+
+
+def _of_report(name: str, report: dict[str, Any]) -> dict[str, Any]:
+    gone = {
+        "outcome": "dead",
+        "reason": "its master is gone; the same command line goes on with it",
+    }
+    result = report["result"] or gone
+    return {
+        "job": name,
+        "uid": report["job"],
+        "live": False,
+        "phase": result["outcome"],
+        "reason": result["reason"],
+        "epoch": report["epoch"],
+        "round": report["rounds"],
+        "world_size": 0,
+        "step": report["step"],
+        "restarts": sum(report["restarts_by_cause"].values()),
+        **_books(report),
+        "nodes": [],
     }
 
 
