@@ -51,12 +51,13 @@ def killed(shared: Path) -> Path:
     """The folder of a job whose master was killed in round 1."""
 
     async def run(address: str) -> None:
+        await process.said("job begins")
         await ready(address)
         async with Agent(address) as agent:
             await agent.ordered(pb.Directive.RUN)
             await noted(address, "round 1")
 
-    with reserved() as address, MasterProcess(shared / "killed", address):
+    with reserved() as address, MasterProcess(shared / "killed", address) as process:
         asyncio.run(run(address))
     return shared / "killed"
 

@@ -11,19 +11,20 @@ import pytest
 from elastic.master.journal import Journal
 from elastic.proto.job_folder import JOURNAL
 from tests.elastic.asking import Ask, elasticctl
-from tests.master.serving import MasterProcess, reserved
+from tests.master.serving import MasterProcess, ready, reserved
 
 
 @pytest.fixture
-def forming(tmp_path: Path) -> Iterator[Path]:
-    """The folder of a job that waits for its nodes."""
+def forming(tmp_path: Path) -> Iterator[str]:
+    """The master's address of a job that waits for its nodes."""
     with reserved() as address, MasterProcess(tmp_path / "job", address) as process:
         asyncio.run(process.said("job begins"))
-        yield tmp_path / "job"
+        asyncio.run(ready(address))
+        yield address
 
 
-def test_a_restart_of_nothing(forming: Path, ask: Ask) -> None:
-    answer = ask("--dir", forming, "restart", "--reason", "impatience")
+def test_a_restart_of_nothing(forming: str, ask: Ask) -> None:
+    answer = ask("--master", forming, "restart", "--reason", "impatience")
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == "elasticctl: nothing runs that could be restarted\n"
 
@@ -41,11 +42,11 @@ NO_TEXT = os.fsdecode(b"\xff")
         (("--master", f"{NO_TEXT}:1", "status"), "argument --master: it is no text"),
     ],
 )
-def test_what_is_refused(forming: Path, ask: Ask, args: tuple[str, ...], said: str) -> None:
-    answer = ask(*args, *(() if "--master" in args else ("--dir", str(forming))))
+def test_what_is_refused(forming: str, ask: Ask, args: tuple[str, ...], said: str) -> None:
+    answer = ask("--master", forming, *args)
     assert (answer.code, answer.out) == (2, "")
     assert said in answer.err.splitlines()[-1]
-    assert ask("--dir", forming, "status").out.split()[9] == "forming"
+    assert ask("--master", forming, "status").out.split()[9] == "forming"
 
 
 @pytest.mark.parametrize(
