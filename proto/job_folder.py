@@ -3,11 +3,15 @@
 journal.db     the master's events and notes (master/journal.py)
 master.json    where the master listens, written by each of its lives
 report.json    how the job ended; newer than master.json once it is over
+report_<n>.json  the same of an earlier life of the job; n: the epoch before the next one began. The
+               newest KEEP_REPORTS of them
 attempt_<n>/   log files of a round (agent/logs.py)
 """
 
+import contextlib
 import json
 import os
+import re
 import stat
 import tempfile
 from dataclasses import asdict, dataclass
@@ -19,6 +23,9 @@ from elastic.proto.errors import NotFound
 JOURNAL = "journal.db"
 MASTER = "master.json"
 REPORT = "report.json"
+
+KEEP_REPORTS = 100
+"""Of earlier lives."""
 
 _FOREIGN = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """What a file may raise that is cut, or not ours."""
@@ -98,6 +105,16 @@ def _is_report(report: Any) -> bool:
     return all(isinstance(found, str) for found in texts) and all(
         isinstance(found, int | float) and abs(found) < 1e15 for found in numbers
     )
+
+
+def put_report_aside(folder: Path, epoch: int) -> None:
+    """Before another life of the job: keep how the last one, which had `epoch`, ended. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(folder / REPORT, folder / f"report_{epoch}.json")
+    names = (re.fullmatch(r"report_(\d+)\.json", entry.name) for entry in folder.iterdir())
+    kept = sorted((match for match in names if match), key=lambda match: int(match[1]))
+    for match in kept[:-KEEP_REPORTS]:
+        (folder / match[0]).unlink(missing_ok=True)
 
 
 def find_newest(base: Path) -> Path | None:
