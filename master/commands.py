@@ -38,21 +38,19 @@ def status(context: Context, argv: Sequence[str]) -> int:
 
 def _show(out: Output, document: dict[str, Any]) -> None:
     told = document["productive_seconds"] or document["step"]
-    out.table(
-        ("JOB", "PHASE", "ROUND", "WORLD", "STEP", "RESTARTS", "GOODPUT", "AGE"),
-        [
-            (
-                document["job"],
-                document["phase"],
-                str(document["round"]),
-                str(document["world_size"]),
-                str(document["step"] or "-"),
-                str(document["restarts"]),
-                f"{document['goodput']:.1%}" if told else "-",
-                age(document["seconds"]),
-            )
-        ],
-    )
+    cells = {
+        "JOB": document["job"],
+        "PHASE": document["phase"],
+        "ROUND": str(document["round"]),
+        "WORLD": str(document["world_size"]),
+        "STEP": str(document["step"] or "-"),
+        "RESTARTS": str(document["restarts"]),
+        "GOODPUT": f"{document['goodput']:.1%}" if told else "-",
+        "AGE": age(document["seconds"]),
+    }
+    if document["stale_messages"]:
+        cells["STALE"] = str(document["stale_messages"])
+    out.table(tuple(cells), [tuple(cells.values())])
     if document["reason"]:
         out.text(f"\n{document['reason']}")
     if document["nodes"]:

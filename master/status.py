@@ -27,6 +27,7 @@ def of_master(status: pb.Status) -> dict[str, Any]:
         "world_size": status.world_size,
         "step": status.step,
         "restarts": status.restarts,
+        "stale_messages": status.stale_messages,
         **_books(json.loads(status.report_json)),
         "nodes": [_node(node) for node in status.nodes],
     }
@@ -105,6 +106,7 @@ def _of_report(name: str, report: dict[str, Any]) -> dict[str, Any]:
         "world_size": 0,
         "step": report["step"],
         "restarts": sum(report["restarts_by_cause"].values()),
+        "stale_messages": None,  # its master alone counted them
         **_books(report),
         "nodes": [],
     }

@@ -1,6 +1,7 @@
 """`elasticctl` with an odd command line, and with an output that takes nothing."""
 
 import asyncio
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from elastic.master.journal import Journal
+from elastic.proto import master_pb2 as pb
+from elastic.proto.calls import MasterClient
 from elastic.proto.job_folder import JOURNAL
-from tests.elastic.asking import Ask, elasticctl
-from tests.master.serving import MasterProcess, ready, reserved
+from tests.elastic.asking import Ask, columns, elasticctl
+from tests.master.serving import NO_SECURITY, Agent, MasterProcess, ready, reserved
 
 
 @pytest.fixture
@@ -72,3 +75,21 @@ def test_an_output_that_takes_nothing(tmp_path: Path, verb: str, to: str, said: 
     assert done.stderr.endswith(said)
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
+
+
+def test_stale_messages_are_shown(forming: str, ask: Ask) -> None:
+    """Where there are any."""
+    assert "STALE" not in ask("--master", forming, "status").lines[0]
+    assert json.loads(ask("--master", forming, "-o", "json", "status").out)["stale_messages"] == 0
+
+    async def speak_of_a_round_that_never_was() -> None:
+        async with Agent(forming) as agent, MasterClient(forming, NO_SECURITY) as client:
+            await agent.ordered(pb.Directive.RUN)
+            await agent.report(pb.NodeReport.FINISHED, 7)
+            while not (await client.status()).stale_messages:
+                pass
+
+    asyncio.run(speak_of_a_round_that_never_was())
+    head, line = ask("--master", forming, "status").lines[:2]
+    assert (columns(head)[-1], columns(line)[-1]) == ("STALE", "1")
+    assert json.loads(ask("--master", forming, "-o", "json", "status").out)["stale_messages"] == 1
