@@ -153,10 +153,9 @@ class Journal:
         if fault != "ok":
             raise sqlite3.DatabaseError(fault)
         row = self._db.execute("select value from meta where key = 'version'").fetchone()
-        major, _, minor = str(row[0] if row else "").partition(".")
-        if not (major.isdecimal() and minor.isdecimal()):
+        theirs = version.parse(row[0] if row else "")
+        if theirs is None:
             raise sqlite3.DatabaseError("it has no version")
-        theirs = version.Version(int(major), int(minor))
         version.check(f"the journal {self.path}", theirs, version.JOURNAL)
 
     def load(self) -> tuple[Job, float, float, list[Entry]]:
