@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 it could not be done (one line says why and what to do), 2
 
 import argparse
 import asyncio
+import io
 import json
 import os
 import sys
@@ -28,7 +29,7 @@ from elastic.proto.errors import (
     UsageError,
 )
 from elastic.proto.security import TOKEN, Security, read_token
-from elastic.proto.verbs import GROUP, Context, Job
+from elastic.proto.verbs import GROUP, Context, Job, text
 
 PATIENCE = 2.0
 """Seconds that a master named in a job's folder may be away: its guardian may be starting it again."""
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would say, we say in a sentence
     argv = sys.argv[1:] if argv is None else list(argv)
+    if not _has_streams():
+        return 1
     verbs = {point.name: point for point in entry_points(group=GROUP)}
     parser = _parser(verbs)
     args = parser.parse_args(argv)
@@ -65,8 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"elasticctl: {error}\n")
         return 1
     except BrokenPipeError:  # the reader, `head` say, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _discard()
         return 0
+    except OSError as error:
+        what = error.filename or "the answer cannot be written"
+        sys.stderr.write(f"elasticctl: {what}: {error.strerror}\n")
+        if not error.filename:
+            _discard()
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -83,7 +92,9 @@ def _general(**settings: Any) -> "_Parser":
         help="the job's folder, or the --state-dir or --log-dir with several: then the newest "
         f"job in it ($ELASTIC_STATE_DIR, else {job_folder.default_base()})",
     )
-    where.add_argument("--master", metavar="HOST:PORT", help="address of the job's master")
+    where.add_argument(
+        "--master", metavar="HOST:PORT", type=text, help="address of the job's master"
+    )
     parser.add_argument(
         "-o", dest="output", choices=("table", "json"), help="form of the answer (table)"
     )
@@ -198,6 +209,23 @@ def _security(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Secu
 
 
 # --- output --------------------------------------------------------------------------------------
+
+
+def _has_streams() -> bool:
+    """Whether there is an output to answer to; names of files may hold bytes that are no text."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    if sys.stdout is None:
+        sys.stderr.write("elasticctl: standard output is closed\n")
+        return False
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return True
+
+
+def _discard() -> None:
+    """Let what is left in the buffer of standard output go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 class _Terminal:

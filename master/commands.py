@@ -10,15 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from elastic.master import messages
-from elastic.master import report as books
-from elastic.master.job import Job, replay
-from elastic.master.journal import Journal
-from elastic.master.policy import Policy
+from elastic.master.status import of_folder, of_master, open_journal
 from elastic.proto import job_folder, verbs
 from elastic.proto import master_pb2 as pb
 from elastic.proto.calls import MasterClient
 from elastic.proto.errors import MasterUnreachable, NotFound
-from elastic.proto.verbs import Context, Output, age
+from elastic.proto.verbs import Context, Output, age, text
 
 AWAY = 10.0
 """Seconds that `events --follow` waits for a master that is started again."""
@@ -30,154 +27,30 @@ AWAY = 10.0
 def status(context: Context, argv: Sequence[str]) -> int:
     """What the job does now: phase, step, restarts, goodput, and its nodes."""
     _parser("status", status).parse_args(argv)
-    job = context.find()
-    document = _of_master(job.status) if job.status is not None else _of_folder(job)
-    if context.out.json:
-        context.out.document(document)
+    job, out = context.find(), context.out
+    document = of_master(job.status) if job.status is not None else of_folder(job, out)
+    if out.json:
+        out.document(document)
     else:
-        _show(context.out, document)
+        _show(out, document)
     return 0
-
-
-def _of_master(status: pb.Status) -> dict[str, Any]:
-    return {
-        "job": status.run_id,
-        "uid": status.job_uid,
-        "live": True,
-        "phase": status.phase,
-        "reason": status.reason,
-        "epoch": status.epoch,
-        "round": status.round,
-        "world_size": status.world_size,
-        "step": status.step,
-        "restarts": status.restarts,
-        **_books(json.loads(status.report_json)),
-        "nodes": [_node(node) for node in status.nodes],
-    }
-
-
-def _node(node: pb.NodeStatus) -> dict[str, Any]:
-    return {
-        "node": node.node_id,
-        "state": node.state,
-        "node_rank": node.node_rank if node.HasField("node_rank") else None,
-        "first_rank": node.first_rank if node.HasField("node_rank") else None,
-        "host": node.host,
-        "slots": node.slots,
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "pid": rank.pid,
-                "step": rank.step,
-                "ticks": rank.ticks,
-                "phase": rank.phase,
-                "started_by": rank.started_by,
-            }
-            for rank in node.ranks
-        ],
-    }
-
-
-_BOOKS = (
-    "seconds",
-    "productive_seconds",
-    "goodput",
-    "restarts_by_cause",
-    "seconds_lost_by_cause",
-    "interruptions",
-    "failures",
-)
-
-
-def _books(report: dict[str, Any]) -> dict[str, Any]:
-    return {name: report.get(name) for name in _BOOKS}
-
-
-def _of_folder(job: verbs.Job) -> dict[str, Any]:
-    """The same, of a job whose master is gone: its journal folded again, and its report."""
-    assert job.folder is not None
-    state, now = _replay(job)
-    report = job_folder.read_report(job.folder) or books.report(state, now)
-    phase, reason = "dead", "its master is gone; the same command line goes on with it"
-    if state.result is not None:
-        phase, reason = state.result.outcome, state.result.reason
-    return {
-        "job": job.name,
-        "uid": state.uid,
-        "live": False,
-        "phase": phase,
-        "reason": reason,
-        "epoch": state.epoch,
-        "round": state.last_round,
-        "world_size": sum(s.ranks for s in state.round.seats) if state.round else 0,
-        "step": report["step"],
-        "restarts": state.restart_count,
-        **_books(report),
-        "nodes": _last_nodes(state),
-    }
-
-
-def _replay(job: verbs.Job) -> tuple[Job, float]:
-    """The state at the journal's end, and its job time."""
-    assert job.folder is not None
-    journal = _journal(job)
-    try:
-        state, _, now, entries = journal.load()
-    finally:
-        journal.close()
-    state = replay(state, ((entry.event, entry.job) for entry in entries), Policy())
-    return state, entries[-1].job if entries else now
-
-
-def _journal(job: verbs.Job) -> Journal:
-    assert job.folder is not None
-    path = job.folder / job_folder.JOURNAL
-    if not path.is_file():
-        raise NotFound(f"{job.folder} has no journal: its master never came to write one")
-    return Journal(path, read_only=True)
-
-
-def _last_nodes(state: Job) -> list[dict[str, Any]]:
-    """Those of the last round, as it ended."""
-    current = state.round
-    if current is None:
-        return []
-    failed = {observed.node_id for observed in current.failures}
-    found, first = [], 0
-    for node_rank, seat in enumerate(current.seats):
-        node = state.nodes.get(seat.node_id)
-        ended = "finished" if seat.node_id in current.finished else "stopped"
-        last = pb.NodeStatus(
-            node_id=seat.node_id,
-            state="failed" if seat.node_id in failed else ended,
-            node_rank=node_rank,
-            first_rank=first,
-            host=node.host if node else "",
-            slots=node.slots if node else seat.ranks,
-            ranks=[pb.RankProgress(rank=first + local) for local in range(seat.ranks)],
-        )
-        found.append(_node(last))
-        first += seat.ranks
-    return found
 
 
 def _show(out: Output, document: dict[str, Any]) -> None:
     told = document["productive_seconds"] or document["step"]
-    out.table(
-        ("JOB", "PHASE", "ROUND", "WORLD", "STEP", "RESTARTS", "GOODPUT", "AGE"),
-        [
-            (
-                document["job"],
-                document["phase"],
-                str(document["round"]),
-                str(document["world_size"]),
-                str(document["step"] or "-"),
-                str(document["restarts"]),
-                f"{document['goodput']:.1%}" if told else "-",
-                age(document["seconds"]),
-            )
-        ],
-    )
+    cells = {
+        "JOB": document["job"],
+        "PHASE": document["phase"],
+        "ROUND": str(document["round"]),
+        "WORLD": str(document["world_size"]),
+        "STEP": str(document["step"] or "-"),
+        "RESTARTS": str(document["restarts"]),
+        "GOODPUT": f"{document['goodput']:.1%}" if told else "-",
+        "AGE": age(document["seconds"]),
+    }
+    if document["stale_messages"]:
+        cells["STALE"] = str(document["stale_messages"])
+    out.table(tuple(cells), [tuple(cells.values())])
     if document["reason"]:
         out.text(f"\n{document['reason']}")
     if document["nodes"]:
@@ -265,7 +138,7 @@ async def _print_events(job: verbs.Job, out: Output, *, follow: bool) -> None:
 def _print_journal(
     job: verbs.Job, out: Output, after: int, *, follow: bool, head: bool = True
 ) -> None:
-    journal = _journal(job)
+    journal = open_journal(job)
     try:
         records = [messages.record(note) for note in journal.notes(after)]
     finally:
@@ -337,20 +210,26 @@ def restart(context: Context, argv: Sequence[str]) -> int:
 def drain(context: Context, argv: Sequence[str]) -> int:
     """Let a node, or the whole job, save what it has and leave."""
     parser = _parser("drain", drain)
-    parser.add_argument("node", metavar="NODE", nargs="?", default="", help="the whole job if none")
+    parser.add_argument("node", metavar="NODE", nargs="?", type=_name, help="the whole job if none")
     _add_reason(parser)
     args = parser.parse_args(argv)
     job = _alive(context)
 
     async def ask() -> str:
         async with MasterClient(job.master, job.security) as master:
-            return await master.drain(args.node, args.reason)
+            return await master.drain(args.node or "", args.reason)
 
     try:
         answer = asyncio.run(ask())
     except NotFound as error:
         raise NotFound(f"{error}: `elasticctl status` lists them") from error
     return _accepted(context, job, answer)
+
+
+def _name(argument: str) -> str:
+    if not argument.strip():  # a variable of a script that was never set
+        raise argparse.ArgumentTypeError("it is empty: leave it out to drain the whole job")
+    return text(argument)
 
 
 def _alive(context: Context) -> verbs.Job:
@@ -372,7 +251,9 @@ def _accepted(context: Context, job: verbs.Job, answer: str) -> int:
 
 
 def _add_reason(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the job's events")
+    parser.add_argument(
+        "--reason", default="", metavar="TEXT", type=text, help="why, for the job's events"
+    )
 
 
 def _parser(name: str, verb: Any) -> argparse.ArgumentParser:

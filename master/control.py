@@ -18,7 +18,7 @@ from elastic.master.session import Session
 from elastic.master.shell import Shell
 from elastic.master.streams import Streams
 from elastic.proto import master_pb2 as pb
-from elastic.proto import master_pb2_grpc
+from elastic.proto import master_pb2_grpc, version
 
 _LOOPBACK = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
 """Beginnings of grpc's names for peers on this host."""
@@ -56,6 +56,7 @@ class Control(master_pb2_grpc.ControlServicer):
             nodes=[self._node_status(node, places) for node in job.nodes.values()],
             report_json=json.dumps(report(job, self._shell.now())),
             stale_messages=self._streams.stale,
+            version=pb.Version(major=version.WIRE.major, minor=version.WIRE.minor),
         )
 
     def _phase(self) -> str:
@@ -120,8 +121,15 @@ class Control(master_pb2_grpc.ControlServicer):
     async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.Accepted:
         await self._admin(context)
         reason = request.reason[: messages.MAX_TEXT] or "restart asked for"
+        before = self._shell.job
         self._shell.fold(ev.RestartAsked(reason))
+        if self._shell.job is before and not self._shell.stuck:
+            await context.abort(grpc.StatusCode.NOT_FOUND, self._no_restart())
         return pb.Accepted(message=self._shell.reason)
+
+    def _no_restart(self) -> str:
+        over = self._shell.job.result
+        return self._shell.reason if over is None else f"the job is over: {over.reason}"
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.Accepted:
         await self._admin(context)

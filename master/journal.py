@@ -8,9 +8,12 @@ Unix and job seconds.
 import contextlib
 import errno
 import fcntl
+import json
 import logging
 import os
+import shutil
 import sqlite3
+import tempfile
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -33,6 +36,12 @@ SNAPSHOT_RETRY = 100
 """Events after which a snapshot that could not be written is tried again."""
 
 KEEP_NOTES = 20_000
+
+COPY_TRIES = 20
+"""Looks at a journal, each of which a checkpoint may spoil."""
+
+LATEST = 1e11
+"""No clock of ours says more seconds than that."""
 
 _SCHEMA = """
 create table if not exists meta (key text primary key, value text not null);
@@ -67,22 +76,24 @@ class Note:
 
 
 class Journal:
-    """An open journal. One writer; readers may open the same file at any time."""
+    """An open journal. One writer; readers, in other processes, may look at any time."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
         self._since_snapshot = 0
-        self._release: weakref.finalize[[int], Journal] | None = None
+        self._release: weakref.finalize[..., Journal] | None = None
         try:
             if read_only:
                 self._db = sqlite3.connect(
-                    f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None, timeout=10
+                    f"file:{quote(str(self._copy()))}?mode=ro", uri=True, isolation_level=None
                 )
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._claim()
                 self._db = sqlite3.connect(path, isolation_level=None, timeout=10)
         except (sqlite3.Error, OSError) as error:
+            if self._release is not None:
+                self._release()
             raise _explain(path, error) from error
         try:
             if not read_only:
@@ -95,6 +106,28 @@ class Journal:
         except (sqlite3.Error, ProtocolMismatch) as error:
             self.close()
             raise _explain(path, error) from error
+
+    def _copy(self) -> Path:
+        """The files as they are now, in a folder of our own, for as long as this is open.
+
+        SQLite reads a journal that has a log only where it can write beside it. A reader may not do
+        that to a job of somebody else, and should not: that one's master could not write what it
+        made. Only a checkpoint changes the database; what is added to the log meanwhile hurts not.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="elastic-journal-"))
+        self._release = weakref.finalize(self, shutil.rmtree, folder)
+        copy = folder / self.path.name
+        for _ in range(COPY_TRIES):
+            before = self.path.stat()
+            shutil.copyfile(self.path, copy)
+            log_copy = Path(f"{copy}-wal")
+            log_copy.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(f"{self.path}-wal", log_copy)
+            after = self.path.stat()
+            if (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns):
+                return copy
+        raise OSError(errno.EBUSY, "it changes while it is read")
 
     def _claim(self) -> None:
         """Two masters on one journal would each undo what the other decides.
@@ -120,10 +153,9 @@ class Journal:
         if fault != "ok":
             raise sqlite3.DatabaseError(fault)
         row = self._db.execute("select value from meta where key = 'version'").fetchone()
-        major, _, minor = str(row[0] if row else "").partition(".")
-        if not (major.isdecimal() and minor.isdecimal()):
+        theirs = version.parse(row[0] if row else "")
+        if theirs is None:
             raise sqlite3.DatabaseError("it has no version")
-        theirs = version.Version(int(major), int(minor))
         version.check(f"the journal {self.path}", theirs, version.JOURNAL)
 
     def load(self) -> tuple[Job, float, float, list[Entry]]:
@@ -149,7 +181,7 @@ class Journal:
         return job, wall, job_time, entries
 
     def _verify(self, what: str, checksum: int, wall: float, job: float, body: str) -> None:
-        if checksum != _checksum(wall, job, body):
+        if not _are_times(wall, job) or checksum != _checksum(wall, job, body):
             raise sqlite3.DatabaseError(f"{what} was changed on the disk")
 
     def append(self, entry: Entry, *, fence: bool) -> None:
@@ -216,12 +248,28 @@ class Journal:
         except sqlite3.Error as error:
             raise _explain(self.path, error) from error
         for seq, wall, job, kind, reason, detail in rows:
+            if not (_are_times(wall, job) and _are_texts(kind, reason, detail)):
+                damage = sqlite3.DatabaseError(f"note {seq} was changed on the disk")
+                raise _explain(self.path, damage) from damage
             yield Note(sequence=seq, wall=wall, job=job, kind=kind, reason=reason, detail=detail)
 
     def close(self) -> None:
         self._db.close()
         if self._release is not None:
             self._release()
+
+
+def _are_times(*values: object) -> bool:
+    return all(isinstance(value, int | float) and abs(value) < LATEST for value in values)
+
+
+def _are_texts(kind: object, reason: object, detail: object) -> bool:
+    """`detail` is a JSON document."""
+    try:
+        json.loads(str(detail))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(kind, str) and isinstance(reason, str) and isinstance(detail, str)
 
 
 def _checksum(wall: float, job: float, body: str) -> int:

@@ -49,7 +49,7 @@ async def serve(settings: MasterSettings) -> None:
     asyncio.get_running_loop().set_exception_handler(_mishap)
     last = job_folder.read_note(settings.run_dir)
     again = last is not None and last.launch == settings.launch
-    begun = again or (settings.run_dir / job_folder.JOURNAL).exists()
+    begun = again or os.path.exists(settings.run_dir / job_folder.JOURNAL)
     journal = await _open(settings.run_dir / job_folder.JOURNAL, again)
     shell = Shell(journal, settings.policy, settings.launch)
     streams = Streams(shell, settings.run_id)
@@ -66,9 +66,11 @@ async def serve(settings: MasterSettings) -> None:
     master_pb2_grpc.add_MasterServicer_to_server(streams, server)
     master_pb2_grpc.add_ControlServicer_to_server(control, server)
     await server.start()
+    if shell.job.result is None:
+        _put_report_aside(settings.run_dir, shell.job)
     _write_note(settings, shell.job)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, _stop, shell, streams)
+    loop.add_signal_handler(signal.SIGTERM, _stop, shell, streams, os.getppid())
     watch = loop.create_task(streams.watch_silence())
     await streams.over.wait()
     if shell.job.result is not None:
@@ -79,8 +81,10 @@ async def serve(settings: MasterSettings) -> None:
     journal.close()
 
 
-def _stop(shell: Shell, streams: Streams) -> None:
-    shell.fold(ev.Stopping("the launcher on the master's node was told to end"))
+def _stop(shell: Shell, streams: Streams, guardian: int) -> None:
+    """On SIGTERM: from the guardian, or from the kernel because that died."""
+    what = "was told to end" if os.getppid() == guardian else "died"
+    shell.fold(ev.Stopping(f"the launcher on the master's node {what}"))
     if shell.stuck:  # as if killed: the journal has all that was decided
         log.error("ending with what the journal has; the same command goes on from there")
         streams.over.set()
@@ -101,6 +105,13 @@ async def _open(path: Path, again: bool) -> Journal:
             await asyncio.sleep(RETRY)
 
 
+def _put_report_aside(folder: Path, job: Job) -> None:
+    try:
+        job_folder.put_report_aside(folder, job.epoch - 1)
+    except OSError as error:
+        log.error("the report of the job's last life will be replaced: %s", error)
+
+
 def _write_note(settings: MasterSettings, job: Job) -> None:
     note = job_folder.MasterNote(
         address=settings.address,
@@ -118,7 +129,7 @@ def _write_note(settings: MasterSettings, job: Job) -> None:
 
 def _write_report(shell: Shell, settings: MasterSettings) -> None:
     text = json.dumps(report(shell.job, shell.now()), indent=2) + "\n"
-    for path in (settings.run_dir / "report.json", settings.report):
+    for path in (settings.run_dir / job_folder.REPORT, settings.report):
         if path is None:
             continue
         try:

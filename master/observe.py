@@ -25,6 +25,7 @@ from elastic.master.state import (
     forget,
     in_round,
     interrupt,
+    is_stale,
     known,
     lose,
     names,
@@ -162,26 +163,26 @@ def _left(job: Job, event: ev.Left, now: float, policy: Policy) -> Step:
 
 
 def _reported(job: Job, event: ev.Reported, now: float, policy: Policy) -> Step:
-    node, current, report = known(job, event.node_id, event.incarnation), job.round, event.report
-    if node is None or current is None or not current.standing or report.round != current.number:
+    node_id, current, report = event.node_id, job.round, event.report
+    if is_stale(job, node_id, event.incarnation, report.round):
         return job, (), ""
-    if current.incarnations.get(node.node_id) != node.incarnation:
+    if current is None or not current.standing:
         return job, (), ""
-    told = {o.failure.rank for o in current.failures if o.node_id == node.node_id}
+    told = {o.failure.rank for o in current.failures if o.node_id == node_id}
     failures = report.failures
     if report.phase is NodePhase.FAILED and not failures and not told:
-        failures = (_unexplained(current, node.node_id),)
+        failures = (_unexplained(current, node_id),)
     if report.phase is NodePhase.FINISHED and not failures and not told:
-        if node.node_id in current.finished:
+        if node_id in current.finished:
             return job, (), ""
-        current = replace(current, finished=current.finished | {node.node_id})
-        return replace(job, round=current), (), f"{node.node_id} finished"
+        current = replace(current, finished=current.finished | {node_id})
+        return replace(job, round=current), (), f"{node_id} finished"
     fresh = tuple({f.rank: f for f in failures if f.rank not in told}.values())
     if len(current.failures) >= KEEP_FAILURES:
         fresh = tuple(f for f in fresh if not medic.follows(f))
     if not fresh:
         return job, (), ""
-    seen = tuple(Observed(node_id=node.node_id, failure=f, at=now) for f in fresh)
+    seen = tuple(Observed(node_id=node_id, failure=f, at=now) for f in fresh)
     job = replace(job, round=replace(current, failures=current.failures + seen))
     return job, (), medic.describe(seen[0])
 
@@ -214,11 +215,11 @@ def _prepared(job: Job, event: ev.Prepared, now: float, policy: Policy) -> Step:
 
 
 def _unit_declared(job: Job, event: ev.UnitDeclared, now: float, policy: Policy) -> Step:
-    node, current = known(job, event.node_id, event.incarnation), job.round
-    if current is None or event.round != current.number or event.unit < 1:
+    current = job.round
+    if is_stale(job, event.node_id, event.incarnation, event.round):
         return job, (), ""
-    if node is None or current.incarnations.get(node.node_id) != node.incarnation:
-        return job, (), ""  # its ranks are none of this round's
+    if current is None or event.unit < 1:
+        return job, (), ""
     if job.unit != event.unit:
         job = replace(job, unit=event.unit)
     world = sum(s.ranks for s in current.seats)

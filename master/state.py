@@ -93,6 +93,20 @@ def known(job: Job, node_id: NodeId, incarnation: Incarnation) -> Node | None:
     return node if node is not None and node.incarnation == incarnation else None
 
 
+def is_stale(job: Job, node_id: NodeId, incarnation: Incarnation, number: int | None) -> bool:
+    """The fences: it is of a life of the node that is over, or of another round than the last, or
+    of one in which this life has no place. number: of the round that a message is about.
+    """
+    if known(job, node_id, incarnation) is None:
+        return True
+    current = job.round
+    return number is not None and (
+        current is None
+        or number != current.number
+        or current.incarnations.get(node_id) != incarnation
+    )
+
+
 def in_round(job: Job, node: Node) -> bool:
     """It has a part in the standing round that it has not finished."""
     current = job.round

@@ -18,6 +18,7 @@ from elastic.master.log_relay import LogRelay
 from elastic.master.nodes import Node, NodeState
 from elastic.master.session import Session
 from elastic.master.shell import Shell
+from elastic.master.state import is_stale
 from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc, version
 from elastic.proto.errors import ProtocolMismatch
@@ -41,7 +42,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         self.sessions: dict[NodeId, Session] = {}
         self.logs = LogRelay()
         self.stale = 0
-        """Messages heard that speak of another round than the last."""
+        """Messages that a fence dropped, of a life or a round that is over, since this master began."""
         self._shell = shell
         self._run_id = run_id
         self._news = Gathering(shell.fold)
@@ -154,10 +155,11 @@ class Streams(master_pb2_grpc.MasterServicer):
             asyncio.get_running_loop().call_soon(self._news.flush)
         return session
 
-    def _fold(self, node_id: NodeId, event: ev.Event) -> None:
-        """What a node says is folded after what is known of it."""
-        if self._news.is_about(node_id):
+    def _fold(self, session: Session, event: ev.Event, number: int | None = None) -> None:
+        """What a node says is folded after what is known of it; number: of the round it speaks of."""
+        if self._news.is_about(session.node_id):
             self._news.flush()
+        self.stale += is_stale(self._shell.job, session.node_id, session.incarnation, number)
         self._shell.fold(event)
 
     def _receive(self, session: Session, message: pb.FromAgent) -> None:
@@ -168,20 +170,20 @@ class Streams(master_pb2_grpc.MasterServicer):
             return
         if kind == "report":
             told = messages.report(message.report)
-            self.stale += told.round != self._shell.job.last_round
-            self._fold(node_id, ev.Reported(node_id, incarnation, told))
+            self._fold(session, ev.Reported(node_id, incarnation, told), told.round)
         elif kind == "spare_store":
             address = message.spare_store.address
-            self._fold(node_id, ev.StoreReady(node_id, incarnation, address))
+            self._fold(session, ev.StoreReady(node_id, incarnation, address))
         elif kind == "unit":
             unit = message.unit
-            self._fold(node_id, ev.UnitDeclared(unit.round, unit.unit, node_id, incarnation))
+            declared = ev.UnitDeclared(unit.round, unit.unit, node_id, incarnation)
+            self._fold(session, declared, unit.round)
         elif kind == "leaving":
             session.left = not message.leaving.drain
             reason = message.leaving.reason[: messages.MAX_TEXT]
             left = ev.Left(node_id, incarnation, reason)
             drain = ev.DrainAsked(node_id, reason)
-            self._fold(node_id, drain if message.leaving.drain else left)
+            self._fold(session, drain if message.leaving.drain else left)
         elif kind == "log":
             self.logs.take(session, message.log)
 

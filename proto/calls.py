@@ -8,9 +8,15 @@ import grpc
 import grpc.aio
 
 from elastic.proto import master_pb2 as pb
-from elastic.proto import master_pb2_grpc
-from elastic.proto.client import open_channel
-from elastic.proto.errors import ElasticError, MasterRefused, MasterUnreachable, NotFound
+from elastic.proto import master_pb2_grpc, version
+from elastic.proto.client import VERSION_KEY, open_channel
+from elastic.proto.errors import (
+    ElasticError,
+    MasterRefused,
+    MasterUnreachable,
+    NotFound,
+    ProtocolMismatch,
+)
 from elastic.proto.security import Security
 
 TIMEOUT = 10.0
@@ -36,7 +42,7 @@ class MasterClient:
     def __init__(self, address: str, security: Security) -> None:
         self._address = address
         self._security = security
-        self._metadata = security.metadata()
+        self._metadata = (*security.metadata(), (VERSION_KEY, str(version.WIRE)))
 
     async def __aenter__(self) -> Self:
         self._channel = open_channel(self._address, self._security)
@@ -47,19 +53,33 @@ class MasterClient:
         await self._channel.close(None)
 
     async def status(self, patience: float = 0.0) -> pb.Status:
-        """patience: seconds that a master may be away, because it is just started again."""
+        """patience: seconds that a master may be away, because it is just started again.
+
+        What every other call rests on: a master too far from our version is not asked any more.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience
         while True:
             try:
                 request = pb.GetStatusRequest()
-                return await self._one(
+                status: pb.Status = await self._one(
                     self._stub.GetStatus(request, metadata=self._metadata, timeout=TIMEOUT)
                 )
+                return self._checked(status)
             except MasterUnreachable:
                 if loop.time() >= deadline:
                     raise
             await asyncio.sleep(PAUSE)
+
+    def _checked(self, status: pb.Status) -> pb.Status:
+        theirs = version.FIRST
+        if status.HasField("version"):
+            theirs = version.Version(status.version.major, status.version.minor)
+        try:
+            version.check(f"the master at {self._address}", theirs, version.WIRE)
+        except ProtocolMismatch as error:
+            raise MasterRefused(str(error)) from error
+        return status
 
     async def restart(self, reason: str) -> str:
         """Returns what the master says to it."""
@@ -107,7 +127,7 @@ class MasterClient:
             )
         if code is grpc.StatusCode.NOT_FOUND:
             return NotFound(details)
-        if code is grpc.StatusCode.PERMISSION_DENIED:
+        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
             return MasterRefused(f"{where} refuses: {details}")
         said = details.lower()
         if "hostname lookup" in said or "dns resolution" in said:

@@ -9,7 +9,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from elastic.proto import version
+from elastic.proto.errors import ProtocolMismatch
 from elastic.proto.security import TOKEN_KEY, Security
+
+VERSION_KEY = "elastic-version"
+"""Of a call's metadata: the version, WIRE, of who calls the Control service."""
 
 MAX_REQUEST, MAX_ANSWER = 4 << 20, 16 << 20
 """Bytes; what the master hears, and what it says: the status of 10,000 nodes is 4 MiB and more."""
@@ -53,9 +58,8 @@ def open_channel(address: str, security: Security) -> grpc.aio.Channel:
 def open_server(address: str, security: Security) -> grpc.aio.Server:
     """A server bound to host:port; RuntimeError if the port cannot be had."""
     logging.getLogger("grpc._cython.cygrpc").addFilter(_in_one_line)
-    server = grpc.aio.server(
-        interceptors=[_TokenCheck(security.token)] if security.token else [], options=_SERVER
-    )
+    checks = [_TokenCheck(security.token)] if security.token else []
+    server = grpc.aio.server(interceptors=[*checks, _VersionCheck()], options=_SERVER)
     if security.cert is None:
         server.add_insecure_port(address)
     else:
@@ -102,3 +106,28 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if hmac.compare_digest(str(given), self._token):
             return await continuation(details)
         return self._refuse
+
+
+class _VersionCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses what an elasticctl asks whose version is too far from ours; agents say theirs in Hello."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        if not details.method.startswith("/elastic.v1.Control/"):
+            return await continuation(details)
+        named = str(dict(details.invocation_metadata or ()).get(VERSION_KEY, version.FIRST))
+        theirs, refusal = version.parse(named), f"{named[:20]!r} is no version"
+        try:
+            if theirs is not None:
+                version.check("elasticctl", theirs, version.WIRE)
+                return await continuation(details)
+        except ProtocolMismatch as error:
+            refusal = str(error)
+
+        async def refuse(request: object, context: Any) -> None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)

@@ -3,20 +3,32 @@
 journal.db     the master's events and notes (master/journal.py)
 master.json    where the master listens, written by each of its lives
 report.json    how the job ended; newer than master.json once it is over
+report_<n>.json  the same of an earlier life of the job; n: the epoch before the next one began. The
+               newest KEEP_REPORTS of them
 attempt_<n>/   log files of a round (agent/logs.py)
 """
 
+import contextlib
 import json
 import os
+import re
 import stat
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from elastic.proto.errors import NotFound
+
 JOURNAL = "journal.db"
 MASTER = "master.json"
 REPORT = "report.json"
+
+KEEP_REPORTS = 100
+"""Of earlier lives."""
+
+_FOREIGN = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""What a file may raise that is cut, or not ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +68,17 @@ def read_note(folder: Path) -> MasterNote | None:
     """None where there is none, or none that can be read."""
     try:
         found = json.loads((folder / MASTER).read_text())
+        address = str(found["address"])
+        address.encode()  # JSON can hold what is no text, and could not be dialled
         return MasterNote(
-            address=str(found["address"]),
+            address=address,
             run_id=str(found["run_id"]),
             pid=int(found["pid"]),
             launch=str(found.get("launch", "")),
             job_uid=str(found.get("job_uid", "")),
             epoch=int(found.get("epoch", 0)),
         )
-    except (OSError, ValueError, TypeError, KeyError):
+    except _FOREIGN:
         return None
 
 
@@ -75,24 +89,51 @@ def read_report(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         report = json.loads((folder / REPORT).read_text())
-    except (OSError, ValueError):
+        return report if _is_report(report) else None
+    except _FOREIGN:
         return None
-    return report if isinstance(report, dict) else None
+
+
+def _is_report(report: Any) -> bool:
+    """It has what is shown of it (master/report.py); raises one of `_FOREIGN` where it is none."""
+    texts = (report["job"], report["result"]["outcome"], report["result"]["reason"])
+    numbers = (
+        *(report[name] for name in ("rounds", "epoch", "step")),
+        *(report[name] for name in ("seconds", "productive_seconds", "goodput")),
+        *report["restarts_by_cause"].values(),
+    )
+    return all(isinstance(found, str) for found in texts) and all(
+        isinstance(found, int | float) and abs(found) < 1e15 for found in numbers
+    )
+
+
+def put_report_aside(folder: Path, epoch: int) -> None:
+    """Before another life of the job: keep how the last one, which had `epoch`, ended. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(folder / REPORT, folder / f"report_{epoch}.json")
+    names = (re.fullmatch(r"report_(\d+)\.json", entry.name) for entry in folder.iterdir())
+    kept = sorted((match for match in names if match), key=lambda match: int(match[1]))
+    for match in kept[:-KEEP_REPORTS]:
+        (folder / match[0]).unlink(missing_ok=True)
 
 
 def find_newest(base: Path) -> Path | None:
-    """The job's folder that `base` is, else the one in it where something happened last."""
+    """The job's folder that `base` is, else the one in it where something happened last; what
+    cannot be read is passed over. Raises NotFound where that is `base`.
+    """
     if _is_job(base):
         return base
     try:
         jobs = [path for path in base.iterdir() if _is_job(path)]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise NotFound(f"{base} cannot be read: {error.strerror}") from error
     return max(jobs, key=_last_event, default=None)
 
 
 def _is_job(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (JOURNAL, MASTER))
+    return any(os.path.isfile(folder / name) for name in (JOURNAL, MASTER))
 
 
 def _last_event(folder: Path) -> int:

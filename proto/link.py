@@ -182,15 +182,11 @@ def parse(line: bytes) -> Message | None:
 
 
 def _check_version(text: object) -> None:
-    if not isinstance(text, str) or text.count(".") != 1:
-        raise LinkError("a message on the link carries no version")
-    major, minor = text.split(".")
-    if not (major.isascii() and minor.isascii() and major.isdigit() and minor.isdigit()):
-        raise LinkError("a message on the link carries no version")
-    if len(text) > 16:
+    theirs = version.parse(text)
+    if theirs is None:
         raise LinkError("a message on the link carries no version")
     try:
-        version.check("the rank's link", version.Version(int(major), int(minor)), version.LINK)
+        version.check("the rank's link", theirs, version.LINK)
     except ProtocolMismatch as error:
         raise LinkError(str(error)) from error
 

@@ -242,7 +242,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("run_id", "job_uid", "epoch", "phase", "reason", "round", "world_size", "step", "restarts", "nodes", "report_json", "stale_messages")
+    __slots__ = ("run_id", "job_uid", "epoch", "phase", "reason", "round", "world_size", "step", "restarts", "nodes", "report_json", "stale_messages", "version")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +255,7 @@ class Status(_message.Message):
     NODES_FIELD_NUMBER: _ClassVar[int]
     REPORT_JSON_FIELD_NUMBER: _ClassVar[int]
     STALE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_uid: str
     epoch: int
@@ -267,7 +268,8 @@ class Status(_message.Message):
     nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
     report_json: str
     stale_messages: int
-    def __init__(self, run_id: _Optional[str] = ..., job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., restarts: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., report_json: _Optional[str] = ..., stale_messages: _Optional[int] = ...) -> None: ...
+    version: Version
+    def __init__(self, run_id: _Optional[str] = ..., job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., restarts: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., report_json: _Optional[str] = ..., stale_messages: _Optional[int] = ..., version: _Optional[_Union[Version, _Mapping]] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("node_id", "state", "host", "slots", "node_rank", "first_rank", "ranks")

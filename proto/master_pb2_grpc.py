@@ -100,7 +100,8 @@ class Master(object):
 
 
 class ControlStub(object):
-    """What people ask of it, through elasticctl.
+    """What people ask of it, through elasticctl. Each call names the caller's version in its metadata,
+    "elastic-version"; without it, the first one.
     """
 
     def __init__(self, channel):
@@ -137,7 +138,8 @@ class ControlStub(object):
 
 
 class ControlServicer(object):
-    """What people ask of it, through elasticctl.
+    """What people ask of it, through elasticctl. Each call names the caller's version in its metadata,
+    "elastic-version"; without it, the first one.
     """
 
     def GetStatus(self, request, context):
@@ -208,7 +210,8 @@ def add_ControlServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Control(object):
-    """What people ask of it, through elasticctl.
+    """What people ask of it, through elasticctl. Each call names the caller's version in its metadata,
+    "elastic-version"; without it, the first one.
     """
 
     @staticmethod

@@ -3,6 +3,7 @@ a function `main(context, argv) -> exit code` that lives with what it is about; 
 line is its help.
 """
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,15 @@ class Context:
     out: Output
     find: Callable[[], Job]
     """Find the job; raises ElasticError. A verb reads its arguments first."""
+
+
+def text(argument: str) -> str:
+    """An argument that travels to a master: messages hold no other bytes than UTF-8."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError("it is no text in UTF-8") from error
+    return argument
 
 
 def age(seconds: float) -> str:

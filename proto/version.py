@@ -4,6 +4,7 @@ A version is (major, minor). Neighbouring minor versions of one major work toget
 operator, a master and a training image are never upgraded at the same instant.
 """
 
+import re
 from typing import NamedTuple
 
 from elastic.proto.errors import ProtocolMismatch
@@ -16,6 +17,9 @@ class Version(NamedTuple):
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}"
 
+
+FIRST = Version(1, 0)
+"""The first release's, which names none in some places."""
 
 WIRE = Version(1, 0)
 """Messages between agent, elasticctl and master (`master.proto`)."""
@@ -30,10 +34,17 @@ LINK = Version(1, 0)
 """Messages between a rank and its agent."""
 
 
+def parse(text: object) -> Version | None:
+    """What `str` of a version says; None where it is none."""
+    found = re.fullmatch(r"(\d{1,6})\.(\d{1,6})", text, re.ASCII) if isinstance(text, str) else None
+    return Version(int(found[1]), int(found[2])) if found else None
+
+
 def check(what: str, theirs: Version, ours: Version) -> None:
     """Raise `ProtocolMismatch` unless both sides are neighbours."""
     if theirs.major != ours.major or abs(theirs.minor - ours.minor) > 1:
+        which = "older" if ours < theirs else "newer"
         raise ProtocolMismatch(
-            f"{what} speaks version {theirs}, this side {ours}: install releases whose minor "
-            "versions are neighbours"
+            f"{what} speaks version {theirs}, this side {ours}, which is {which}: install releases "
+            "whose minor versions are neighbours"
         )

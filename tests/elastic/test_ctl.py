@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trustme
@@ -21,6 +20,7 @@ import trustme
 from elastic import ctl
 from elastic.proto import job_folder
 from elastic.proto.verbs import age
+from tests.elastic.asking import Ask, columns, elasticctl
 
 # One worker runs one job for most of these.
 pytestmark = pytest.mark.xdist_group("ctl")
@@ -97,10 +97,6 @@ class Running:
         return self.launcher.wait(DEADLINE)
 
 
-def elasticctl(*args: str) -> list[str]:
-    return [sys.executable, "-m", "elastic.ctl", *args]
-
-
 def start(base: Path, *flags: str, **environ: str) -> Running:
     base.mkdir(parents=True, exist_ok=True)
     script, gate = base.parent / "script.py", base.parent / "gate"
@@ -150,46 +146,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
     finally:
         end(running)
-
-
-@dataclass
-class Answer:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def lines(self) -> list[str]:
-        return self.out.splitlines()
-
-    @property
-    def documents(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.lines]
-
-
-Ask = Callable[..., Answer]
-
-
-@pytest.fixture
-def ask(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Run `elasticctl` in this process."""
-    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
-    monkeypatch.delenv("ELASTIC_JOB_TOKEN", raising=False)
-
-    def run(*args: str | Path) -> Answer:
-        capfdbinary.readouterr()
-        try:
-            code = ctl.main([str(arg) for arg in args])
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        said = capfdbinary.readouterr()
-        return Answer(code=code, out=said.out.decode(), err=said.err.decode())
-
-    return run
-
-
-def columns(line: str) -> list[str]:
-    return line.split()
 
 
 # --- a job that runs -----------------------------------------------------------------------------

@@ -278,3 +278,16 @@ async def test_a_full_disk_stops_decisions_and_loses_nothing(tmp_path: Path) -> 
             assert await node_states(address) == {}
             filler.unlink()
             assert (await agent.ordered(RUN)).round == 1
+
+
+@within(20)
+async def test_a_launcher_that_died_is_told_from_one_that_was_told_to_end(tmp_path: Path) -> None:
+    with reserved() as address, MasterProcess(tmp_path / "told", address) as process:
+        await ready(address)
+        process.process.terminate()
+        assert await process.said("the launcher on the master's node was told to end")
+    guardian = ("sh", "-c", 'setpriv --pdeathsig TERM "$@" & wait', "sh")
+    with reserved() as address, MasterProcess(tmp_path / "died", address, *guardian) as process:
+        await ready(address)
+        process.process.kill()
+        assert await process.said("the launcher on the master's node died")

@@ -194,10 +194,19 @@ async def test_messages_of_another_round_and_life_are_dropped(tmp_path: Path) ->
         await agent.say(heartbeat=pb.Heartbeat(round=7, ranks=[pb.RankProgress(rank=0, step=9)]))
         await agent.say(unit=pb.UnitDeclared(round=7, unit=3))
         await agent.say(spare_store=pb.SpareStore(address="127.0.0.1:2"))
-        async with MasterClient(address, Security()) as client:
-            while (status := await client.status()).stale_messages < 2:
-                pass
+        await agent.say(unit=pb.UnitDeclared(round=1, unit=1))  # as before, and of this round
+        async with Agent(address, "bystander") as bystander:
+            await bystander.say(unit=pb.UnitDeclared(round=1, unit=3))
+            await bystander.say(heartbeat=pb.Heartbeat())
+            await bystander.say(leaving=pb.Leaving(reason="all of that is taken in by now"))
+            await noted(address, "taken in by now")
+            await bystander.say(spare_store=pb.SpareStore(address="127.0.0.1:3"))
+            await bystander.say(leaving=pb.Leaving(reason="once more, from a life that has left"))
+            async with MasterClient(address, Security()) as client:
+                while (status := await client.status()).stale_messages < 6:
+                    pass
         assert (status.phase, status.round, status.step) == ("running", 1, 0)
+        assert status.stale_messages == 6
 
 
 # --- TLS ---------------------------------------------------------------------------------------

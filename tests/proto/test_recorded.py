@@ -90,7 +90,7 @@ def test_wire_of_a_newer_neighbour() -> None:
     assert (order.round, order.store) == (5, "10.0.0.1:2")
 
 
-CAME_LATER = {ev.Prepared}
+CAME_LATER = {ev.Prepared, ev.Stalled, ev.Together}
 """Events that these files do not hold."""
 
 
