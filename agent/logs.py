@@ -64,7 +64,7 @@ class AttemptLogs:
             folder = settings.run_dir / f"attempt_{number - 1}"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                _prune(settings.run_dir, settings.keep)
+                _prune(settings.run_dir, folder, settings.keep)
                 for name, words in (
                     ("stdout", settings.stdout_filters),
                     ("stderr", settings.stderr_filters),
@@ -223,14 +223,15 @@ def tail(folder: Path | None, size: int) -> str:
     return ""
 
 
-def _prune(run_dir: Path, keep: int) -> None:
-    """Remove the oldest attempts beyond `keep`, but never the first, which shows how it began."""
+def _prune(run_dir: Path, used: Path, keep: int) -> None:
+    """Remove the oldest attempts beyond `keep`, but neither the first, which shows how it began, nor
+    the one in use."""
     found = [
         (int(match[1]), path)
         for path in run_dir.iterdir()
-        if (match := re.fullmatch(r"attempt_(\d+)", path.name))
+        if path != used and (match := re.fullmatch(r"attempt_(\d+)", path.name))
     ]
-    for _, path in sorted(found)[1 : max(1, len(found) - keep + 1)]:
+    for _, path in sorted(found)[1 : max(1, len(found) - keep + 2)]:
         shutil.rmtree(path, ignore_errors=True)
 
 
