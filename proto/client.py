@@ -70,7 +70,11 @@ def open_server(address: str, security: Security) -> grpc.aio.Server:
 def _in_one_line(record: logging.LogRecord) -> bool:
     """Bytes of a stranger that are no message or no text: worth a line, and not grpc's traceback."""
     if record.exc_info and isinstance(record.exc_info[1], (DecodeError, UnicodeDecodeError)):
-        record.msg, record.args, record.exc_info = "somebody sent bytes that make no sense", (), None
+        record.msg, record.args, record.exc_info = (
+            "somebody sent bytes that make no sense",
+            (),
+            None,
+        )
     return True
 
 
