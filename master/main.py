@@ -65,6 +65,7 @@ async def serve(settings: MasterSettings) -> None:
     _write_note(settings)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, _stop, shell, streams)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what came while this life started, too
     watch = loop.create_task(streams.watch_silence())
     await streams.over.wait()
     if shell.job.result is not None:
