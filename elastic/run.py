@@ -118,9 +118,12 @@ def _numbers(names: Iterable[str]) -> tuple[int, ...]:
 
 
 def _agent_main(settings: AgentSettings, knock: socket.socket) -> int:
-    from elastic.agent import agent  # after the fork: grpc has threads
+    from elastic.agent import agent, tee  # after the fork: grpc has threads
 
-    return agent.main(settings, knock)
+    try:
+        return agent.main(settings, knock)
+    finally:
+        tee.finish()
 
 
 def _master_main(options: Options, settings: AgentSettings, run_dir: Path, launch: str) -> int:

@@ -170,8 +170,10 @@ class Job:
         prefix: Sequence[str] = (),
         entry: Sequence[str] = (),
         log_level: str = "INFO",
+        console: int | None = None,
     ) -> Node:
-        """Start a launcher. script: arguments of rank.py; entry: another script in its place."""
+        """Start a launcher. script: arguments of rank.py; entry: another script in its place;
+        console: a descriptor for all that it shows, in place of files."""
         name = name or f"node{len(self.nodes)}"
         meeting = ("--rdzv-backend", "c10d", "--rdzv-id", "job")
         command = (
@@ -180,7 +182,7 @@ class Job:
             *("--log-dir", str(self.folder / "logs"), "--node-id", name, *flags),
             *(entry or (str(SCRIPT), str(self.folder), *script)),
         )
-        return self.launch(name, command, environ or {}, prefix, log_level)
+        return self.launch(name, command, environ or {}, prefix, log_level, console)
 
     def launch(
         self,
@@ -189,6 +191,7 @@ class Job:
         environ: Mapping[str, str],
         prefix: Sequence[str] = (),
         log_level: str = "INFO",
+        console: int | None = None,
     ) -> Node:
         """Start a launcher by its whole command line."""
         variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PYTHON"))}
@@ -211,8 +214,8 @@ class Job:
             process = subprocess.Popen(
                 (*prefix, *command),
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
+                stdout=out if console is None else console,
+                stderr=err if console is None else console,
                 env=variables,
                 cwd=self.folder,
                 start_new_session=True,
