@@ -68,6 +68,7 @@ class Agent:
         for name in self._settings.signals:
             number = getattr(signal, name)
             loop.add_signal_handler(number, self._take_signal, number)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what came while this life started, too
         knocks = await asyncio.start_server(self._answer_knock, sock=self._knock_socket)
         uplink = loop.create_task(self._uplink.run(self._patience))
         loop.set_exception_handler(self._mishap)

@@ -34,6 +34,10 @@ class _Child:
     pid: int = 0
     code: int | None = None
     """Set once it ended for good."""
+    told: list[int] = field(default_factory=list[int])
+    """Signals passed on to it; a life that died may not have heard them, so each later one does."""
+    again: bool = False
+    """It died, and was started again."""
     deaths: list[float] = field(default_factory=list[float])
 
 
@@ -56,6 +60,8 @@ class Guardian:
         self._wake, self._waker = socket.socketpair()
         self._signalled = False
         self._warnings: tuple[int, ...] = ()
+        self._handled: tuple[int, ...] = ()
+        """What a child must not miss while it starts; its loop lets them through."""
         self.warned = False
         """A warning came."""
         self._stuck: set[int] = set()
@@ -67,12 +73,14 @@ class Guardian:
         signals end this node; warnings, which say that it will be taken away, only reach the agent.
         """
         self._warnings = warnings
+        self._handled = (*signals, *warnings)
         prctl.set_child_subreaper()
         self._wake.setblocking(False)
         self._waker.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, *signals, *warnings):
+        for number in (signal.SIGCHLD, *self._handled):
             signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # `stty tostop` would stop whoever logs
         for child in self._children():
             self._start(child)
         try:
@@ -83,6 +91,8 @@ class Guardian:
             self._end_all()
         if self._master is not None and self._master.code and not self._signalled:
             return self._master.code
+        if self._agent.again and self._agent.code - 128 in self._handled:
+            return 1  # a later life does not know that there was a round
         return self._agent.code
 
     def _wait_or_kill(self, child: _Child) -> None:
@@ -93,7 +103,7 @@ class Guardian:
             self._wait(self._deadline - time.monotonic())
         else:
             log.error("the %s did not end in time and is killed", child.name)
-            self._terminate(child, signal.SIGKILL)
+            self._kill(child, signal.SIGKILL)
             self._deadline = time.monotonic() + self._patience
 
     def _children(self) -> list[_Child]:
@@ -101,9 +111,12 @@ class Guardian:
 
     def _start(self, child: _Child) -> None:
         guardian = os.getpid()
-        pid = os.fork()
-        if pid:
-            child.pid = pid
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)
+        child.pid = os.fork()
+        if child.pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for number in child.told:
+                self._kill(child, number)
             return
         code = CRASHED
         try:
@@ -127,13 +140,17 @@ class Guardian:
     def _wait(self, timeout: float | None) -> None:
         """Wait for a signal or a child's end, and deal with it."""
         select.select([self._wake], [], [], timeout)
+        self._hear()
+        self._reap()
+
+    def _hear(self) -> None:
+        """Pass on the signals that came."""
         received = b""
         with contextlib.suppress(BlockingIOError):
             received = self._wake.recv(4096)
         for number in received:
             if number != signal.SIGCHLD:
                 self._pass_on(number)
-        self._reap()
 
     def _pass_on(self, number: int) -> None:
         if number in self._warnings:
@@ -143,9 +160,9 @@ class Guardian:
             if self._deadline is None:
                 self._deadline = time.monotonic() + self._patience
         if self._agent.code is None:
-            self._terminate(self._agent, number)
+            self._tell(self._agent, number)
         elif self._master is not None and self._signalled:
-            self._terminate(self._master, signal.SIGTERM)
+            self._tell(self._master, signal.SIGTERM)
 
     def _reap(self) -> None:
         while True:
@@ -163,13 +180,14 @@ class Guardian:
     def _ended(self, child: _Child, code: int) -> None:
         if child is self._agent:
             self._sweep()
+            self._hear()  # a signal that came meanwhile decides whether there is another life
         if 0 <= code != CRASHED:
             child.code = code
             if child is self._master and code:
-                self._terminate(self._agent, signal.SIGTERM)  # there will be no master
+                self._tell(self._agent, signal.SIGTERM)  # there will be no master
             return
         if self._signalled or (self._master is not None and self._master.code):
-            child.code = 128 - code if code < 0 else 1
+            child.code = 1
             return
         how = f"signal {-code}" if code < 0 else "a bug"
         if code != -signal.SIGKILL:  # which strikes from outside, and says nothing of the next one
@@ -181,6 +199,7 @@ class Guardian:
             child.code = 1
             return
         log.warning("the %s died (%s) and is started again", child.name, how)
+        child.again = True
         self._start(child)
 
     def _end_master(self) -> None:
@@ -189,11 +208,17 @@ class Guardian:
         if master is None:
             return
         if self._agent.code == 1 or self._signalled:
-            self._terminate(master, signal.SIGTERM)
+            self._tell(master, signal.SIGTERM)
         while master.code is None:
             self._wait_or_kill(master)
 
-    def _terminate(self, child: _Child, number: int) -> None:
+    def _tell(self, child: _Child, number: int) -> None:
+        """Signal this life of a child, and every later one."""
+        if number not in child.told:
+            child.told.append(number)
+        self._kill(child, number)
+
+    def _kill(self, child: _Child, number: int) -> None:
         if child.code is None and child.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, number)
@@ -213,7 +238,7 @@ class Guardian:
 
     def _end_all(self) -> None:
         for child in self._children():
-            self._terminate(child, signal.SIGKILL)
+            self._kill(child, signal.SIGKILL)
         for child in self._children():
             if child.pid:
                 with contextlib.suppress(ChildProcessError):

@@ -13,22 +13,22 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 from elastic.agent.settings import LogSettings
+from elastic.agent.tee import POLL, Shown, Tail, tee
 
 log = logging.getLogger(__name__)
 
 OUT, ERR = 1, 2
-POLL = 0.1
-"""Seconds between looks at teed files, as in torchrun."""
-LAST_WORDS = 5.0
-"""Seconds that the console gets to take what is left when the ranks have ended."""
-LONGEST_LINE = 1 << 16
-"""Bytes after which a line without an end is copied all the same."""
+BOUND_EVERY = 2.0
+"""Seconds between looks at the length of files."""
+PATIENCE = 5.0
+"""Seconds for which a file system may keep a round's end waiting."""
 _PUNCH = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _BLOCK = 4096
 
@@ -55,7 +55,10 @@ class AttemptLogs:
     def __init__(self, settings: LogSettings, number: int, role: str) -> None:
         self._settings = settings
         self._role = role
-        self._tails: list[_Tail] = []
+        self._shown: dict[int, Shown] = {}
+        """What goes to the console too, by its descriptor."""
+        self._filtered: list[tuple[Tail, Path]] = []
+        """What goes to a file for chosen lines, and that file."""
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._files: list[Path] = []
@@ -64,13 +67,13 @@ class AttemptLogs:
             folder = settings.run_dir / f"attempt_{number - 1}"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                _prune(settings.run_dir, settings.keep)
+                _prune(settings.run_dir, folder, settings.keep)
                 for name, words in (
                     ("stdout", settings.stdout_filters),
                     ("stderr", settings.stderr_filters),
                 ):
                     if words:  # there even if no line is chosen, as in torchrun
-                        (folder / f"filtered_{name}.log").touch()
+                        _filtered(folder, name).touch()
             except OSError as error:
                 _go_without(error)
             else:
@@ -123,79 +126,51 @@ class AttemptLogs:
             prefix = Template(template).safe_substitute(
                 role_name=self._role, rank=rank, local_rank=local_rank
             )
-        filters = (
-            self._settings.stdout_filters if name == "stdout" else self._settings.stderr_filters
-        )
-        filtered = self.folder / f"filtered_{name}.log" if filters and self.folder else None
-        self._tails.append(_Tail(path, prefix, console, filtered, filters))
+        self._shown.setdefault(console, Shown([])).tails.append(Tail(path, prefix))
+        words = self._settings.stdout_filters if name == "stdout" else self._settings.stderr_filters
+        if words:
+            self._filtered.append((Tail(path, prefix, words), _filtered(path.parents[1], name)))
 
     def follow(self) -> None:
-        """Start to copy teed lines to the console and to keep files within their limit.
-
-        In a thread: a console that takes nothing must not stop the agent.
-        """
-        if self._files:
-            self._thread = threading.Thread(target=self._run, name="tee", daemon=True)
+        """Start to copy teed lines and to keep files within their limit."""
+        for console, shown in self._shown.items():
+            tee(console).show(shown)
+        if self._filtered or (self._files and self._settings.limit):
+            self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
-        looks = 0
-        while not self._over.wait(POLL if self._tails else 50 * POLL):
-            for tail in self._tails:
-                tail.copy()
-            looks += 1
-            if looks % 50 == 0 and self._settings.limit:
-                for path in self._files:
-                    _bound(path, self._settings.limit)
-        for tail in self._tails:
-            tail.finish()
+        looked = time.monotonic()
+        while not self._over.wait(POLL if self._filtered else BOUND_EVERY):
+            self._copy()
+            if time.monotonic() - looked >= BOUND_EVERY:
+                self._bound()
+                looked = time.monotonic()
+        self._copy()
+        for tail, path in self._filtered:
+            _append(path, tail.end())
+        self._bound()
+
+    def _copy(self) -> None:
+        for tail, path in self._filtered:
+            while data := tail.read():
+                _append(path, data)
+
+    def _bound(self) -> None:
+        if limit := self._settings.limit:
+            for path in {*self._files, *(path for _, path in self._filtered)}:
+                _bound(path, limit)
 
     async def close(self) -> None:
-        """Copy what is left; the ranks have ended. Waits for a console that hangs only so long."""
-        if self._thread is None:
-            return
+        """Copy what is left; the ranks have ended. No console and no file holds up the next round."""
         self._over.set()
-        await asyncio.to_thread(self._thread.join, LAST_WORDS)
-        if self._thread.is_alive():
-            log.warning("the console takes no output: the rest is in %s only", self.folder)
+        await asyncio.to_thread(self._settle)
 
-
-class _Tail:
-    """One teed file, on its way to the console."""
-
-    def __init__(
-        self, path: Path, prefix: str, console: int, filtered: Path | None, words: tuple[str, ...]
-    ) -> None:
-        self._source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._prefix = prefix.encode()
-        self._console = console
-        self._filtered = filtered
-        self._words = tuple(word.encode() for word in words)
-        self._rest = b""
-
-    def copy(self) -> None:
-        """Copy what came since; as torchrun, a carriage return ends a line too."""
-        with contextlib.suppress(OSError):
-            while data := os.read(self._source, 1 << 20):
-                text = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-                *lines, self._rest = text.split(b"\n")
-                if len(self._rest) > LONGEST_LINE:
-                    lines, self._rest = [*lines, self._rest], b""
-                self._emit(lines)
-
-    def _emit(self, lines: list[bytes]) -> None:
-        if not lines:
-            return
-        _write(self._console, b"".join(self._prefix + line + b"\n" for line in lines))
-        chosen = [line for line in lines if any(word in line for word in self._words)]
-        if chosen and self._filtered is not None:
-            with contextlib.suppress(OSError), open(self._filtered, "ab") as file:
-                file.write(b"".join(self._prefix + line + b"\n" for line in chosen))
-
-    def finish(self) -> None:
-        self.copy()
-        self._emit([self._rest] if self._rest else [])
-        os.close(self._source)
+    def _settle(self) -> None:
+        for console, shown in self._shown.items():
+            tee(console).settle(shown)
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
 
 
 def _go_without(error: OSError) -> None:
@@ -203,10 +178,13 @@ def _go_without(error: OSError) -> None:
     log.warning("what ranks write goes to no file in this round: %s", error)
 
 
-def _write(fd: int, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # a console that went away costs nobody a rank
-        while data:
-            data = data[os.write(fd, data) :]
+def _filtered(folder: Path, name: str) -> Path:
+    return folder / f"filtered_{name}.log"
+
+
+def _append(path: Path, data: bytes) -> None:
+    with contextlib.suppress(OSError), open(path, "ab") as file:
+        file.write(data)
 
 
 def _devnull() -> int:
@@ -223,14 +201,15 @@ def tail(folder: Path | None, size: int) -> str:
     return ""
 
 
-def _prune(run_dir: Path, keep: int) -> None:
-    """Remove the oldest attempts beyond `keep`, but never the first, which shows how it began."""
+def _prune(run_dir: Path, used: Path, keep: int) -> None:
+    """Remove the oldest attempts beyond `keep`, but neither the first, which shows how it began, nor
+    the one in use."""
     found = [
         (int(match[1]), path)
         for path in run_dir.iterdir()
-        if (match := re.fullmatch(r"attempt_(\d+)", path.name))
+        if path != used and (match := re.fullmatch(r"attempt_(\d+)", path.name))
     ]
-    for _, path in sorted(found)[1 : max(1, len(found) - keep + 1)]:
+    for _, path in sorted(found)[1 : max(1, len(found) - keep + 2)]:
         shutil.rmtree(path, ignore_errors=True)
 
 

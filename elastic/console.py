@@ -6,14 +6,16 @@ import os
 import select
 import time
 
+from elastic.agent.console import Console
+
 PATIENCE = 0.1
 """Seconds that one line waits for a slow reader."""
 LAST_PATIENCE = 1.0
-"""Seconds that the lines that are left get when the process ends."""
+"""Seconds that a reader may take nothing before the lines that are left are given up at the end."""
 KEPT = 1000
 """Lines kept for a reader that does not come; older ones are dropped."""
 LONGEST = select.PIPE_BUF
-"""Bytes of a line; a pipe that is ready takes so many without blocking."""
+"""Bytes of a line, so that a pipe takes it as a whole."""
 
 
 class ConsoleHandler(logging.Handler):
@@ -25,8 +27,9 @@ class ConsoleHandler(logging.Handler):
 
     def __init__(self, fd: int) -> None:
         super().__init__()
-        self._fd = fd
+        self._console = Console(fd)
         self._lines: collections.deque[bytes] = collections.deque(maxlen=KEPT)
+        os.register_at_fork(after_in_child=self._lines.clear)  # they are the parent's to write
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -34,26 +37,29 @@ class ConsoleHandler(logging.Handler):
         except (TypeError, ValueError):  # a message that does not fit its arguments
             self.handleError(record)
             return
-        waiting = bool(self._lines)
+        patience = 0.0 if self._lines else PATIENCE
         self._lines.extend(
             line.encode(errors="backslashreplace")[: LONGEST - 1] + b"\n"
             for line in text.splitlines()
         )
-        self._write(0.0 if waiting else PATIENCE)
+        self._write(patience)
 
     def flush(self) -> None:
-        self._write(LAST_PATIENCE)
+        """At the end: as long as the reader goes on to read."""
+        while self._lines:
+            self._write(LAST_PATIENCE - self._console.idle)
+            if self._console.idle >= LAST_PATIENCE:
+                return
 
     def _write(self, patience: float) -> None:
         deadline = time.monotonic() + patience
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
         while self._lines:
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            taken = self._console.write(self._lines[0])
+            if taken == len(self._lines[0]):
+                self._lines.popleft()
+                continue
+            self._lines[0] = self._lines[0][taken:]
+            left = deadline - time.monotonic()
+            if left <= 0:
                 return
-            try:
-                os.write(self._fd, self._lines[0])
-            except OSError:  # nobody will ever read it
-                self._lines.clear()
-                return
-            self._lines.popleft()
+            self._console.wait(left)

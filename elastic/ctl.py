@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import MappingProxyType
@@ -176,6 +177,12 @@ def _in_folder(folder: Path, security: Security) -> Job:
     dead = Job(name=name, folder=folder, master="", status=None, security=security)
     if note is None or job_folder.read_report(folder) is not None:
         return dead
+    if security.token and (why := job_folder.distrust(folder)):
+        sys.stderr.write(
+            f"elasticctl: {why}, so the job's token is not sent to the address in it: "
+            "give --master HOST:PORT\n"
+        )
+        security = replace(security, token="")
     try:
         status = asyncio.run(_ask(note.address, security, PATIENCE))
     except (MasterUnreachable, MasterRefused) as error:

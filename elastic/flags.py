@@ -262,7 +262,7 @@ OURS = (
         type=int,
         default=100,
         metavar="N",
-        help="Attempts whose log folders are kept (%(default)s).",
+        help="Attempts whose logs are kept, the first and the newest always (%(default)s).",
     ),
     Flag(
         name="log-limit",

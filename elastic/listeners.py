@@ -1,6 +1,7 @@
 """The sockets that a launcher holds for its whole life, and the address at which others reach it."""
 
 import errno
+import ipaddress
 import socket
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,14 @@ def own_address(options: Options, host: str, port: int) -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return target
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    try:
+        return ipaddress.ip_address(_numeric(host, 0).partition("%")[0]).is_loopback
+    except ValueError:  # a name that nobody knows
+        return False
 
 
 def _numeric(host: str, port: int) -> str:

@@ -23,11 +23,11 @@ from elastic.agent.numa import gpu_nodes
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.slots import resolve_slots
 from elastic.console import ConsoleHandler
-from elastic.listeners import join, knock_socket, own_address, reserve
+from elastic.listeners import is_loopback, join, knock_socket, own_address, reserve
 from elastic.master.state import DRAINED
 from elastic.options import Options
 from elastic.proto.errors import ElasticError, UsageError
-from elastic.proto.job_folder import default_base, is_ours
+from elastic.proto.job_folder import default_base, distrust, folder_name, is_ours
 from elastic.proto.security import TOKEN, Security, read_token
 
 log = logging.getLogger("elastic")
@@ -72,16 +72,16 @@ def _launch(options: Options) -> int:
     if options.without_effect:
         log.warning("without effect here: %s", ", ".join(options.without_effect))
     security = _security(options, environ)
-    if options.max_nodes > 1 and not security.token:
+    folder = _folder_name(options.run_id)
+    run_dir = _job_folder(options.state_dir or options.log_dir, folder)
+    log_dir = _job_folder(options.log_dir or options.state_dir, folder)
+    reservation = reserve(options)
+    if not security.token and not is_loopback(options.endpoint_host):
         log.warning(
             "no job token: set %s (or --token-file) on every node, so that nobody else can "
             "join this job",
             TOKEN,
         )
-    folder = _folder_name(options.run_id)
-    run_dir = _job_folder(options.state_dir or options.log_dir, folder)
-    log_dir = _job_folder(options.log_dir or options.state_dir, folder)
-    reservation = reserve(options)
     address = (
         options.endpoint_host,
         (reservation.port if reservation else options.endpoint_port),
@@ -118,9 +118,12 @@ def _numbers(names: Iterable[str]) -> tuple[int, ...]:
 
 
 def _agent_main(settings: AgentSettings, knock: socket.socket) -> int:
-    from elastic.agent import agent  # after the fork: grpc has threads
+    from elastic.agent import agent, tee  # after the fork: grpc has threads
 
-    return agent.main(settings, knock)
+    try:
+        return agent.main(settings, knock)
+    finally:
+        tee.finish()
 
 
 def _master_main(options: Options, settings: AgentSettings, run_dir: Path, launch: str) -> int:
@@ -263,7 +266,7 @@ def _folder_name(run_id: str) -> str:
 
     Only who names a job can want to resume it, and two unnamed ones must not meet.
     """
-    name = run_id.replace("/", "_")
+    name = folder_name(run_id)
     return f"{name}_{secrets.token_hex(4)}" if run_id == "none" else name
 
 
@@ -281,6 +284,11 @@ def _job_folder(base: str | None, name: str) -> Path:
                     f"{folder} is another user's, or others may write there: give --log-dir"
                 )
         path.mkdir(parents=True, exist_ok=True, mode=0o755)
+        if why := distrust(path):
+            raise UsageError(
+                f"{why}, and what lies there would be believed: remove it, or give another --log-dir "
+                "or --state-dir"
+            )
     except OSError as error:
         raise UsageError(f"cannot make {path} for logs and journal: {error.strerror}") from error
     return path.absolute()

@@ -17,7 +17,7 @@ from elastic.master.control import Control
 from elastic.master.journal import Journal
 from elastic.master.policy import Policy
 from elastic.master.report import report
-from elastic.master.shell import RETRY, Shell
+from elastic.master.shell import Shell, pause
 from elastic.master.state import Job
 from elastic.master.streams import Streams
 from elastic.proto import job_folder, master_pb2_grpc
@@ -46,17 +46,21 @@ class MasterSettings:
 
 async def serve(settings: MasterSettings) -> None:
     """Serve one job to its end."""
-    asyncio.get_running_loop().set_exception_handler(_mishap)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_mishap)
+    guardian, told_to_end = os.getppid(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, told_to_end.set)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what came while this life started, too
     last = job_folder.read_note(settings.run_dir)
     again = last is not None and last.launch == settings.launch
     begun = again or os.path.exists(settings.run_dir / job_folder.JOURNAL)
-    journal = await _open(settings.run_dir / job_folder.JOURNAL, again)
+    journal = await _open(settings.run_dir / job_folder.JOURNAL, again, told_to_end)
     shell = Shell(journal, settings.policy, settings.launch)
     streams = Streams(shell, settings.run_id)
     control = Control(
         shell, streams, journal, settings.run_id, open_admin=bool(settings.security.token)
     )
-    await shell.begin(streams.act, last if begun else None)
+    await shell.begin(streams.act, last if begun else None, told_to_end)
     try:
         server = open_server(settings.address, settings.security)
     except RuntimeError as error:
@@ -69,8 +73,9 @@ async def serve(settings: MasterSettings) -> None:
     if shell.job.result is None:
         _put_report_aside(settings.run_dir, shell.job)
     _write_note(settings, shell.job)
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, _stop, shell, streams, os.getppid())
+    loop.add_signal_handler(signal.SIGTERM, _stop, shell, streams, guardian)
+    if told_to_end.is_set():
+        _stop(shell, streams, guardian)
     watch = loop.create_task(streams.watch_silence())
     await streams.over.wait()
     if shell.job.result is not None:
@@ -90,19 +95,19 @@ def _stop(shell: Shell, streams: Streams, guardian: int) -> None:
         streams.over.set()
 
 
-async def _open(path: Path, again: bool) -> Journal:
+async def _open(path: Path, again: bool, told_to_end: asyncio.Event) -> Journal:
     """again: a master of this launcher wrote it before; ranks train on until the disk has space."""
     said = False
     while True:
         try:
             return Journal(path)
         except JournalFull as error:
-            if not again:
+            if not again or told_to_end.is_set():
                 raise
             if not said:
                 log.error("%s; ranks go on, nothing is decided until it can be written", error)
             said = True
-            await asyncio.sleep(RETRY)
+            await pause(told_to_end)
 
 
 def _put_report_aside(folder: Path, job: Job) -> None:

@@ -1,6 +1,7 @@
 """The shell around the pure core: clock, journal, timers. Folds events, hands effects out."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -41,12 +42,14 @@ class Shell:
         self._origin = time.monotonic()
         self.noted = asyncio.Event()
 
-    async def begin(self, act: Callable[[Effect], None], last: MasterNote | None) -> None:
+    async def begin(
+        self, act: Callable[[Effect], None], last: MasterNote | None, told_to_end: asyncio.Event
+    ) -> None:
         """Replay the journal and take the next epoch; from now on `act` gets every effect.
 
         last: what the master before wrote of itself. Raises JournalError where the journal knows
         less, and where it cannot be written; after a life of the same launcher, whose ranks
-        train, this waits until it can.
+        train, this waits until it can, or until it is told to end.
         """
         job, wall, job_time, entries = self._journal.load()
         job = replay(job, ((entry.event, entry.job) for entry in entries), self.policy)
@@ -63,9 +66,9 @@ class Shell:
         self.job, self._act = job, act
         self.fold(ev.MasterStarted(uuid4().hex, self._launch, self.policy))
         while self.stuck:
-            if last is None or last.launch != self._launch:
+            if last is None or last.launch != self._launch or told_to_end.is_set():
                 raise JournalError(f"the journal {self._journal.path} cannot be written")
-            await asyncio.sleep(RETRY)
+            await pause(told_to_end)
 
     @property
     def stuck(self) -> bool:
@@ -150,6 +153,13 @@ class Shell:
         if asyncio.get_running_loop().time() > due + STALL:
             self.fold(ev.Stalled())
         self.fold(ev.Tick())
+
+
+async def pause(told_to_end: asyncio.Event) -> None:
+    """Until the journal is tried again."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(RETRY):
+            await told_to_end.wait()
 
 
 def _older(job: Job, last: MasterNote) -> bool:

@@ -72,9 +72,13 @@ def open_server(address: str, security: Security) -> grpc.aio.Server:
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
-    """Bytes of a stranger that are no message: worth a line, and not grpc's traceback."""
-    if record.exc_info and isinstance(record.exc_info[1], DecodeError):
-        record.msg, record.args, record.exc_info = "refused bytes that are no message", (), None
+    """Bytes of a stranger that are no message or no text: worth a line, and not grpc's traceback."""
+    if record.exc_info and isinstance(record.exc_info[1], (DecodeError, UnicodeDecodeError)):
+        record.msg, record.args, record.exc_info = (
+            "somebody sent bytes that make no sense",
+            (),
+            None,
+        )
     return True
 
 
@@ -90,7 +94,7 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses every call that does not bring the job's token."""
 
     def __init__(self, token: str) -> None:
-        self._token = token
+        self._token = token.encode()
 
         async def refuse_stream(request: object, context: Any) -> None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing job token")
@@ -102,8 +106,8 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        given = dict(details.invocation_metadata or ()).get(TOKEN_KEY, "")
-        if hmac.compare_digest(str(given), self._token):
+        given = str(dict(details.invocation_metadata or ()).get(TOKEN_KEY, ""))
+        if hmac.compare_digest(given.encode(errors="surrogatepass"), self._token):
             return await continuation(details)
         return self._refuse
 

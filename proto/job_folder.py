@@ -1,4 +1,5 @@
-"""What a job leaves in its folder, `<state or log dir>/<run id>`, for whoever looks for it later.
+"""What a job leaves in its folder, `<state or log dir>/<run id>`, for whoever looks for it later;
+what the folder is called, and whose it is.
 
 journal.db     the master's events and notes (master/journal.py)
 master.json    where the master listens, written by each of its lives
@@ -9,6 +10,7 @@ attempt_<n>/   log files of a round (agent/logs.py)
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -29,6 +31,8 @@ KEEP_REPORTS = 100
 
 _FOREIGN = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """What a file may raise that is cut, or not ours."""
+LONGEST_NAME = 200
+"""Bytes of a folder's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,58 @@ def is_ours(folder: Path) -> bool:
     found = folder.lstat()
     own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     return own and not found.st_mode & 0o022
+
+
+def folder_name(run_id: str) -> str:
+    """What the folder of a job is called: its run id, where a file can have that name.
+
+    The rest is written as %XX, a long one is cut and a hash put behind it, so that two run ids never
+    share a folder and none leads out of its base.
+    """
+    name = "".join(c if c.isprintable() and c not in "/%" else _escape(c) for c in run_id)
+    if name in (".", ".."):
+        name = name.replace(".", "%2E")
+    if 0 < len(name.encode()) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(run_id.encode(errors="surrogatepass")).hexdigest()[:32]
+    return f"{name.encode()[: LONGEST_NAME - 40].decode(errors='ignore')}%~{digest}"
+
+
+def _escape(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode(errors="surrogatepass"))
+
+
+def distrust(folder: Path) -> str:
+    """Why a stranger may have put there what lies in a job's folder; empty: none can have.
+
+    It must be ours or root's, and so must a link to it; a group that may write there was chosen by
+    its owner. Raises OSError.
+    """
+    plain = _suspicion(folder, {os.getuid(), 0}, lawless=False)
+    return plain and _suspicion(folder, *_as_shown(folder.absolute().parent))
+
+
+def _suspicion(folder: Path, owners: set[int], lawless: bool) -> str:
+    for found in (folder.lstat(), folder.stat()):
+        if found.st_uid not in owners:
+            return f"{folder} is another user's (uid {found.st_uid})"
+    return f"others may write to {folder}" if found.st_mode & 0o002 and not lawless else ""
+
+
+def _as_shown(base: Path) -> tuple[set[int], bool]:
+    """Whose our files are in `base`, and whether one of ours is everybody's there.
+
+    A network file system may give what root writes to nobody, or know neither owners nor modes: what
+    we make ourselves shows how it tells us from others, if it does.
+    """
+    try:
+        fd, name = tempfile.mkstemp(prefix=".elastic-", dir=base)
+    except OSError:
+        return {os.getuid(), 0}, False
+    found = os.fstat(fd)
+    os.close(fd)
+    os.unlink(name)
+    return {os.getuid(), 0, found.st_uid}, bool(found.st_mode & 0o002)
 
 
 def write_note(folder: Path, note: MasterNote) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
+from benchmarks import wire
 from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc, version
 from tests.e2e.harness import Job, Node, processes
@@ -137,3 +138,27 @@ def test_a_token_keeps_strangers_out(job: Job) -> None:
     job.wait_for_steps(2, after=number)
     job.finish()
     job.ends(0, 1, 1, 0)
+
+
+@pytest.mark.parametrize("token", [b"wrong", b"\xff\xfe\x80", "é".encode()])
+def test_a_token_of_any_bytes_is_refused_in_a_sentence(job: Job, token: bytes) -> None:
+    job.start(nproc=1, environ={"ELASTIC_JOB_TOKEN": "correct horse"})
+    number = job.wait_for_steps(1)
+    fields = b"\x00" + bytes((13,)) + b"elastic-token" + bytes((len(token),)) + token
+    head = wire.call("/elastic.v1.Control/GetStatus", "x")[9:] + fields
+    call = wire.frame(wire.HEADERS, wire.END_HEADERS, wire.STREAM, head)
+    said = bytearray()
+    with socket.create_connection((job.address, job.port), timeout=30) as end:
+        end.sendall(wire.opening() + call)
+        while not _answered(bytes(said)):
+            said += end.recv(4096)
+    assert b"wrong or missing job token" in said
+    job.wait_for_more_steps(number, 1)
+    job.finish()
+    job.ends(0)
+
+
+def _answered(said: bytes) -> bool:
+    """Whether a call has been answered to its end."""
+    frames = wire.frames(bytearray(said))
+    return any(kind == wire.HEADERS and flags & wire.END_STREAM for kind, flags, _ in frames)

@@ -1,6 +1,7 @@
 """What may happen to a rank, and to what it started."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +110,36 @@ def test_a_signal_before_any_rank_runs(job: Job) -> None:
     job.wait_for("it to wait for a master", lambda: "waiting for a master" in node.said())
     node.signal(signal.SIGTERM)
     job.ends(128 + signal.SIGTERM)
+
+
+@pytest.mark.parametrize("part", ["agent", "master"])
+def test_a_signal_while_a_part_is_started_again_ends_the_job(job: Job, part: str) -> None:
+    node = job.start()
+    job.wait_for_steps(2)
+    processes.kill(node.agent() if part == "agent" else node.master())
+    job.wait_for("its next life", lambda: f"the {part} died" in node.said() or None)
+    node.signal(signal.SIGTERM)
+    job.ends(1)
+    assert node.said().count("died (") == 1, job.dump()
+    assert job.report()["result"]["outcome"] == "stopped", job.dump()
+
+
+def test_no_process_inherits_a_blocked_signal(job: Job) -> None:
+    node = job.start(script=("--torch",))
+    number = job.wait_for_steps(2)
+    processes.kill(node.agent())  # so that all of it is started a second time
+    job.wait_for_steps(2, after=number)
+    node.part("elastic-standby")
+    for process in job.left():
+        assert blocked(process.pid) == 0, (process, job.dump())
+    job.finish()
+    job.ends(0)
+
+
+def blocked(pid: int) -> int:
+    """Mask of signals that the process's main thread has blocked; 0 where it ended meanwhile."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next(int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:"))

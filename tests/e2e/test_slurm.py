@@ -5,22 +5,24 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from elastic.slurm import step
-from tests.e2e.harness import SCRIPT, Job
+from tests.e2e.harness import SCRIPT, Job, Node, processes
 
 DRAINED = 213
 
 
-def _start(job: Job, number: int, node: int, *, again: bool) -> None:
+def _start(job: Job, number: int, node: int, *, nodes: int = 2, again: bool = False) -> Node:
     """One task of the step, as srun starts it."""
     environ = {
         "SLURM_JOB_ID": str(number),
         "SLURM_STEP_ID": "0",
         "SLURM_PROCID": str(node),
         "SLURM_NODEID": str(node),
-        "SLURM_NTASKS": "2",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_NTASKS": str(nodes),
+        "SLURM_STEP_NUM_TASKS": str(nodes),
+        "SLURM_STEP_NUM_NODES": str(nodes),
         "SLURM_STEP_NODELIST": "localhost",
         "SLURM_JOB_NODELIST": "localhost",
         "PATH": f"{job.folder / 'bin'}:/usr/bin:/bin",
@@ -30,7 +32,7 @@ def _start(job: Job, number: int, node: int, *, again: bool) -> None:
     assert step(environ) is not None
     flags = ("--nproc-per-node", "1", "--state-dir", str(job.folder / "logs"))
     command = (sys.executable, "-m", "elastic.run", *flags, str(SCRIPT), str(job.folder))
-    job.launch(f"task{node}{'-again' if again else ''}", command, environ)
+    return job.launch(f"task{node}{'-again' if again else ''}", command, environ)
 
 
 def _scontrol(job: Job) -> Path:
@@ -47,7 +49,7 @@ def test_a_warning_drains_the_job_requeues_it_and_it_goes_on(job: Job) -> None:
     number = 100_000 + secrets.randbelow(1_000_000)
     asked = _scontrol(job)
     for node in (0, 1):
-        _start(job, number, node, again=False)
+        _start(job, number, node)
     first = job.wait_for_steps(2)
     for launcher in job.nodes:
         launcher.signal(signal.SIGUSR1)  # Slurm warns every task of the step
@@ -58,3 +60,21 @@ def test_a_warning_drains_the_job_requeues_it_and_it_goes_on(job: Job) -> None:
     job.wait_for_steps(2, after=first)
     job.finish()
     job.ends(DRAINED, DRAINED, 0, 0)
+
+
+@pytest.mark.parametrize("when", ["with it", "soon", "started again"])
+def test_a_warning_reaches_an_agent_that_starts_again(job: Job, when: str) -> None:
+    """Slurm warns once: heard with the agent's death, or soon after it, or while the next imports."""
+    asked = _scontrol(job)
+    node = _start(job, 4711, 0, nodes=1)
+    job.wait_for_steps(1)
+    if when == "with it":
+        node.signal(signal.SIGSTOP)
+    processes.kill(node.agent())
+    if when == "started again":
+        job.wait_for("the next agent", lambda: "is started again" in node.said() or None)
+    node.signal(signal.SIGUSR1)
+    node.signal(signal.SIGCONT)
+    job.ends(DRAINED)
+    assert node.said().count("the agent died") == 1, job.dump()
+    assert asked.read_text() == "requeue 4711\n"

@@ -30,6 +30,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "rank.py"
 DEADLINE = 60.0
 """Seconds after which a test stops to wait. Generous: it is no measurement."""
 GLANCE = 0.01
+HEAD = "Traceback (most recent call last):"
 
 T = TypeVar("T")
 
@@ -52,6 +53,27 @@ def private_shm() -> bool:
     """Whether launchers can have a /dev/shm of their own, which shows exactly what they leave."""
     test = ("unshare", "-m", "true")
     return shutil.which("unshare") is not None and subprocess.run(test, check=False).returncode == 0
+
+
+def tracebacks(said: str) -> list[str]:
+    """Every traceback, down to the line that names the exception. Each of its lines has the prefix
+    that its head has; a launcher's line or another head in between belongs to somebody else.
+    """
+    lines = said.splitlines()
+    found = []
+    for number, line in enumerate(lines):
+        prefix, head, _ = line.partition(HEAD)
+        if not head:
+            continue
+        block = []
+        for follows in lines[number + 1 :]:
+            if HEAD in follows or follows.startswith("elastic-run: "):
+                continue
+            block.append(follows)
+            if not follows.startswith(f"{prefix} "):
+                break
+        found.append("\n".join(block))
+    return found
 
 
 class Node:
@@ -148,8 +170,10 @@ class Job:
         prefix: Sequence[str] = (),
         entry: Sequence[str] = (),
         log_level: str = "INFO",
+        console: int | None = None,
     ) -> Node:
-        """Start a launcher. script: arguments of rank.py; entry: another script in its place."""
+        """Start a launcher. script: arguments of rank.py; entry: another script in its place;
+        console: a descriptor for all that it shows, in place of files."""
         name = name or f"node{len(self.nodes)}"
         meeting = ("--rdzv-backend", "c10d", "--rdzv-id", "job")
         command = (
@@ -158,7 +182,7 @@ class Job:
             *("--log-dir", str(self.folder / "logs"), "--node-id", name, *flags),
             *(entry or (str(SCRIPT), str(self.folder), *script)),
         )
-        return self.launch(name, command, environ or {}, prefix, log_level)
+        return self.launch(name, command, environ or {}, prefix, log_level, console)
 
     def launch(
         self,
@@ -167,6 +191,7 @@ class Job:
         environ: Mapping[str, str],
         prefix: Sequence[str] = (),
         log_level: str = "INFO",
+        console: int | None = None,
     ) -> Node:
         """Start a launcher by its whole command line."""
         variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PYTHON"))}
@@ -189,8 +214,8 @@ class Job:
             process = subprocess.Popen(
                 (*prefix, *command),
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
+                stdout=out if console is None else console,
+                stderr=err if console is None else console,
                 env=variables,
                 cwd=self.folder,
                 start_new_session=True,
@@ -338,8 +363,8 @@ class Job:
 
     def own_tracebacks(self, node: Node) -> list[str]:
         """Tracebacks on the launcher's stderr in which no file of the test's has a part."""
-        blocks = node.said().split("Traceback (most recent call last):\n")[1:]
         users = (str(SCRIPT), f'File "{self.folder}')
+        blocks = tracebacks(node.said())
         return [b[:3000] for b in blocks if not any(name in b for name in users)]
 
     def fail(self, why: str) -> NoReturn:

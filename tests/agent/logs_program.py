@@ -1,0 +1,46 @@
+"""`python -m tests.agent.logs_program FOLDER ROUNDS LINES`: rounds of one rank with teed files, as an
+agent has them; notes in FOLDER/result.json what they cost.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from elastic.agent import tee
+from elastic.agent.logs import AttemptLogs
+from elastic.agent.settings import LogSettings
+
+
+async def play(folder: Path, rounds: int, lines: int) -> None:
+    settings = LogSettings(run_dir=folder / "logs", tee=3)
+    closing, threads, files = [], [], []
+    for number in range(1, rounds + 1):
+        logs = AttemptLogs(settings, number, "role")
+        streams = logs.open(0, 0)
+        logs.follow()
+        for name, fd in (("out", streams.stdout), ("err", streams.stderr)):
+            for line in range(lines):
+                os.write(fd, f"{name} {number} {line}\n".encode())
+            os.close(fd)
+        began = time.monotonic()
+        await logs.close()
+        closing.append(time.monotonic() - began)
+        threads.append(threading.active_count())
+        files.append(len(os.listdir("/proc/self/fd")))
+    began = time.monotonic()
+    tee.finish()
+    result = {
+        "closing": closing,
+        "threads": threads,
+        "files": files,
+        "finish": time.monotonic() - began,
+    }
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    asyncio.run(play(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -1,0 +1,79 @@
+"""A terminal that takes nothing, as by ^S or in a dead ssh session."""
+
+import os
+import pty
+import signal
+import sys
+import termios
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.harness import Job, processes
+
+
+@pytest.fixture
+def stopped() -> Iterator[int]:
+    read, write = pty.openpty()
+    termios.tcflow(write, termios.TCOOFF)
+    yield write
+    os.close(read)
+    os.close(write)
+
+
+@pytest.fixture
+def unread() -> Iterator[int]:
+    read, write = pty.openpty()
+    yield write
+    os.close(read)
+    os.close(write)
+
+
+def test_a_stopped_terminal_holds_up_no_restart(job: Job, stopped: int) -> None:
+    node = job.start("--tee", "3", script=("--print",), console=stopped)
+    number = job.wait_for_steps(2)
+    began = time.monotonic()
+    for count in range(4):
+        processes.kill(job.rank(number, count % 2))
+        number = job.wait_for_steps(2, after=number)
+    assert time.monotonic() - began < 16, job.dump()  # five seconds each, once
+    processes.kill(node.agent(), node.master())
+    number = job.wait_for_steps(2, after=number)
+    job.finish()
+    job.ends(0)
+    for rank in range(2):
+        path = job.folder / "logs" / "job" / f"attempt_{number - 1}" / str(rank) / "stdout.log"
+        steps = [line.fields["step"] for line in job.told("step", round=number, rank=rank)]
+        assert path.read_text() == "".join(f"step {n} of rank {rank}\n" for n in steps)
+
+
+def test_a_terminal_that_nobody_reads_holds_up_no_signal(job: Job, unread: int) -> None:
+    """What the ranks print has filled it up."""
+    job.start("--tee", "3", script=("--print", "--step-time", "0.001"), console=unread)
+    number = job.wait_for_steps(2, count=400)
+    processes.kill(job.rank(number, 1))
+    job.wait_for_steps(2, after=number, count=400)
+    job.nodes[0].signal(signal.SIGTERM)
+    job.ends(1)
+
+
+_AT_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_terminal_that_stops_writers_in_the_background(job: Job, unread: int) -> None:
+    """`stty tostop`: agent and master are no part of the launcher's process group."""
+    settings = termios.tcgetattr(unread)
+    settings[3] |= termios.TOSTOP
+    termios.tcsetattr(unread, termios.TCSANOW, settings)
+    job.start(prefix=(sys.executable, "-c", _AT_A_TERMINAL), console=unread)
+    number = job.wait_for_steps(2)
+    processes.kill(job.rank(number, 1))
+    job.wait_for_steps(2, after=number)
+    assert not [process for process in job.left() if process.state == "T"], job.dump()
+    job.finish()
+    job.ends(0)
