@@ -76,9 +76,11 @@ class Agent:
         try:
             ends: set[asyncio.Future[Any]] = {uplink, work, self._signal, self._bug}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            work.cancel()  # what the master says from now on changes nothing
             if self._bug.done():
                 self._bug.result()
             if self._signal.done():
+                knocks.close()  # gone, whether or not a master is there to be told
                 return await self._leave(self._signal.result())
             if work.done():
                 return await self._end(work.result())
@@ -355,7 +357,7 @@ class Agent:
             reason = "its launcher died" if orphaned else f"its launcher got {name}"
             code = 1 if started else 128 + number
             log.warning("%s: ending", reason if orphaned else name)
-        self._uplink.send(pb.FromAgent(leaving=pb.Leaving(reason=reason)))
+        self._uplink.leave(reason)
         self._retire(self._settings.shutdown_timeout, number or signal.SIGTERM)
         await self._retiring.over()
         await self._uplink.flush(1.0)

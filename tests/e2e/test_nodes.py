@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.e2e.harness import ROOT, Job, processes
+from tests.e2e.harness import ROOT, Job, Node, processes
 from tests.e2e.harness.proxy import Proxy
 
 
@@ -158,3 +158,52 @@ def test_two_nodes_with_one_name(job: Job) -> None:
     assert job.round() == number, job.dump()
     job.finish()
     job.ends(0, 1)
+
+
+def test_a_node_that_leaves_is_not_taken_back_when_the_master_dies(job: Job) -> None:
+    """Its ranks use their grace, and nobody stops for it a second time."""
+    first, second, number = _one_may_leave(job)
+    second.signal(signal.SIGTERM)
+    job.wait_for_event("node1 left: its launcher got SIGTERM")
+    job.wait_for("its rank's signal", lambda: job.told("term", rank=1) or None)
+    alone = job.wait_for_steps(1, after=number)
+    processes.kill(first.master())
+    job.wait_for("node0 to be back", lambda: _attached_after(job, "epoch 2"))
+    job.wait_for_more_steps(alone, 1, count=100)
+    job.finish()
+    job.ends(0, 1)
+    assert job.round() == alone, job.dump()
+    assert sum("node1 attached" in event for event in job.events()) == 1, job.dump()
+
+
+def test_a_node_that_leaves_while_the_master_is_away(job: Job) -> None:
+    """Nobody can be told. The others go on without it before its ranks' grace is over."""
+    first, second, number = _one_may_leave(job)
+    master = first.master()
+    processes.kill(first.guardian, number=signal.SIGSTOP)  # so that no master is started again
+    processes.kill(master)
+    second.signal(signal.SIGTERM)
+    job.wait_for("its rank's signal", lambda: job.told("term", rank=1) or None)
+    processes.kill(first.guardian, number=signal.SIGCONT)
+    alone = job.wait_for_steps(1, after=number)
+    assert second.process.poll() is None, job.dump()
+    job.finish()
+    job.ends(0, 1)
+    assert job.round() == alone, job.dump()
+
+
+def _one_may_leave(job: Job) -> tuple[Node, Node, int]:
+    """Two nodes that train; ranks of the second hold out after a SIGTERM until the job's finish."""
+    flags = ("--shutdown-timeout", "100", "--last-call", "0.2")
+    first = job.start(*flags, nodes="1:2", nproc=1)
+    first.master()
+    job.wait_for_steps(1)
+    second = job.start(*flags, nodes="1:2", nproc=1, script=("--on-term", "hold"))
+    job.wait_for("both in a round", lambda: _world(job, 2) if job.round() > 1 else None)
+    return first, second, job.round()
+
+
+def _attached_after(job: Job, event: str) -> bool | None:
+    events = job.events()
+    back = next((i for i, line in enumerate(events) if event in line), None)
+    return None if back is None else any("node0 attached" in e for e in events[back:]) or None

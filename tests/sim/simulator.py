@@ -172,6 +172,8 @@ class Simulation:
             answer, takes = KnockAnswer.SILENT, 1.0
         elif not fake.guardian_up:
             answer = KnockAnswer.GONE
+        elif fake.leaving:
+            answer, takes = KnockAnswer.SILENT, 1.0
         elif fake.alive(incarnation):
             answer = KnockAnswer.ALIVE
         self.after(takes, self._answered, node_id, incarnation, answer, epoch)
@@ -327,6 +329,9 @@ class Simulation:
             node.tell(ev.NodePhase.FAILED, node.ranks, *node.report.failures, failure)
 
     def _kill_agent(self, node: FakeNode, fault: Fault) -> None:
+        if node.leaving:  # its guardian was told to end, too
+            self.launcher_died(node)
+            return
         number = node.ranks
         node.die()
         self.peers_fail(node, number)
@@ -334,6 +339,9 @@ class Simulation:
         self.after(AGENT_START, node.start_agent)
 
     def _kill_launcher(self, node: FakeNode, fault: Fault) -> None:
+        self.launcher_died(node)
+
+    def launcher_died(self, node: FakeNode) -> None:
         number = node.ranks
         node.guardian_up = False
         node.die()
@@ -346,12 +354,8 @@ class Simulation:
         self.stream_broke(node, after=SILENCE)
 
     def _leave(self, node: FakeNode, fault: Fault) -> None:
-        node.say(ev.Left(node.node_id, node.incarnation, "SIGTERM"))
-        number = node.ranks
-        node.guardian_up = False
-        self.after(2 * LATENCY, node.die)
-        self.after(2 * LATENCY, self.peers_fail, node, number)
-        self.stream_broke(node, after=3 * LATENCY)
+        if not node.leaving:
+            node.leave(fault.seconds)
 
     def _partition(self, node: FakeNode, fault: Fault) -> None:
         node.cut_off_until = max(node.cut_off_until, self.now + fault.seconds)
