@@ -89,10 +89,11 @@ class Agent:
             for task in (uplink, beats, work):
                 task.cancel()
             knocks.close()
-            await self._spares.close()
-            await self._stores.close()
-            await self._starters.close()
-            await children.sweep(lambda: self._retiring.stuck, self._settings.kill_timeout)
+            for parts in (self._spares, self._stores, self._starters):
+                parts.kill()
+            patience = self._settings.kill_timeout
+            left = await children.sweep(lambda: self._retiring.stuck, patience)
+            self._retiring.leave_behind(left)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task whose exception ends this life of the agent."""
@@ -214,13 +215,15 @@ class Agent:
                 task.cancel()
 
     async def _sweep(self) -> None:
-        await children.sweep(self._known, self._settings.kill_timeout, self._starters.settled)
+        patience = self._settings.kill_timeout
+        left = await children.sweep(self._known, patience, self._starters.settled)
+        self._retiring.leave_behind(left)
 
     def _known(self) -> set[int]:
         """Our children that are no orphans."""
         known = self._starters.pids | self._stores.pids | self._spares.pids
         running = set[int]() if self._ranks is None else set(self._ranks.pids.values())
-        return known | running | self._retiring.pids
+        return known | running | self._retiring.pids | self._retiring.stuck
 
     # --- what happens here -------------------------------------------------------------------
 
