@@ -162,6 +162,7 @@ class Agent:
                 self._retire(order.stop_grace)
             if order.kind == pb.Directive.EXIT:
                 await self._retiring.over()
+                await self._stores.unused()
                 return order
             if order.kind == pb.Directive.WAIT:
                 self._stores.retire()
@@ -195,10 +196,15 @@ class Agent:
         log.info("round %d: %d ranks started by %s", order.round, len(self._ranks.ranks), kinds)
 
     def _retire(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Begin to end the ranks that run; `_retiring.over` waits for it."""
+        """Begin to end the ranks that run; `_retiring.over` waits for it.
+
+        With a grace, in which they may save, their store stays too.
+        """
         if self._ranks is not None:
             ranks, self._ranks = self._ranks, None
             self._retiring.begin(ranks, grace, number)
+            if grace > 0:
+                self._stores.retire(grace)
 
     async def _cleared(self, order: pb.Directive) -> None:
         """Wait until the ranks before are gone, or spares find room beside them."""
@@ -363,6 +369,7 @@ class Agent:
         self._uplink.leave(reason)
         self._retire(self._settings.shutdown_timeout, number or signal.SIGTERM)
         await self._retiring.over()
+        await self._stores.unused()
         await self._uplink.flush(1.0)
         return code
 

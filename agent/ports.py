@@ -1,9 +1,12 @@
 """Listening sockets: bound here, handed to the process that serves them."""
 
+import contextlib
 import socket
 
 BACKLOG = 16384
 """Clients that may connect before the store accepts one; the kernel cuts it to somaxconn."""
+
+_ESTABLISHED = "01"
 
 
 def listen(host: str, ports: range | None = None) -> socket.socket:
@@ -29,6 +32,17 @@ def listen(host: str, ports: range | None = None) -> socket.socket:
             listener.close()
             failure = error
     raise OSError(f"no port to listen on at {host or 'any address'}, of {_words(ports)}: {failure}")
+
+
+def connected(port: int) -> bool:
+    """Whether somebody is connected to what listens on `port` here."""
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/self/net/{name}") as table:
+            for line in table:
+                _, local, _, state, *_ = line.split()
+                if state == _ESTABLISHED and local.endswith(f":{port:04X}"):
+                    return True
+    return False
 
 
 def _resolve(host: str) -> tuple[socket.AddressFamily, str]:

@@ -277,7 +277,7 @@ class Starter:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self.kill()
 
         def reap() -> None:
             self._loop.remove_reader(self._pidfd)

@@ -49,13 +49,17 @@ def test_a_node_that_comes_while_the_job_ends(job: Job) -> None:
     """It is told so and starts nothing. The end lasts as long as a rank that ignores SIGTERM."""
     job.start("--drain-timeout", "8", nodes="1:2", nproc=1, script=("--on-term", "ignore"))
     number = job.wait_for_steps(1)
-    where = ("--master", f"{job.address}:{job.port}", "drain")
-    subprocess.run([sys.executable, "-m", "elastic.ctl", *where], cwd=ROOT, check=True)
+    ask(job, "drain")
     job.wait_for("the signal", lambda: job.told("term", round=number) or None)
     late = job.start("--rdzv-conf", "is_host=false", nodes="1:2", nproc=1)
     assert late.exit_code() == 213, job.dump()
     job.ends(213, 213)
     assert job.round() == number, job.dump()
+
+
+def ask(job: Job, *verb: str) -> None:
+    where = ("--master", f"{job.address}:{job.port}")
+    subprocess.run([sys.executable, "-m", "elastic.ctl", *where, *verb], cwd=ROOT, check=True)
 
 
 def test_a_node_that_comes_when_the_job_is_over(job: Job) -> None:
@@ -207,3 +211,66 @@ def _attached_after(job: Job, event: str) -> bool | None:
     events = job.events()
     back = next((i for i, line in enumerate(events) if event in line), None)
     return None if back is None else any("node0 attached" in e for e in events[back:]) or None
+
+
+# --- the store of a round whose ranks use their grace ---
+
+
+def _two_train(job: Job, first: str) -> tuple[Node, Node, int]:
+    """Ranks of the second save after a SIGTERM, once they may; those of the first do what is said."""
+    one = job.start(nodes="2", nproc=1, script=("--on-term", first))
+    one.master()
+    two = job.start(nodes="2", nproc=1, script=("--on-term", "hold"))
+    return one, two, job.wait_for_steps(2)
+
+
+def _saved(job: Job, number: int) -> dict[int, bool]:
+    """Ranks of a round that have saved, and whether its store answered."""
+    return {line.rank: line.fields["store"] for line in job.told("saved", round=number)}
+
+
+def test_a_round_keeps_its_store_while_its_ranks_drain(job: Job) -> None:
+    first, second, number = _two_train(job, "hold")
+    ask(job, "drain", "node1")
+    job.wait_for("both to have SIGTERM", lambda: len(job.told("term", round=number)) == 2)
+    job.finish()
+    assert second.exit_code() == 213, job.dump()
+    first.signal(signal.SIGTERM)
+    job.ends(1, 213)
+    assert _saved(job, number) == {0: True, 1: True}, job.dump()
+
+
+def test_a_round_keeps_its_store_while_the_next_one_begins(job: Job) -> None:
+    _, _, number = _two_train(job, "die")
+    ask(job, "restart")
+    job.wait_for("the next round", lambda: job.told("start", round=number + 1, rank=0) or None)
+    job.finish()
+    job.ends(0)
+    assert _saved(job, number) == {1: True}, job.dump()
+
+
+def test_a_drained_node_serves_its_store_until_ranks_elsewhere_have_saved(job: Job) -> None:
+    """Its own are gone; and it does not stay for all of their time."""
+    first, _, number = _two_train(job, "die")
+    ask(job, "drain")
+    job.wait_for("the store to stay", lambda: "ranks of other nodes still use" in first.said())
+    job.wait_for("the signal", lambda: job.told("term", round=number, rank=1) or None)
+    job.finish()
+    job.ends(213)
+    assert _saved(job, number) == {1: True}, job.dump()
+
+
+def test_a_node_that_leaves_serves_its_store_until_ranks_elsewhere_have_saved(job: Job) -> None:
+    """All launchers get a signal. The master is asleep, or it would stop whom it had not reached."""
+    first, second, number = _two_train(job, "die")
+    master = first.master()
+    processes.kill(master, number=signal.SIGSTOP)
+    first.signal(signal.SIGTERM)
+    second.signal(signal.SIGTERM)
+    job.wait_for("the store to stay", lambda: "ranks of other nodes still use" in first.said())
+    job.wait_for("the signal", lambda: job.told("term", round=number, rank=1) or None)
+    job.finish()
+    assert second.exit_code() == 1, job.dump()
+    processes.kill(master, number=signal.SIGCONT)
+    job.ends(1)
+    assert _saved(job, number) == {1: True}, job.dump()
