@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.agent import children, error_file, prctl
+from elastic.agent.failures import with_failure
 from elastic.agent.log_reads import LogReads
 from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.retiring import Retiring
@@ -246,9 +247,7 @@ class Agent:
             self._tell(pb.NodeReport(round=ranks.round, phase=Phase.FINISHED))
 
     def _fail(self, failure: pb.RankFailure) -> None:
-        report = pb.NodeReport(round=self._report.round, phase=Phase.FAILED)
-        report.failures.extend([*self._report.failures, failure])
-        self._tell(report)
+        self._tell(with_failure(self._report, failure))
 
     def _store_lost(self) -> None:
         self._fail(pb.RankFailure(what=pb.RankFailure.STORE, exit_code=1, message="the store died"))
