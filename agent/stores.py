@@ -1,4 +1,5 @@
-"""This node's stores: one spare, kept ready on a socket of our own, and the one in use.
+"""This node's stores: one spare, kept ready on a socket of our own, the one in use, and those of
+rounds that are over, while ranks somewhere still have time to save.
 
 Every round gets a fresh store. The socket is bound and listens from the start, so a rank that
 comes before the store process is up just waits in the kernel's queue.
@@ -126,7 +127,7 @@ class Stores:
         try:
             self._spare = self._bind()
         except OSError as error:
-            if self._retired:
+            if self._retired:  # the round to come is worth more than one that is over
                 self._end(next(iter(self._retired)))
             else:
                 log.error("no port for a store: %s; see --port-range", error)

@@ -224,6 +224,13 @@ def _two_train(job: Job, first: str) -> tuple[Node, Node, int]:
     return one, two, job.wait_for_steps(2)
 
 
+def _next(job: Job, number: int) -> int:
+    """The round after `number`, once it has begun where rank 0 is."""
+    after = number + 1
+    job.wait_for("the next round", lambda: job.told("start", round=after, rank=0) or None)
+    return after
+
+
 def _saved(job: Job, number: int) -> dict[int, bool]:
     """Ranks of a round that have saved, and whether its store answered."""
     return {line.rank: line.fields["store"] for line in job.told("saved", round=number)}
@@ -243,10 +250,26 @@ def test_a_round_keeps_its_store_while_its_ranks_drain(job: Job) -> None:
 def test_a_round_keeps_its_store_while_the_next_one_begins(job: Job) -> None:
     _, _, number = _two_train(job, "die")
     ask(job, "restart")
-    job.wait_for("the next round", lambda: job.told("start", round=number + 1, rank=0) or None)
+    _next(job, number)
     job.finish()
     job.ends(0)
     assert _saved(job, number) == {1: True}, job.dump()
+
+
+def test_the_next_round_needs_the_port_of_a_store_that_is_kept(job: Job) -> None:
+    """With the least number of ports, two stores cannot be kept beside the one in use."""
+    flags = ("--drain-timeout", "300")
+    first = job.start(*flags, "--port-range", "30000-30003", nodes="2", nproc=1)
+    first.master()
+    job.start(*flags, nodes="2", nproc=1, script=("--on-term", "hold"))
+    number = job.wait_for_steps(2)
+    for _ in range(2):
+        ask(job, "restart")
+        number = _next(job, number)
+    processes.kill(job.rank(number, 0))
+    _next(job, number)
+    job.finish()
+    job.ends(0)
 
 
 def test_a_drained_node_serves_its_store_until_ranks_elsewhere_have_saved(job: Job) -> None:
