@@ -111,7 +111,7 @@ class Stores:
     async def unused(self) -> None:
         """Wait until no rank of another node uses the store of a round that is over, or its time is."""
         said = False
-        while any(connected(store.port) for store in self._retired):
+        while any(connected(store.port, store.pid) for store in self._retired):
             if not said:
                 said = True
                 log.info("ranks of other nodes still use the store of this one: it stays")

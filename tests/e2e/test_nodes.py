@@ -218,10 +218,13 @@ def _attached_after(job: Job, event: str) -> bool | None:
 
 def _two_train(job: Job, first: str) -> tuple[Node, Node, int]:
     """Ranks of the second save after a SIGTERM, once they may; those of the first do what is said."""
-    one = job.start(nodes="2", nproc=1, script=("--on-term", first))
+    flags = ("--drain-timeout", "300", "--shutdown-timeout", "300")
+    one = job.start(*flags, nodes="2", nproc=1, script=("--on-term", first))
     one.master()
-    two = job.start(nodes="2", nproc=1, script=("--on-term", "hold"))
-    return one, two, job.wait_for_steps(2)
+    two = job.start(*flags, nodes="2", nproc=1, script=("--on-term", "hold"))
+    number = job.wait_for_steps(2)
+    one.part("elastic-store")
+    return one, two, number
 
 
 def _next(job: Job, number: int) -> int:
