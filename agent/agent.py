@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.agent import children, error_file, prctl
+from elastic.agent.failures import with_failure
 from elastic.agent.log_reads import LogReads
 from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.retiring import Retiring
@@ -77,9 +78,11 @@ class Agent:
         try:
             ends: set[asyncio.Future[Any]] = {uplink, work, self._signal, self._bug}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            work.cancel()  # what the master says from now on changes nothing
             if self._bug.done():
                 self._bug.result()
             if self._signal.done():
+                knocks.close()  # gone, whether or not a master is there to be told
                 return await self._leave(self._signal.result())
             if work.done():
                 return await self._end(work.result())
@@ -88,10 +91,11 @@ class Agent:
             for task in (uplink, beats, work):
                 task.cancel()
             knocks.close()
-            await self._spares.close()
-            await self._stores.close()
-            await self._starters.close()
-            await children.sweep(lambda: self._retiring.stuck, self._settings.kill_timeout)
+            for parts in (self._spares, self._stores, self._starters):
+                parts.kill()
+            patience = self._settings.kill_timeout
+            left = await children.sweep(lambda: self._retiring.stuck, patience)
+            self._retiring.leave_behind(left)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task whose exception ends this life of the agent."""
@@ -160,6 +164,7 @@ class Agent:
                 self._retire(order.stop_grace)
             if order.kind == pb.Directive.EXIT:
                 await self._retiring.over()
+                await self._stores.unused()
                 return order
             if order.kind == pb.Directive.WAIT:
                 self._stores.retire()
@@ -193,10 +198,15 @@ class Agent:
         log.info("round %d: %d ranks started by %s", order.round, len(self._ranks.ranks), kinds)
 
     def _retire(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Begin to end the ranks that run; `_retiring.over` waits for it."""
+        """Begin to end the ranks that run; `_retiring.over` waits for it.
+
+        With a grace, in which they may save, their store stays too.
+        """
         if self._ranks is not None:
             ranks, self._ranks = self._ranks, None
             self._retiring.begin(ranks, grace, number)
+            if grace > 0:
+                self._stores.retire(grace)
 
     async def _cleared(self, order: pb.Directive) -> None:
         """Wait until the ranks before are gone, or spares find room beside them."""
@@ -213,13 +223,15 @@ class Agent:
                 task.cancel()
 
     async def _sweep(self) -> None:
-        await children.sweep(self._known, self._settings.kill_timeout, self._starters.settled)
+        patience = self._settings.kill_timeout
+        left = await children.sweep(self._known, patience, self._starters.settled)
+        self._retiring.leave_behind(left)
 
     def _known(self) -> set[int]:
         """Our children that are no orphans."""
         known = self._starters.pids | self._stores.pids | self._spares.pids
         running = set[int]() if self._ranks is None else set(self._ranks.pids.values())
-        return known | running | self._retiring.pids
+        return known | running | self._retiring.pids | self._retiring.stuck
 
     # --- what happens here -------------------------------------------------------------------
 
@@ -236,9 +248,7 @@ class Agent:
             self._tell(pb.NodeReport(round=ranks.round, phase=Phase.FINISHED))
 
     def _fail(self, failure: pb.RankFailure) -> None:
-        report = pb.NodeReport(round=self._report.round, phase=Phase.FAILED)
-        report.failures.extend([*self._report.failures, failure])
-        self._tell(report)
+        self._tell(with_failure(self._report, failure))
 
     def _store_lost(self) -> None:
         self._fail(pb.RankFailure(what=pb.RankFailure.STORE, exit_code=1, message="the store died"))
@@ -358,9 +368,10 @@ class Agent:
             reason = "its launcher died" if orphaned else f"its launcher got {name}"
             code = 1 if started else 128 + number
             log.warning("%s: ending", reason if orphaned else name)
-        self._uplink.send(pb.FromAgent(leaving=pb.Leaving(reason=reason)))
+        self._uplink.leave(reason)
         self._retire(self._settings.shutdown_timeout, number or signal.SIGTERM)
         await self._retiring.over()
+        await self._stores.unused()
         await self._uplink.flush(1.0)
         return code
 

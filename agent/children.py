@@ -67,7 +67,7 @@ async def sweep(
             return []
         for pid in found:
             kill_tree(pid)
-        left = [pid for pid in found if not _reap(pid)]
+        left = [pid for pid in found if not reap(pid)]
         if left:
             if loop.time() > deadline:
                 return left
@@ -96,7 +96,8 @@ async def _ended(pid: int, timeout: float) -> None:
             os.close(pidfd)
 
 
-def _reap(pid: int) -> bool:
+def reap(pid: int) -> bool:
+    """Whether a child of ours has ended; it is gone then."""
     try:
         done, _ = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -122,9 +123,9 @@ def _children(pid: int) -> list[int]:
 
 
 def kernel_stack(pid: int) -> str:
-    """Where an unkillable process sits in the kernel, as far as we may know."""
+    """Where an unkillable process sits in the kernel, as far as we may know, in one line."""
     for name in ("stack", "wchan"):
         with contextlib.suppress(OSError):
-            if text := Path(f"/proc/{pid}/{name}").read_text().strip():
-                return text[:2000]
+            if words := Path(f"/proc/{pid}/{name}").read_text().split():
+                return " ".join(words)[:2000]
     return "unknown"

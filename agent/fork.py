@@ -92,16 +92,18 @@ def start(
 ) -> Request | None:
     """Start what a message asks for. Returns None in the starter, the request in the new process.
 
-    `unfit` names a reason why this starter cannot start a spec, or None.
+    `unfit` names a reason why this starter can never start a spec, or None.
     """
     number = int(message["start"])
     try:
         spec = StartSpec.from_json(read_memory(fds[0]))
         request = Request(id=number, spec=spec, fds=dict(zip(message["fds"], fds[1:], strict=True)))
         reason = unfit(spec)
-        if reason is not None:
-            raise ValueError(reason)
-        first = os.fork()
+        if reason is None:
+            first = os.fork()
+        else:
+            channel.send({"unfit": number, "error": reason})
+            first = -1
     except (ValueError, IndexError, OSError) as error:
         channel.send({"failed": number, "error": str(error)})
         first = -1

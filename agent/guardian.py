@@ -58,6 +58,8 @@ class Guardian:
         self._agent = _Child("agent", agent)
         self._master = None if master is None else _Child("master", master)
         self._wake, self._waker = socket.socketpair()
+        self._received = b""
+        """Signals that came and were not dealt with yet."""
         self._signalled = False
         self._warnings: tuple[int, ...] = ()
         self._handled: tuple[int, ...] = ()
@@ -139,18 +141,23 @@ class Guardian:
 
     def _wait(self, timeout: float | None) -> None:
         """Wait for a signal or a child's end, and deal with it."""
-        select.select([self._wake], [], [], timeout)
+        self._sleep(0 if self._received else timeout)
         self._hear()
         self._reap()
 
     def _hear(self) -> None:
         """Pass on the signals that came."""
-        received = b""
-        with contextlib.suppress(BlockingIOError):
-            received = self._wake.recv(4096)
+        self._sleep(0)
+        received, self._received = self._received, b""
         for number in received:
             if number != signal.SIGCHLD:
                 self._pass_on(number)
+
+    def _sleep(self, timeout: float | None) -> None:
+        """Until a signal comes, or a child has ended; `_wait` deals with what came."""
+        select.select([self._wake], [], [], timeout)
+        with contextlib.suppress(BlockingIOError):
+            self._received += self._wake.recv(4096)
 
     def _pass_on(self, number: int) -> None:
         if number in self._warnings:
@@ -228,12 +235,12 @@ class Guardian:
         cgroup.end(self._cgroup)
         keep = self._stuck | {child.pid for child in self._children() if child.pid}
         deadline = time.monotonic() + 10
-        while (left := children.orphans(keep)) and time.monotonic() < deadline:
+        while (left := children.orphans(keep)) and (now := time.monotonic()) < deadline:
             for pid in left:
                 children.kill_tree(pid)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-            select.select([self._wake], [], [], 0.005)
+            ended = [children.reap(pid) for pid in left]
+            if not any(ended):
+                self._sleep(deadline - now)  # each that ends is a child of ours
         self._stuck.update(left)
 
     def _end_all(self) -> None:
@@ -247,4 +254,4 @@ class Guardian:
         self._sweep()
         deadline = time.monotonic() + 1
         while not cgroup.end(self._cgroup) and time.monotonic() < deadline:
-            select.select([self._wake], [], [], 0.005)  # the last ones are on their way out
+            self._sleep(0.01)  # the last ones are on their way out

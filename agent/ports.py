@@ -1,9 +1,15 @@
 """Listening sockets: bound here, handed to the process that serves them."""
 
+import contextlib
+import os
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 BACKLOG = 16384
 """Clients that may connect before the store accepts one; the kernel cuts it to somaxconn."""
+
+_ESTABLISHED = "01"
 
 
 def listen(host: str, ports: range | None = None) -> socket.socket:
@@ -29,6 +35,41 @@ def listen(host: str, ports: range | None = None) -> socket.socket:
             listener.close()
             failure = error
     raise OSError(f"no port to listen on at {host or 'any address'}, of {_words(ports)}: {failure}")
+
+
+def connected(port: int, server: int) -> bool:
+    """Whether anybody is connected to `port` here, but for the process `server`, which serves it.
+
+    A TCPStore is a client of its own.
+    """
+    own = _sockets(server)
+    clients, selves = set[str](), set[str]()
+    for local, remote, inode in _established():
+        if int(local, 16) == port:
+            clients.add(remote)
+        elif int(remote, 16) == port and inode in own:
+            selves.add(local)
+    return bool(clients - selves)
+
+
+def _established() -> Iterator[tuple[str, str, str]]:
+    """Local and remote port, in hexadecimal, and inode of every TCP connection of this host."""
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/self/net/{name}") as table:
+            for row in table:
+                fields = row.split()
+                if fields[3] == _ESTABLISHED:
+                    yield fields[1].rpartition(":")[2], fields[2].rpartition(":")[2], fields[9]
+
+
+def _sockets(pid: int) -> set[str]:
+    """Inodes of the sockets of a process."""
+    found = set[str]()
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    return found
 
 
 def _resolve(host: str) -> tuple[socket.AddressFamily, str]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from elastic.agent import children
@@ -26,7 +26,7 @@ class Retiring:
         self._give_up = give_up
         self._tasks: dict[asyncio.Task[None], Ranks] = {}
         self.stuck: set[int] = set()
-        """Pids that SIGKILL did not end."""
+        """Pids that SIGKILL did not end; nobody waits for them again."""
         self.unkillable = ""
         """What is known of the first of them."""
 
@@ -52,11 +52,18 @@ class Retiring:
         if not left:
             await self._sweep()
             return
-        stack = children.kernel_stack(left[0].pid)
-        self.unkillable = (
-            f"process {left[0].pid} of rank {left[0].number} does not end on SIGKILL; it sits "
-            f"in the kernel at: {stack}"
-        )
+        self.unkillable = _words(left[0].pid, f" of rank {left[0].number}")
         log.error("%s", self.unkillable)
         self.stuck.update(rank.pid for rank in left)
         self._give_up()
+
+    def leave_behind(self, pids: Iterable[int]) -> None:
+        """What a sweep could not end: nothing of a rank's, so the node goes on without it."""
+        for pid in pids:
+            log.error("%s", _words(pid))
+            self.stuck.add(pid)
+
+
+def _words(pid: int, whose: str = "") -> str:
+    stack = children.kernel_stack(pid)
+    return f"process {pid}{whose} does not end on SIGKILL; it sits in the kernel at: {stack}"

@@ -167,9 +167,9 @@ class Spares:
             await asyncio.sleep(LOOK)
         await asyncio.Event().wait()  # nobody can say: whoever asked waits for the reaping instead
 
-    async def close(self) -> None:
-        for spare in list(self._spares.values()):
+    def kill(self) -> None:
+        """For good; who sweeps reaps them."""
+        for spare in self._spares.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(spare.pid, signal.SIGKILL)
-            await spare.ended
         self._gpus.close()

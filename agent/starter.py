@@ -6,6 +6,7 @@ Over a SOCK_SEQPACKET pair, one small JSON object a datagram:
 |---------------------------------|--------------------------|-----------------------------------------|
 | {"start": id, "fds": [names]}   | spec, then one a name    | {"started": id, "pid"} + pidfd of the   |
 |                                 |                          | intermediate, or {"failed": id, "error"}|
+|                                 |                          | for now, {"unfit": id, "error"} for ever|
 | {"preload": true}               | list of modules          | {"preloaded", "refused", "seconds"}     |
 
 The first message of a starter is {"ready": true, "seconds", "threads"}. Spec and list travel as memfds,
@@ -49,6 +50,10 @@ STANDBY_ENVIRONMENT = {
 
 class StartFailed(ElasticError):
     """The starter lives, and could not start what it was asked to."""
+
+
+class Unfit(StartFailed):
+    """It could not be asked for that, ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +111,7 @@ class Starter:
         python: str = sys.executable,
         stderr: int | None = None,
     ) -> "Starter":
-        """Start a program, `spawner` or `standby`, that runs until `close`, or until we end.
+        """Start a program, `spawner` or `standby`, that runs until `kill`, or until we end.
 
         For a standby, `environ` is the script's at its first import of torch; a rank's page and link
         are taken out of it. `stderr` is a descriptor for what the program itself says (default:
@@ -173,12 +178,20 @@ class Starter:
             os.close(memory)
             self._preload = None
 
-    async def close(self) -> None:
+    def kill(self) -> None:
         """End the program; what it started lives on."""
         if not self.died.is_set():
             with contextlib.suppress(OSError):  # it ended meanwhile
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            await self.died.wait()
+
+    async def end(self, patience: float) -> None:
+        """End the program; where SIGKILL does not in `patience` seconds, take it for dead."""
+        self.kill()
+        try:
+            async with asyncio.timeout(patience):
+                await self.died.wait()
+        except TimeoutError:
+            self._fail(StarterDied(f"the {self.kind} does not end on SIGKILL"))
 
     async def _send(self, message: dict[str, Any], fds: tuple[int, ...]) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -223,9 +236,9 @@ class Starter:
             case {"started": int(number), "pid": int(pid)}:
                 self._adopt(number, pid, fds[0])
             case {"failed": int(number), "error": str(error)}:
-                answer = self._starts.get(number)
-                if answer is not None and not answer.done():
-                    answer.set_exception(StartFailed(f"the {self.kind} cannot start it: {error}"))
+                self._refuse(number, StartFailed(f"the {self.kind} cannot start it: {error}"))
+            case {"unfit": int(number), "error": str(error)}:
+                self._refuse(number, Unfit(f"the {self.kind} cannot start it: {error}"))
             case {"ready": True}:
                 if not self._ready.done():
                     self._ready.set_result(
@@ -236,6 +249,11 @@ class Starter:
                     self._preload.set_result(
                         Preloaded(loaded=tuple(loaded), refused=refused, seconds=seconds)
                     )
+
+    def _refuse(self, number: int, error: StartFailed) -> None:
+        answer = self._starts.get(number)
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
 
     def _adopt(self, number: int, pid: int, intermediate: int) -> None:
         """Answer once the intermediate process has ended: from then on `pid` is our child."""
@@ -249,7 +267,8 @@ class Starter:
             if answer is not None and not answer.done():
                 answer.set_result(pid)
             else:  # whoever asked was cancelled; the agent reaps it with the other orphans
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has done so already
+                    os.kill(pid, signal.SIGKILL)
 
         self._loop.add_reader(intermediate, ended)
 
@@ -258,7 +277,7 @@ class Starter:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self.kill()
 
         def reap() -> None:
             self._loop.remove_reader(self._pidfd)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from elastic.agent.environment import common_environment, mark
 from elastic.agent.settings import AgentSettings
 from elastic.agent.spec import OBEYED_AT_START, StartSpec
-from elastic.agent.starter import Starter, StartFailed
+from elastic.agent.starter import Starter, StartFailed, Unfit
 from elastic.proto import env
 from elastic.proto.errors import StarterDied
 
@@ -89,16 +89,22 @@ class Starters:
 
     async def start(self, spec: StartSpec, fds: Mapping[str, int]) -> tuple[str, int]:
         """Start a process; returns who did and its pid. Raises StartFailed."""
+        fork = True
         for _ in range(5):
-            starter = await self._usable_standby() or await self._ensure_spawner()
+            standby = await self._usable_standby() if fork else None
+            starter = standby or await self._ensure_spawner()
             try:
                 return starter.kind, await self._ask(starter, spec, fds)
             except StarterDied:
                 continue
             except StartFailed as error:
-                if starter is not self._standby:
+                if starter is not standby:
                     raise
-                self._spawn_from_now_on(str(error))
+                fork = False
+                if isinstance(error, Unfit):
+                    self._spawn_from_now_on(str(error))
+                else:
+                    log.warning("spawned this once: %s", error)
         raise StartFailed("the process that starts ranks died five times in a row")
 
     async def fork(self, spec: StartSpec, fds: Mapping[str, int]) -> int:
@@ -115,12 +121,16 @@ class Starters:
                     return await starter.start(spec, fds)
             except TimeoutError:
                 log.warning("the %s does not answer and is ended", starter.kind)
-                await starter.close()
+                await starter.end(self._settings.kill_timeout)
                 raise StarterDied(f"the {starter.kind} did not answer") from None
 
     def _spawn_from_now_on(self, reason: str) -> None:
+        if self.reason:
+            return
         self.reason = reason
         self._built.set()
+        if self._standby is not None:
+            self._standby.kill()  # it holds torch in memory, for nobody
         log.warning("ranks are spawned, not forked: %s", reason)
 
     async def settled(self) -> None:
@@ -223,7 +233,7 @@ class Starters:
 
     async def _keep_standby(self) -> None:
         quick_deaths = 0
-        while quick_deaths < 3:
+        while not self.reason:
             born = asyncio.get_running_loop().time()
             self._built.clear()
             try:
@@ -245,10 +255,13 @@ class Starters:
             prepared.cancel()
             with contextlib.suppress(StarterDied, asyncio.CancelledError):
                 await prepared
+            if self.reason:
+                return
             lived = asyncio.get_running_loop().time() - born
             quick_deaths = quick_deaths + 1 if lived < 10 else 0
             log.info("the standby died after %.1f s", lived)
-        self._spawn_from_now_on("the standby died three times as soon as it was built")
+            if quick_deaths == 3:
+                self._spawn_from_now_on("the standby died three times as soon as it was built")
 
     async def _prepare(self, standby: Starter) -> None:
         ready = await standby.ready()
@@ -262,9 +275,10 @@ class Starters:
         loaded = (await standby.preload(self._modules)).loaded
         log.info("the standby has %d modules preloaded", len(loaded))
 
-    async def close(self) -> None:
+    def kill(self) -> None:
+        """For good; who sweeps reaps them."""
         for task in self._tasks:
             task.cancel()
         for starter in (self._standby, self._spawner):
             if starter is not None:
-                await starter.close()
+                starter.kill()

@@ -1,4 +1,5 @@
-"""This node's stores: one spare, kept ready on a socket of our own, and the one in use.
+"""This node's stores: one spare, kept ready on a socket of our own, the one in use, and those of
+rounds that are over, while ranks somewhere still have time to save.
 
 Every round gets a fresh store. The socket is bound and listens from the start, so a rank that
 comes before the store process is up just waits in the kernel's queue.
@@ -14,7 +15,7 @@ from collections.abc import Callable
 
 from elastic.agent import children
 from elastic.agent.environment import mark, resolver
-from elastic.agent.ports import listen
+from elastic.agent.ports import connected, listen
 from elastic.agent.settings import AgentSettings
 from elastic.agent.spec import StartSpec
 from elastic.agent.starters import Starters
@@ -26,12 +27,15 @@ log = logging.getLogger(__name__)
 
 PAUSE = 0.2
 """Seconds before a spare store that died is made again."""
+LOOK = 0.1
+"""Seconds between looks at who is connected to a store; the kernel offers no event for it."""
 
 
 class _Store:
     def __init__(self, listener: socket.socket, address: str) -> None:
         self.listener = listener
         self.address = address
+        self.port = int(address.rpartition(":")[2] or 0)
         self.pid = 0
         self.ended: asyncio.Future[int] | None = None
         self.starting: asyncio.Task[None] | None = None
@@ -58,6 +62,8 @@ class Stores:
         except OSError as error:
             raise UsageError(f"no port for a store: {error}; see --port-range") from error
         self._current: _Store | None = None
+        self._retired: dict[_Store, asyncio.TimerHandle] = {}
+        """Of rounds that are over while their ranks use their grace, oldest first."""
 
     @property
     def address(self) -> str:
@@ -66,7 +72,11 @@ class Stores:
 
     @property
     def pids(self) -> set[int]:
-        return {s.pid for s in (self._spare, self._current) if s is not None and s.pid}
+        return {store.pid for store in self._wanted() if store.pid}
+
+    def _wanted(self) -> list[_Store]:
+        current = [] if self._current is None else [self._current]
+        return [self._spare, *current, *self._retired]
 
     def _bind(self) -> _Store:
         low_high = self._settings.ports
@@ -89,11 +99,23 @@ class Stores:
         self._renew()
         return True
 
-    def retire(self) -> None:
-        """The round of the store in use is over."""
-        if self._current is not None:
-            self._end(self._current)
-            self._current = None
+    def retire(self, grace: float = 0.0) -> None:
+        """The round of the store in use is over; ranks, here and elsewhere, get `grace` seconds."""
+        store, self._current = self._current, None
+        if store is not None and grace > 0:
+            later = asyncio.get_running_loop().call_later
+            self._retired[store] = later(grace, self._end, store)
+        elif store is not None:
+            self._end(store)
+
+    async def unused(self) -> None:
+        """Wait until no rank of another node uses the store of a round that is over, or its time is."""
+        said = False
+        while any(connected(store.port, store.pid) for store in self._retired):
+            if not said:
+                said = True
+                log.info("ranks of other nodes still use the store of this one: it stays")
+            await asyncio.sleep(LOOK)
 
     def discard(self, address: str) -> None:
         """A round took this spare and ended before we heard of it: it is no fresh one any more."""
@@ -105,7 +127,10 @@ class Stores:
         try:
             self._spare = self._bind()
         except OSError as error:
-            log.error("no port for a store: %s; see --port-range", error)
+            if self._retired:  # the round to come is worth more than one that is over
+                self._end(next(iter(self._retired)))
+            else:
+                log.error("no port for a store: %s; see --port-range", error)
             self._spare.lost = True
             asyncio.get_running_loop().call_later(PAUSE, self._renew_after, self._spare)
             return
@@ -132,7 +157,7 @@ class Stores:
             with socket.socket(fileno=os.dup(store.listener.fileno())) as own:
                 _, store.pid = await self._starters.start(spec, {"listen": own.fileno()})
         except (ElasticError, OSError) as error:
-            if store in (self._current, self._spare):
+            if store in self._wanted():
                 log.error("a store cannot be started: %s", error)
                 store.listener.close()  # so that who waits in its queue is told
                 self._died(store)
@@ -140,11 +165,12 @@ class Stores:
         store.listener.close()
         store.ended = children.watch(store.pid)
         store.ended.add_done_callback(lambda _: self._died(store))
-        if store not in (self._current, self._spare):
+        if store not in self._wanted():
             self._end(store)
 
     def _died(self, store: _Store) -> None:
         store.pid = 0
+        self._forget(store)
         if store is self._current:
             self._current = None
             self._lost()
@@ -156,16 +182,21 @@ class Stores:
         if store is self._spare:
             self._renew()
 
+    def _forget(self, store: _Store) -> None:
+        if store in self._retired:
+            self._retired.pop(store).cancel()
+
     def _end(self, store: _Store) -> None:
+        self._forget(store)
         if store.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(store.pid, signal.SIGKILL)
         else:
             store.listener.close()
 
-    async def close(self) -> None:
+    def kill(self) -> None:
+        """For good; who sweeps reaps them."""
         self.retire()
         spare, self._spare = self._spare, _Store(socket.socket(), "")
-        self._end(spare)
-        if spare.ended is not None:
-            await spare.ended
+        for store in (spare, *self._retired):
+            self._end(store)

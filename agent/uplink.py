@@ -50,21 +50,27 @@ class Uplink:
         self._outbox: asyncio.Queue[pb.FromAgent] = asyncio.Queue()
         self._greeted = False
         """This stream's Hello was made; what happens after it must be said after it."""
+        self._leaving = False
 
     def send(self, message: pb.FromAgent) -> None:
         """Say something; without a stream it is dropped, since the next Hello says what matters."""
         if self._greeted:
             self._outbox.put_nowait(message)
 
+    def leave(self, reason: str) -> None:
+        """Say that this node leaves, and open no other stream: who says Hello is taken in."""
+        self._leaving = True
+        self.send(pb.FromAgent(leaving=pb.Leaving(reason=reason)))
+
     async def run(self, patience: Callable[[], float]) -> None:
-        """Keep a stream open for ever.
+        """Keep a stream open for ever; once this node leaves, until the stream ends.
 
         patience: seconds without a master after which to give up, asked anew each time.
         Raises MasterRefused, or MasterUnreachable when patience is over.
         """
         loop = asyncio.get_running_loop()
         pause, said = FIRST_PAUSE, False
-        while True:
+        while not self._leaving:
             before = self.last_contact
             trouble = await self._attach()
             if self.last_contact != before:

@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from elastic.agent import prctl
+from elastic.agent import children, prctl
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.spares import Spares
 from elastic.agent.spec import StartSpec
@@ -71,8 +71,9 @@ async def main(script: Path) -> dict[str, object]:
     await spares.fork(0, "cpu")
     await ready(spares)
     (last,) = spares.pids
-    await spares.close()
-    await starters.close()
+    spares.kill()
+    starters.kill()
+    assert not await children.sweep(tuple, DEADLINE)
     seen["left"] = Path(f"/proc/{last}").exists()
     return seen
 

@@ -2,10 +2,12 @@
 
 import contextlib
 import socket
+import subprocess
+import sys
 
 import pytest
 
-from elastic.agent.ports import listen
+from elastic.agent.ports import connected, listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", ""])
@@ -31,3 +33,24 @@ def test_every_address_of_both_kinds() -> None:
         port = listener.getsockname()[1]
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, port), 60).close()
+
+
+STORE = """
+import os, sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_store_is_a_client_of_its_own_and_does_not_count() -> None:
+    command = [sys.executable, "-c", STORE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        port, pid = map(int, process.stdout.readline().split())
+        assert not connected(port, pid)
+        with socket.create_connection(("127.0.0.1", port)):
+            assert connected(port, pid)
+        assert not connected(port, pid)
+        process.kill()

@@ -271,7 +271,7 @@ def test_standby_says_why_it_will_not(agent: SmallAgent, tmp_path: Path) -> None
         ({"kind": "program"}, "scripts only"),
     ):
         found = agent.start("standby", target=path, **spec)
-        assert found["error"] == "StartFailed"
+        assert found["error"] == "Unfit"
         assert word in found["text"]
 
 

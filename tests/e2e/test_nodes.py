@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.e2e.harness import ROOT, Job, processes
+from tests.e2e.harness import ROOT, Job, Node, processes
 from tests.e2e.harness.proxy import Proxy
 
 
@@ -49,13 +49,17 @@ def test_a_node_that_comes_while_the_job_ends(job: Job) -> None:
     """It is told so and starts nothing. The end lasts as long as a rank that ignores SIGTERM."""
     job.start("--drain-timeout", "8", nodes="1:2", nproc=1, script=("--on-term", "ignore"))
     number = job.wait_for_steps(1)
-    where = ("--master", f"{job.address}:{job.port}", "drain")
-    subprocess.run([sys.executable, "-m", "elastic.ctl", *where], cwd=ROOT, check=True)
+    ask(job, "drain")
     job.wait_for("the signal", lambda: job.told("term", round=number) or None)
     late = job.start("--rdzv-conf", "is_host=false", nodes="1:2", nproc=1)
     assert late.exit_code() == 213, job.dump()
     job.ends(213, 213)
     assert job.round() == number, job.dump()
+
+
+def ask(job: Job, *verb: str) -> None:
+    where = ("--master", f"{job.address}:{job.port}")
+    subprocess.run([sys.executable, "-m", "elastic.ctl", *where, *verb], cwd=ROOT, check=True)
 
 
 def test_a_node_that_comes_when_the_job_is_over(job: Job) -> None:
@@ -176,3 +180,141 @@ def test_two_nodes_with_one_name(job: Job) -> None:
     assert job.round() == number, job.dump()
     job.finish()
     job.ends(0, 1)
+
+
+def test_a_node_that_leaves_is_not_taken_back_when_the_master_dies(job: Job) -> None:
+    """Its ranks use their grace, and nobody stops for it a second time."""
+    first, second, number = _one_may_leave(job)
+    second.signal(signal.SIGTERM)
+    job.wait_for_event("node1 left: its launcher got SIGTERM")
+    job.wait_for("its rank's signal", lambda: job.told("term", rank=1) or None)
+    alone = job.wait_for_steps(1, after=number)
+    processes.kill(first.master())
+    job.wait_for("node0 to be back", lambda: _attached_after(job, "epoch 2"))
+    job.wait_for_more_steps(alone, 1, count=100)
+    job.finish()
+    job.ends(0, 1)
+    assert job.round() == alone, job.dump()
+    assert sum("node1 attached" in event for event in job.events()) == 1, job.dump()
+
+
+def test_a_node_that_leaves_while_the_master_is_away(job: Job) -> None:
+    """Nobody can be told. The others go on without it before its ranks' grace is over."""
+    first, second, number = _one_may_leave(job)
+    master = first.master()
+    processes.kill(first.guardian, number=signal.SIGSTOP)  # so that no master is started again
+    processes.kill(master)
+    second.signal(signal.SIGTERM)
+    job.wait_for("its rank's signal", lambda: job.told("term", rank=1) or None)
+    processes.kill(first.guardian, number=signal.SIGCONT)
+    alone = job.wait_for_steps(1, after=number)
+    assert second.process.poll() is None, job.dump()
+    job.finish()
+    job.ends(0, 1)
+    assert job.round() == alone, job.dump()
+
+
+def _one_may_leave(job: Job) -> tuple[Node, Node, int]:
+    """Two nodes that train; ranks of the second hold out after a SIGTERM until the job's finish."""
+    flags = ("--shutdown-timeout", "100", "--last-call", "0.2")
+    first = job.start(*flags, nodes="1:2", nproc=1)
+    first.master()
+    job.wait_for_steps(1)
+    second = job.start(*flags, nodes="1:2", nproc=1, script=("--on-term", "hold"))
+    job.wait_for("both in a round", lambda: _world(job, 2) if job.round() > 1 else None)
+    return first, second, job.round()
+
+
+def _attached_after(job: Job, event: str) -> bool | None:
+    events = job.events()
+    back = next((i for i, line in enumerate(events) if event in line), None)
+    return None if back is None else any("node0 attached" in e for e in events[back:]) or None
+
+
+# --- the store of a round whose ranks use their grace ---
+
+
+def _two_train(job: Job, first: str) -> tuple[Node, Node, int]:
+    """Ranks of the second save after a SIGTERM, once they may; those of the first do what is said."""
+    flags = ("--drain-timeout", "300", "--shutdown-timeout", "300")
+    one = job.start(*flags, nodes="2", nproc=1, script=("--on-term", first))
+    one.master()
+    two = job.start(*flags, nodes="2", nproc=1, script=("--on-term", "hold"))
+    number = job.wait_for_steps(2)
+    one.part("elastic-store")
+    return one, two, number
+
+
+def _next(job: Job, number: int) -> int:
+    """The round after `number`, once it has begun where rank 0 is."""
+    after = number + 1
+    job.wait_for("the next round", lambda: job.told("start", round=after, rank=0) or None)
+    return after
+
+
+def _saved(job: Job, number: int) -> dict[int, bool]:
+    """Ranks of a round that have saved, and whether its store answered."""
+    return {line.rank: line.fields["store"] for line in job.told("saved", round=number)}
+
+
+def test_a_round_keeps_its_store_while_its_ranks_drain(job: Job) -> None:
+    first, second, number = _two_train(job, "hold")
+    ask(job, "drain", "node1")
+    job.wait_for("both to have SIGTERM", lambda: len(job.told("term", round=number)) == 2)
+    job.finish()
+    assert second.exit_code() == 213, job.dump()
+    first.signal(signal.SIGTERM)
+    job.ends(1, 213)
+    assert _saved(job, number) == {0: True, 1: True}, job.dump()
+
+
+def test_a_round_keeps_its_store_while_the_next_one_begins(job: Job) -> None:
+    _, _, number = _two_train(job, "die")
+    ask(job, "restart")
+    _next(job, number)
+    job.finish()
+    job.ends(0)
+    assert _saved(job, number) == {1: True}, job.dump()
+
+
+def test_the_next_round_needs_the_port_of_a_store_that_is_kept(job: Job) -> None:
+    """With the least number of ports, two stores cannot be kept beside the one in use."""
+    flags = ("--drain-timeout", "300")
+    first = job.start(*flags, "--port-range", "30000-30003", nodes="2", nproc=1)
+    first.master()
+    job.start(*flags, nodes="2", nproc=1, script=("--on-term", "hold"))
+    number = job.wait_for_steps(2)
+    for _ in range(2):
+        ask(job, "restart")
+        number = _next(job, number)
+    processes.kill(job.rank(number, 0))
+    _next(job, number)
+    job.finish()
+    job.ends(0)
+
+
+def test_a_drained_node_serves_its_store_until_ranks_elsewhere_have_saved(job: Job) -> None:
+    """Its own are gone; and it does not stay for all of their time."""
+    first, _, number = _two_train(job, "die")
+    ask(job, "drain")
+    job.wait_for("the store to stay", lambda: "ranks of other nodes still use" in first.said())
+    job.wait_for("the signal", lambda: job.told("term", round=number, rank=1) or None)
+    job.finish()
+    job.ends(213)
+    assert _saved(job, number) == {1: True}, job.dump()
+
+
+def test_a_node_that_leaves_serves_its_store_until_ranks_elsewhere_have_saved(job: Job) -> None:
+    """All launchers get a signal. The master is asleep, or it would stop whom it had not reached."""
+    first, second, number = _two_train(job, "die")
+    master = first.master()
+    processes.kill(master, number=signal.SIGSTOP)
+    first.signal(signal.SIGTERM)
+    second.signal(signal.SIGTERM)
+    job.wait_for("the store to stay", lambda: "ranks of other nodes still use" in first.said())
+    job.wait_for("the signal", lambda: job.told("term", round=number, rank=1) or None)
+    job.finish()
+    assert second.exit_code() == 1, job.dump()
+    processes.kill(master, number=signal.SIGCONT)
+    job.ends(1)
+    assert _saved(job, number) == {1: True}, job.dump()

@@ -1,17 +1,14 @@
 """Each part of a node dies in its turn: standby, starter, store, agent, guardian, master."""
 
-import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from elastic.agent import cgroup
 from tests.e2e.harness import Job, Node, processes
-
-FREEZER = Path("/sys/fs/cgroup/freezer")
+from tests.e2e.harness.freezer import Freezer
 
 
 def test_a_training_job_survives_one_fault_after_another(job: Job) -> None:
@@ -150,35 +147,57 @@ def _nothing_is_left_soon(job: Job) -> None:
 # --- a process that SIGKILL does not end ---
 
 
-@pytest.fixture
-def freezer(tmp_path: Path) -> Iterator[Path]:
-    """A cgroup whose frozen processes no signal ends: a stand-in for the D state."""
-    group = FREEZER / f"elastic-e2e-{tmp_path.parent.name}-{tmp_path.name}"
-    try:
-        group.mkdir()
-        (group / "freezer.state").read_text()
-    except OSError:
-        with contextlib.suppress(OSError):
-            group.rmdir()
-        pytest.skip("no cgroup freezer (version 1) that we may use")
-    yield group
-    (group / "freezer.state").write_text("THAWED")
-    for pid in (group / "cgroup.procs").read_text().split():
-        processes.kill(int(pid))
-        while processes.alive(int(pid)):
-            pass
-    group.rmdir()
-
-
-def test_a_rank_that_no_signal_ends_fails_its_node(job: Job, freezer: Path) -> None:
+def test_a_rank_that_no_signal_ends_fails_its_node(job: Job, freezer: Freezer) -> None:
     """Its node leaves with the reason; nothing but that process is left."""
     node = job.start(script=("--child",))
     first = job.wait_for_steps(2)
     stuck = job.rank(first, 0)
-    (freezer / "cgroup.procs").write_text(str(stuck))
-    (freezer / "freezer.state").write_text("FROZEN")
+    freezer.freeze(stuck)
     processes.kill(job.rank(first, 1))
     assert node.exit_code() == 1, job.dump()
     assert f"process {stuck} of rank 0 does not end on SIGKILL" in node.said(), job.dump()
     left = [process.pid for process in job.left()]
     assert left == [stuck], job.dump()
+
+
+def test_an_agent_dies_with_a_rank_that_no_signal_ends(job: Job, freezer: Freezer) -> None:
+    """The guardian waits for it for 10 s, without a look more than there is to see."""
+    node = job.start()
+    first = job.wait_for_steps(2)
+    stuck = job.rank(first, 0)
+    freezer.freeze(stuck)
+    before = processes.cpu_seconds(node.guardian)
+    processes.kill(node.agent())
+    job.wait_for_steps(2, after=first)
+    assert processes.cpu_seconds(node.guardian) - before < 2, job.dump()
+    job.finish()
+    assert node.exit_code() == 0, job.dump()
+    assert [process.pid for process in job.left()] == [stuck], job.dump()
+
+
+def test_parts_that_no_signal_ends_do_not_hold_up_the_end(job: Job, freezer: Freezer) -> None:
+    node = job.start()
+    job.wait_for_steps(2)
+    stuck = {node.part("elastic.agent.spawner"), node.part("elastic-store")}
+    freezer.freeze(*stuck)
+    job.finish()
+    assert node.exit_code() == 0, job.dump()
+    for pid in stuck:
+        assert node.said().count(f"process {pid} ") == 1, job.dump()
+    assert {process.pid for process in job.left()} == stuck, job.dump()
+
+
+def test_a_store_that_no_signal_ends_is_waited_for_once(job: Job, freezer: Freezer) -> None:
+    """Its round is over; sweeps, which end all that no round needs, do not mind it again."""
+    node = job.start()
+    number = job.wait_for_steps(2)
+    stuck = node.part("elastic-store")
+    freezer.freeze(stuck)
+    for _ in range(3):
+        processes.kill(job.rank(number, 0))
+        number = job.wait_for_steps(2, after=number)
+    assert node.said().count(f"process {stuck} ") == 1, job.dump()
+    job.finish()
+    assert node.exit_code() == 0, job.dump()
+    assert node.said().count(f"process {stuck} ") == 1, job.dump()
+    assert [process.pid for process in job.left()] == [stuck], job.dump()

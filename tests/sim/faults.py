@@ -54,9 +54,9 @@ class Faults:
         """Guardian, agent and ranks die; the host refuses connections."""
         return self.and_(Fault(at, "kill_launcher", node))
 
-    def leave(self, *, at: float, node: str) -> "Faults":
-        """SIGTERM to the launcher: a preemption."""
-        return self.and_(Fault(at, "leave", node))
+    def leave(self, *, at: float, node: str, seconds: float = 0.0) -> "Faults":
+        """SIGTERM to the launcher: a preemption. Its ranks take so long to end."""
+        return self.and_(Fault(at, "leave", node, seconds))
 
     def partition(self, *, at: float, node: str, seconds: float) -> "Faults":
         """Nothing passes between agent and master; ranks reach one another."""

@@ -33,6 +33,8 @@ class FakeNode:
     host_up: bool = True
     guardian_up: bool = True
     agent_up: bool = False
+    leaving: bool = False
+    """Its launcher was told to end, and its ranks use their grace."""
     cut_off_until: float = 0.0
     stream: int = 0
     """Number of the open stream; 0: none."""
@@ -53,7 +55,7 @@ class FakeNode:
         if not (self.host_up and self.guardian_up) or self.agent_up:
             return
         self.incarnation = Incarnation(self.incarnation + 1)
-        self.agent_up, self.busy, self.stream = True, False, 0
+        self.agent_up, self.leaving, self.busy, self.stream = True, False, False, 0
         self.order, self.report = None, ev.Report()
         self.ranks, self.ready, self.store_in_use = 0, False, ""
         self.preparing = False
@@ -65,6 +67,16 @@ class FakeNode:
         self.agent_up, self.ranks, self.ready, self.store_in_use = False, 0, False, ""
         self.order = None
 
+    def leave(self, grace: float) -> None:
+        """SIGTERM: it says so if it can, does not come back, and is gone once its ranks are."""
+        self.say(ev.Left(self.node_id, self.incarnation, "SIGTERM"))
+        self.leaving, self.ready = True, False
+        self.sim.after(max(grace, 2 * LATENCY), self._gone, self.incarnation)
+
+    def _gone(self, life: int) -> None:
+        if self.alive(life):
+            self.sim.launcher_died(self)
+
     def alive(self, incarnation: int) -> bool:
         return self.host_up and self.agent_up and self.incarnation == incarnation
 
@@ -75,7 +87,7 @@ class FakeNode:
 
     def attach(self) -> None:
         life = self.incarnation
-        if not self.alive(life) or self.stream:
+        if not self.alive(life) or self.stream or self.leaving:
             return
         if self.sim.master_up and self.reachable():
             self.stream = self.sim.open_stream(self)
@@ -117,7 +129,7 @@ class FakeNode:
 
     def obey(self) -> None:
         order = self.order
-        if order is None or self.busy or not self.agent_up:
+        if order is None or self.busy or not self.agent_up or self.leaving:
             return
         if self.ranks and (order.kind != "run" or order.round != self.ranks):
             self._later(STOP, self._stopped)
@@ -158,7 +170,7 @@ class FakeNode:
         self.ranks, self.ready = 0, False
 
     def _started(self) -> None:
-        if self.ranks and self.report.phase is NodePhase.RUNNING:
+        if self.ranks and self.report.phase is NodePhase.RUNNING and not self.leaving:
             self.ready = True
             self.sim.train(self.ranks)
 
@@ -184,7 +196,7 @@ class FakeNode:
 
     def fail(self, *failures: RankFailure) -> None:
         """Ranks of the round end badly; peers in its collectives fail a moment later."""
-        if not self.ranks or self.report.phase is NodePhase.FINISHED:
+        if not self.ranks or self.leaving or self.report.phase is NodePhase.FINISHED:
             return
         self.ready = False
         self.tell(NodePhase.FAILED, self.ranks, *self.report.failures, *failures)

@@ -69,7 +69,7 @@ class Simulation:
         self._random = random.Random(self.seed)
         self._used: set[str] = set()
         self._wake: float | None = None
-        self._knocking: set[NodeId] = set()
+        self._knocking: set[tuple[NodeId, Incarnation]] = set()
         self._training = 0
         self._folded = 0
         self.begin_master()
@@ -130,8 +130,8 @@ class Simulation:
             self._tell(effect.node_ids)
         elif isinstance(effect, ev.Knock):
             node = self.job.nodes.get(effect.node_id)
-            if node is not None and effect.node_id not in self._knocking:
-                self._knocking.add(effect.node_id)
+            if node is not None and (node.node_id, node.incarnation) not in self._knocking:
+                self._knocking.add((node.node_id, node.incarnation))
                 self._knock(effect.node_id, node.incarnation, self.job.epoch)
         elif isinstance(effect, ev.WakeAt) and not self._wakes_before(effect.time):
             self._wake = effect.time
@@ -172,6 +172,8 @@ class Simulation:
             answer, takes = KnockAnswer.SILENT, 1.0
         elif not fake.guardian_up:
             answer = KnockAnswer.GONE
+        elif fake.leaving:
+            answer, takes = KnockAnswer.SILENT, 1.0
         elif fake.alive(incarnation):
             answer = KnockAnswer.ALIVE
         self.after(takes, self._answered, node_id, incarnation, answer, epoch)
@@ -185,7 +187,7 @@ class Simulation:
         node = self.job.nodes.get(node_id)
         over = node is None or node.incarnation != incarnation
         if over or (node is not None and node.state is not NodeState.UNREACHABLE):
-            self._knocking.discard(node_id)
+            self._knocking.discard((node_id, incarnation))
         else:
             pause = 1.0 if answer is KnockAnswer.ALIVE else 0.0
             self.after(pause, self._knock, node_id, incarnation, epoch)
@@ -207,6 +209,8 @@ class Simulation:
         if old is not None:
             old.node.stream_ended(old.number)
         self.fold(ev.Attached((hello,)))
+        if not session.node.alive(session.incarnation):  # it died on the way here
+            self.after(LATENCY, self._noticed, session.node, session.number)
 
     def stream_broke(self, node: FakeNode, *, after: float) -> None:
         """The master notices after a while."""
@@ -327,11 +331,17 @@ class Simulation:
             node.tell(ev.NodePhase.FAILED, node.ranks, *node.report.failures, failure)
 
     def _kill_agent(self, node: FakeNode, fault: Fault) -> None:
+        if node.leaving:  # its guardian was told to end, too
+            self.launcher_died(node)
+            return
         self._end(node)
         self.stream_broke(node, after=LATENCY)
         self.after(AGENT_START, node.start_agent)
 
     def _kill_launcher(self, node: FakeNode, fault: Fault) -> None:
+        self.launcher_died(node)
+
+    def launcher_died(self, node: FakeNode) -> None:
         node.guardian_up = False
         self._end(node)
         self.stream_broke(node, after=LATENCY)
@@ -342,10 +352,8 @@ class Simulation:
         self.stream_broke(node, after=SILENCE)
 
     def _leave(self, node: FakeNode, fault: Fault) -> None:
-        node.say(ev.Left(node.node_id, node.incarnation, "SIGTERM"))
-        node.guardian_up = False
-        self.after(2 * LATENCY, self._end, node)
-        self.stream_broke(node, after=3 * LATENCY)
+        if not node.leaving:
+            node.leave(fault.seconds)
 
     def _end(self, node: FakeNode) -> None:
         """Its agent, ranks and store end; who needs one of them notices."""

@@ -81,6 +81,24 @@ def test_a_preempted_node_says_so() -> None:
     assert job.job.recovery.restarts == 0
 
 
+def test_a_preempted_node_uses_its_grace_and_nobody_stops_for_it_twice() -> None:
+    faults = Faults().leave(at=5, node="c", seconds=10)
+    job = simulate("a b c", faults.restart_master(at=6), steps=30)
+    assert job.exit_code == 0
+    assert job.restarts == {"node left": 1}
+    assert job.seats() == "a b"
+
+
+def test_a_node_is_preempted_while_the_master_is_away() -> None:
+    """Nobody can be told; it is lost by its silence, before its grace is over."""
+    faults = Faults().restart_master(at=5, seconds=2).leave(at=6, node="c", seconds=30)
+    job = simulate("a b c", faults, steps=40)
+    assert job.exit_code == 0
+    assert job.restarts == {"node lost": 1}
+    assert job.seats() == "a b"
+    assert job.job.ledger.interruptions[0].at < 20
+
+
 def test_grow_when_nodes_come() -> None:
     job = simulate("a b", Faults().add_node(at=5, node="c").add_node(at=5.3, node="d"), most=4)
     assert job.exit_code == 0

@@ -62,6 +62,14 @@ def look(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), fields[0], command.strip(), wait)
 
 
+def cpu_seconds(pid: int) -> float:
+    """That a process has computed for; 0 when there is none of that number."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 def alive(pid: int) -> bool:
     process = look(pid)
     return process is not None and process.state not in "ZX"

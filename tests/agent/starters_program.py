@@ -1,0 +1,113 @@
+"""An agent's starters and nothing else; run by test_keeping_starters.py in a process of its own, since
+a subreaper adopts whatever comes. Says what it saw as lines of JSON."""
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from elastic.agent import children, prctl, starters
+from elastic.agent.settings import AgentSettings
+from elastic.agent.spec import StartSpec
+from tests.agent.spares_program import settings
+
+DEADLINE = 60.0
+starters.START_TIMEOUT = 0.5
+
+
+def say(what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+async def run(own: starters.Starters, **environ: str) -> str:
+    """Start a script that does nothing; returns who did."""
+    work = settings(Path("/dev/null")).workload
+    spec = StartSpec(
+        kind="script", target="/dev/null", args=(), environ={**work.environ, **environ}, cwd="/",
+        python=sys.executable,
+    )  # fmt: skip
+    kind, pid = await own.start(spec, {"stdout": 2, "stderr": 2})
+    await children.watch(pid)
+    return kind
+
+
+async def with_standby(node: AgentSettings) -> tuple[starters.Starters, int]:
+    own = starters.Starters(node)
+    own.note_torch(0, 1, node.workload.environ, node.workload.environ)
+    own.build()
+    await own.standby_ready.wait()
+    (standby,) = own.pids
+    return own, standby
+
+
+async def momentary(node: AgentSettings) -> list[object]:
+    """The standby has no descriptor left, for a moment."""
+    own, standby = await with_standby(node)
+    limits = resource.prlimit(standby, resource.RLIMIT_NOFILE)
+    resource.prlimit(standby, resource.RLIMIT_NOFILE, (3, limits[1]))
+    seen: list[object] = [await run(own)]
+    resource.prlimit(standby, resource.RLIMIT_NOFILE, limits)
+    return [*seen, await run(own), own.reason]
+
+
+async def lasting(node: AgentSettings) -> list[object]:
+    """What the standby was made for is not what is asked of it: it is no use any more."""
+    own, standby = await with_standby(node)
+    ended = os.pidfd_open(standby)
+    seen: list[object] = [await run(own, PYTHONHASHSEED="1")]
+    gone = asyncio.Event()
+    asyncio.get_running_loop().add_reader(ended, gone.set)
+    await gone.wait()
+    own.build()
+    seen += [await run(own), "PYTHONHASHSEED" in own.reason, own.standby_ready.is_set()]
+    return [*seen, len(own.pids)]
+
+
+async def stuck(node: AgentSettings) -> list[object]:
+    """Another spawner takes the place of one that SIGKILL does not end."""
+    own = starters.Starters(node)
+    seen: list[object] = [await run(own)]
+    (first,) = own.pids
+    say(first)
+    sys.stdin.readline()  # by now it is frozen
+    return [*seen, await run(own), first in own.pids]
+
+
+async def reaped(node: AgentSettings) -> list[object]:
+    """Nobody wants a process any more that was started, and it is reaped before that is known."""
+    own = starters.Starters(node)
+    await run(own)
+    known = own.pids
+    asked = asyncio.get_running_loop().create_task(run(own))
+    await asyncio.sleep(0)  # the spawner has been asked, and nothing of its answer is read
+    asked.cancel()
+    while not (found := children.orphans(known)):
+        pass
+    os.kill(found[0], signal.SIGKILL)
+    os.waitpid(found[0], 0)  # noqa: ASYNC222 - a moment, in which nothing else may run
+    return [await run(own)]
+
+
+CASES: dict[str, Callable[[AgentSettings], Awaitable[list[object]]]] = {
+    case.__name__: case for case in (momentary, lasting, stuck, reaped)
+}
+
+
+async def main(case: str) -> list[object]:
+    prctl.set_child_subreaper()
+    mishaps: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: mishaps.append(str(context["exception"])))
+    node = replace(settings(Path("/dev/null")), kill_timeout=0.5)
+    return await CASES[case](node) + mishaps
+
+
+if __name__ == "__main__":
+    seen = asyncio.run(asyncio.wait_for(main(sys.argv[1]), DEADLINE))
+    say(seen)
