@@ -13,17 +13,21 @@ import signal
 import socket
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from elastic import options as cli
 from elastic import slurm
+from elastic.addresses import look_up, own_address
 from elastic.agent import cgroup
 from elastic.agent.guardian import Guardian
 from elastic.agent.numa import gpu_nodes
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.slots import resolve_slots
 from elastic.console import ConsoleHandler
-from elastic.listeners import join, knock_socket, own_address, reserve
+from elastic.listeners import Reservation, join, knock_socket, reserve
 from elastic.master.state import DRAINED
 from elastic.options import Options
 from elastic.proto.errors import ElasticError, UsageError
@@ -67,26 +71,27 @@ def _check_limits() -> None:
 
 def _launch(options: Options) -> int:
     environ = dict(os.environ)
+    signals = _numbers(dict.fromkeys((*options.signals_to_handle, "SIGTERM")))
+    for number in signals:  # until the guardian handles them
+        signal.signal(number, _end_at_once)
     slots = resolve_slots(options.nproc_per_node, environ)
     _default_threads(environ, slots)
     if options.without_effect:
         log.warning("without effect here: %s", ", ".join(options.without_effect))
     security = _security(options, environ)
-    if options.max_nodes > 1 and not security.token:
+    folder = _folder_name(options.run_id)
+    run_dir = _job_folder(options.state_dir or options.log_dir, folder)
+    log_dir = _job_folder(options.log_dir or options.state_dir, folder)
+    found = look_up(options.endpoint_host, options.endpoint_port, options.join_timeout)
+    reservation = reserve(options, found)
+    everywhere = reservation is not None and reservation.everywhere
+    if not security.token and (everywhere or not found[0].loopback):
         log.warning(
             "no job token: set %s (or --token-file) on every node, so that nobody else can "
             "join this job",
             TOKEN,
         )
-    folder = _folder_name(options.run_id)
-    run_dir = _job_folder(options.state_dir or options.log_dir, folder)
-    log_dir = _job_folder(options.log_dir or options.state_dir, folder)
-    reservation = reserve(options)
-    address = (
-        options.endpoint_host,
-        (reservation.port if reservation else options.endpoint_port),
-    )
-    host = own_address(options, *address)
+    host = own_address(options, found)
     knock = knock_socket(options, host)
     settings = _agent_settings(
         options,
@@ -94,23 +99,43 @@ def _launch(options: Options) -> int:
         _logs(options, log_dir),
         security,
         slots,
-        master=join(*address),
+        master=join(
+            options.endpoint_host, reservation.port if reservation else options.endpoint_port
+        ),
         host=host,
     )
-    launch = secrets.token_hex(16)
-    guardian = Guardian(
-        lambda: _agent_main(settings, knock),
-        None if reservation is None else lambda: _master_main(options, settings, run_dir, launch),
-        cgroup.create(),
-        patience=max(options.shutdown_timeout, options.drain_timeout) + 30.0,
-    )
-    code = guardian.run(
-        _numbers(dict.fromkeys((*options.signals_to_handle, "SIGTERM"))),
-        _numbers(options.drain_signals),
-    )
+    guardian = _guardian(options, settings, knock, reservation, run_dir)
+    code = guardian.run(signals, _numbers(options.drain_signals))
     if code == DRAINED and guardian.warned and environ.get("SLURM_NODEID", "0") == "0":
         slurm.requeue(environ)
     return code
+
+
+def _end_at_once(number: int, _: FrameType | None) -> NoReturn:
+    """A signal while nothing runs yet; a name server that does not answer is left alone."""
+    log.warning("%s: ending", signal.Signals(number).name)
+    logging.shutdown()
+    os._exit(128 + number)
+
+
+def _guardian(
+    options: Options,
+    settings: AgentSettings,
+    knock: socket.socket,
+    reservation: Reservation | None,
+    run_dir: Path,
+) -> Guardian:
+    master = None
+    if reservation is not None:
+        listen = reservation.listen_address(settings.master)
+        launch = secrets.token_hex(16)
+        master = partial(_master_main, options, settings, listen, run_dir, launch)
+    return Guardian(
+        partial(_agent_main, settings, knock),
+        master,
+        cgroup.create(),
+        patience=max(options.shutdown_timeout, options.drain_timeout) + 30.0,
+    )
 
 
 def _numbers(names: Iterable[str]) -> tuple[int, ...]:
@@ -123,7 +148,9 @@ def _agent_main(settings: AgentSettings, knock: socket.socket) -> int:
     return agent.main(settings, knock)
 
 
-def _master_main(options: Options, settings: AgentSettings, run_dir: Path, launch: str) -> int:
+def _master_main(
+    options: Options, settings: AgentSettings, listen: str, run_dir: Path, launch: str
+) -> int:
     from elastic.master import main as master
     from elastic.master.policy import Policy
 
@@ -145,6 +172,7 @@ def _master_main(options: Options, settings: AgentSettings, run_dir: Path, launc
         master.MasterSettings(
             run_id=options.run_id,
             address=settings.master,
+            listen=listen,
             run_dir=run_dir,
             policy=policy,
             security=settings.security,

@@ -33,7 +33,9 @@ log = logging.getLogger(__name__)
 class MasterSettings:
     run_id: str
     address: str
-    """host:port to listen on."""
+    """host:port, as agents dial it."""
+    listen: str = ""
+    """host:port to listen on, where that is another."""
     run_dir: Path
     """Holds journal and report."""
     policy: Policy
@@ -57,11 +59,12 @@ async def serve(settings: MasterSettings) -> None:
         shell, streams, journal, settings.run_id, open_admin=bool(settings.security.token)
     )
     await shell.begin(streams.act, last if begun else None)
+    listen = settings.listen or settings.address
     try:
-        server = open_server(settings.address, settings.security)
+        server = open_server(listen, settings.security)
     except RuntimeError as error:
         raise UsageError(
-            f"cannot listen on {settings.address}: is another program using the port?"
+            f"cannot listen on {listen}: is another program using the port?"
         ) from error
     master_pb2_grpc.add_MasterServicer_to_server(streams, server)
     master_pb2_grpc.add_ControlServicer_to_server(control, server)
