@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic.proto import job_folder
+from elastic.proto.env import configure_grpc
 from elastic.proto.errors import (
     ElasticError,
     MasterRefused,
@@ -42,7 +43,7 @@ _STYLES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would say, we say in a sentence
+    configure_grpc()
     argv = sys.argv[1:] if argv is None else list(argv)
     verbs = {point.name: point for point in entry_points(group=GROUP)}
     parser = _parser(verbs)

@@ -30,6 +30,7 @@ from elastic.console import ConsoleHandler
 from elastic.listeners import Reservation, join, knock_socket, reserve
 from elastic.master.state import DRAINED
 from elastic.options import Options
+from elastic.proto.env import configure_grpc
 from elastic.proto.errors import ElasticError, UsageError
 from elastic.proto.job_folder import default_base, is_ours
 from elastic.proto.security import TOKEN, Security, read_token
@@ -142,7 +143,14 @@ def _numbers(names: Iterable[str]) -> tuple[int, ...]:
     return tuple(signal.Signals[name] for name in names)
 
 
+def _in_background() -> None:
+    """What master and agent need that the guardian, which a terminal has in front, does not."""
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # under `stty tostop` a line would stop us
+    configure_grpc()
+
+
 def _agent_main(settings: AgentSettings, knock: socket.socket) -> int:
+    _in_background()
     from elastic.agent import agent  # after the fork: grpc has threads
 
     return agent.main(settings, knock)
@@ -151,6 +159,7 @@ def _agent_main(settings: AgentSettings, knock: socket.socket) -> int:
 def _master_main(
     options: Options, settings: AgentSettings, listen: str, run_dir: Path, launch: str
 ) -> int:
+    _in_background()
     from elastic.master import main as master
     from elastic.master.policy import Policy
 

@@ -2,6 +2,7 @@
 
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from tests.e2e.harness import ROOT, Job, Node, processes
-from tests.e2e.harness.network import Network, missing, with_names
+from tests.e2e.harness.network import Network, hosts_file, missing, with_names, with_resolver
 from tests.e2e.harness.ports import listening
 
 USAGE = 2
@@ -127,3 +128,38 @@ def test_what_a_master_listens_on(job: Job, network: Network, endpoint: str, bou
     assert {host for host, _ in found} == {bound}
     node.signal(signal.SIGTERM)
     job.ends(128 + signal.SIGTERM)
+
+
+@pytest.mark.netns
+def test_names_that_come_later_than_the_nodes(job: Job, network: Network) -> None:
+    """As a pod's with the pod: node 1 waits for the name, and for another address behind it."""
+    node = start(job, network, 1, "", *static(1, "node0:29400"))
+    job.wait_for("it to say so", lambda: "waiting for the address of node0 (" in node.said())
+    hosts = hosts_file(job.folder, "node1")
+    localhost = hosts.read_text()
+    hosts.write_text(f"{localhost}10.77.0.3 node0\n")
+    job.wait_for("a try", lambda: "waiting for a master at node0:29400" in node.said())
+    hosts.write_text(f"{localhost}10.77.0.1 node0\n")
+    start(job, network, 0, "10.77.0.1 node0", *static(0, "node0:29400"))
+    job.wait_for_steps(2)
+    assert node.said().count("waiting for the address") == 1
+    job.finish()
+    job.ends(0)
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("form", [static, c10d])
+def test_a_signal_while_a_name_is_looked_up(
+    job: Job, form: Callable[[int, str], Sequence[str]]
+) -> None:
+    """The name server does not answer, so the look-up itself lasts."""
+    if why := missing():
+        pytest.skip(f"no mount namespaces: {why}")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind((job.address, 53))
+        server = with_resolver(job.folder, job.address)
+        node = job.start(*form(1, "node0:29400"), nodes="2", prefix=server)
+        assert silent.recv(1), "it asked"
+        node.signal(signal.SIGTERM)
+        job.ends(128 + signal.SIGTERM)
+    assert node.said().splitlines()[-1] == "elastic-run: SIGTERM: ending", node.said()
