@@ -79,6 +79,16 @@ def test_a_script_that_cannot_run(job: Job, entry: Sequence[str], code: int, wor
     assert "rank 0 on node0" in ours[0] or "rank 1 on node0" in ours[0], said
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_launcher_without_streams(job: Job, closed: str) -> None:
+    prefix = ("sh", "-c", f'exec "$@" {closed}', "sh")
+    job.start(prefix=prefix)
+    job.wait_for_steps(2)
+    job.finish()
+    job.start("--bogus", prefix=prefix)
+    job.ends(0, USAGE)
+
+
 def test_a_port_in_use(job: Job) -> None:
     with socket.create_server((job.address, job.port)):
         node = job.start()
