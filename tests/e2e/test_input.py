@@ -89,11 +89,13 @@ def test_a_launcher_without_streams(job: Job, closed: str) -> None:
     job.ends(0, USAGE)
 
 
-def test_a_port_in_use(job: Job) -> None:
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_port_in_use(job: Job, nodes: str) -> None:
+    """By a program that is no launcher; with several nodes a launcher would be joined."""
     with socket.create_server((job.address, job.port)):
-        node = job.start()
+        node = job.start(nodes=nodes)
         job.ends(USAGE)
-    assert "has the port; choose another one" in node.said(), node.said()
+    assert "has the port; choose another one" in node.said().splitlines()[-1], node.said()
 
 
 def test_no_master_and_a_foreign_one(job: Job) -> None:
