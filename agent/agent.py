@@ -13,7 +13,7 @@ from typing import Any
 from elastic.agent import children, error_file, prctl
 from elastic.agent.log_reads import LogReads
 from elastic.agent.ranks import Rank, Ranks
-from elastic.agent.retiring import Retiring
+from elastic.agent.retiring import Retiring, time_left
 from elastic.agent.settings import AgentSettings
 from elastic.agent.spares import Spares
 from elastic.agent.starters import Starters
@@ -318,6 +318,7 @@ class Agent:
     # --- the end -----------------------------------------------------------------------------
 
     def _take_signal(self, number: int) -> None:
+        self._retiring.hear(number)
         if not self._signal.done():
             self._signal.set_result(number)
 
@@ -356,7 +357,8 @@ class Agent:
             orphaned = os.getppid() != self._guardian  # whose death reaches us as a SIGTERM
             reason = "its launcher died" if orphaned else f"its launcher got {name}"
             code = 1 if started else 128 + number
-            log.warning("%s: ending", reason if orphaned else name)
+            grace = self._settings.shutdown_timeout if self._ranks is not None else 0.0
+            log.warning("%s: ending%s", reason if orphaned else name, time_left(grace, number))
         self._uplink.send(pb.FromAgent(leaving=pb.Leaving(reason=reason)))
         self._retire(self._settings.shutdown_timeout, number or signal.SIGTERM)
         await self._retiring.over()

@@ -141,7 +141,8 @@ def train(step: int) -> Iterator[int]:
 
 def main() -> None:
     if ARGS.on_term != "die":
-        signal.signal(signal.SIGTERM, on_term)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, on_term)
     tell(
         "start",
         world=int(os.environ["WORLD_SIZE"]),
