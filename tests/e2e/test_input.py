@@ -4,8 +4,10 @@ import secrets
 import socket
 import sys
 from collections.abc import Sequence
+from concurrent import futures
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.e2e.harness import SCRIPT, Job
@@ -114,6 +116,16 @@ def test_no_master_and_a_foreign_one(job: Job) -> None:
     assert "this master runs job 'job', not 'another'" in foreign.said(), foreign.said()
     job.finish()
     job.ends(1, 1, 0, 1)
+
+
+def test_a_server_of_another_kind(job: Job) -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    server.add_insecure_port(f"{job.address}:{job.port}")
+    server.start()
+    node = job.start("--rdzv-conf", "is_host=false", nodes="2")
+    job.ends(1)
+    server.stop(None).wait()
+    assert "is no master of elastic-run (Method not found!)" in node.said().splitlines()[-1]
 
 
 def test_a_token_that_cannot_be_sent(job: Job) -> None:
