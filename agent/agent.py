@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from elastic.agent import children, error_file, prctl
+from elastic.agent import children, error_file, guardian, prctl
 from elastic.agent.log_reads import LogReads
 from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.retiring import Retiring, time_left
@@ -68,6 +68,7 @@ class Agent:
         for name in self._settings.signals:
             number = getattr(signal, name)
             loop.add_signal_handler(number, self._take_signal, number)
+        loop.add_signal_handler(guardian.NO_MASTER, self._take_signal, 0)
         knocks = await asyncio.start_server(self._answer_knock, sock=self._knock_socket)
         uplink = loop.create_task(self._uplink.run(self._patience))
         loop.set_exception_handler(self._mishap)
@@ -352,6 +353,8 @@ class Agent:
         started = self._report.round > 0
         if self._retiring.unkillable:
             reason, code = self._retiring.unkillable, 1
+        elif not number:
+            reason, code = "its master ended", 1
         else:
             name = signal.Signals(number).name
             orphaned = os.getppid() != self._guardian  # whose death reaches us as a SIGTERM
