@@ -7,7 +7,6 @@ failed or was ended, 2 usage, 213 drained; 128 + signal before the first round.
 
 import logging
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -18,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from elastic import checks, slurm
 from elastic import options as cli
-from elastic import slurm
 from elastic.addresses import look_up, own_address
 from elastic.agent import cgroup
 from elastic.agent.guardian import Guardian
@@ -37,9 +36,6 @@ from elastic.proto.security import TOKEN, Security, read_token
 
 log = logging.getLogger("elastic")
 
-FEWEST_FILES = 512
-"""Descriptors of ranks begin at 200 (agent/fork.py), and an agent holds several for each."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job's node to its end; returns the exit code."""
@@ -47,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = cli.parse(sys.argv[1:] if argv is None else argv, os.environ)
     _log_to_stderr()
     try:
-        _check_limits()
+        checks.open_files()
         return _launch(options)
     except ElasticError as error:
         log.error("%s", error)
@@ -65,21 +61,13 @@ def _fill_standard_streams() -> None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
-def _check_limits() -> None:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= limit < FEWEST_FILES:
-        raise UsageError(
-            f"this shell allows {limit} open files, elastic-run needs {FEWEST_FILES}: "
-            f"ulimit -n {FEWEST_FILES}"
-        )
-
-
 def _launch(options: Options) -> int:
     environ = dict(os.environ)
     signals = _numbers(dict.fromkeys((*options.signals_to_handle, "SIGTERM")))
     for number in signals:  # until the guardian handles them
         signal.signal(number, _end_at_once)
     slots = resolve_slots(options.nproc_per_node, environ)
+    checks.rank_unit(options, slots)
     _default_threads(environ, slots)
     if options.without_effect:
         log.warning("without effect here: %s", ", ".join(options.without_effect))
@@ -89,6 +77,8 @@ def _launch(options: Options) -> int:
     log_dir = _job_folder(options.log_dir or options.state_dir, folder)
     found = look_up(options.endpoint_host, options.endpoint_port, options.join_timeout)
     reservation = reserve(options, found)
+    if reservation is not None:
+        checks.master_files(run_dir, options.report)
     everywhere = reservation is not None and reservation.everywhere
     if not security.token and (everywhere or not found[0].loopback):
         log.warning(
@@ -189,7 +179,7 @@ def _master_main(
             run_dir=run_dir,
             policy=policy,
             security=settings.security,
-            report=Path(options.report) if options.report else None,
+            report=Path(options.report).resolve() if options.report else None,
             launch=launch,
         )
     )

@@ -1,6 +1,7 @@
 """A master's life: open the journal, listen, serve until the job is over."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -124,13 +125,15 @@ def _write_report(shell: Shell, settings: MasterSettings) -> None:
     for path in (settings.run_dir / "report.json", settings.report):
         if path is None:
             continue
+        draft = path.with_name(path.name + ".part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft = path.with_name(path.name + ".part")
             draft.write_text(text)
             os.replace(draft, path)
         except OSError as error:
             log.error("cannot write the report %s: %s", path, error.strerror)
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
 
 
 def _make_room() -> None:
