@@ -10,11 +10,11 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from elastic.agent import children, error_file, prctl
+from elastic.agent import children, error_file, guardian, prctl
 from elastic.agent.failures import with_failure
 from elastic.agent.log_reads import LogReads
 from elastic.agent.ranks import Rank, Ranks
-from elastic.agent.retiring import Retiring
+from elastic.agent.retiring import Retiring, time_left
 from elastic.agent.settings import AgentSettings
 from elastic.agent.spares import Spares
 from elastic.agent.starters import Starters
@@ -69,6 +69,7 @@ class Agent:
         for name in self._settings.signals:
             number = getattr(signal, name)
             loop.add_signal_handler(number, self._take_signal, number)
+        loop.add_signal_handler(guardian.NO_MASTER, self._take_signal, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what came while this life started, too
         knocks = await asyncio.start_server(self._answer_knock, sock=self._knock_socket)
         uplink = loop.create_task(self._uplink.run(self._patience))
@@ -329,6 +330,7 @@ class Agent:
     # --- the end -----------------------------------------------------------------------------
 
     def _take_signal(self, number: int) -> None:
+        self._retiring.hear(number)
         if not self._signal.done():
             self._signal.set_result(number)
 
@@ -344,7 +346,7 @@ class Agent:
 
     async def _end(self, order: pb.Directive) -> int:
         """The master says exit."""
-        self._uplink.send(pb.FromAgent(leaving=pb.Leaving(reason=order.reason)))
+        self._uplink.leave(order.reason)
         await self._uplink.flush(1.0)
         if order.exit_code == 1:
             log.error("%s", order.reason)
@@ -362,12 +364,15 @@ class Agent:
         started = self._report.round > 0
         if self._retiring.unkillable:
             reason, code = self._retiring.unkillable, 1
+        elif not number:
+            reason, code = "its master ended", 1
         else:
             name = signal.Signals(number).name
             orphaned = os.getppid() != self._guardian  # whose death reaches us as a SIGTERM
             reason = "its launcher died" if orphaned else f"its launcher got {name}"
             code = 1 if started else 128 + number
-            log.warning("%s: ending", reason if orphaned else name)
+            grace = self._settings.shutdown_timeout if self._ranks is not None else 0.0
+            log.warning("%s: ending%s", reason if orphaned else name, time_left(grace, number))
         self._uplink.leave(reason)
         self._retire(self._settings.shutdown_timeout, number or signal.SIGTERM)
         await self._retiring.over()

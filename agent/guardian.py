@@ -26,6 +26,9 @@ MOST_DEATHS = 20
 MOST_BUGS = 3
 """The same, where it ended by itself with `CRASHED`."""
 
+NO_MASTER = signal.SIGRTMIN
+"""To the agent: its master ended with an error, and has said which."""
+
 
 @dataclass(slots=True)
 class _Child:
@@ -113,7 +116,7 @@ class Guardian:
 
     def _start(self, child: _Child) -> None:
         guardian = os.getpid()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (*self._handled, NO_MASTER))
         child.pid = os.fork()
         if child.pid:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -191,7 +194,7 @@ class Guardian:
         if 0 <= code != CRASHED:
             child.code = code
             if child is self._master and code:
-                self._tell(self._agent, signal.SIGTERM)  # there will be no master
+                self._tell(self._agent, NO_MASTER)
             return
         if self._signalled or (self._master is not None and self._master.code):
             child.code = 1

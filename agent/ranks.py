@@ -106,6 +106,10 @@ class Rank:
         return told
 
 
+_CANNOT_OPEN = 2
+"""Python's exit code for a script that it cannot open."""
+
+
 class Ranks:
     """All local ranks of one round."""
 
@@ -211,7 +215,14 @@ class Ranks:
             told.error_type = _plain(rank.error.type)
             told.message = _plain(rank.error.message)
             told.frame = _plain(rank.error.frame)
+        elif rank.exit_code == _CANNOT_OPEN and (missing := self._missing_script()):
+            told.message = _plain(f"there is no {missing} on this node")
         return told
+
+    def _missing_script(self) -> str:
+        work = self._settings.workload
+        path = os.path.join(work.cwd, work.entry)
+        return path if work.kind == "script" and not os.path.exists(path) else ""
 
     @property
     def pids(self) -> dict[int, int]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
@@ -9,6 +10,12 @@ from elastic.agent import children
 from elastic.agent.ranks import Ranks
 
 log = logging.getLogger(__name__)
+
+
+def time_left(grace: float, number: int) -> str:
+    """What a person who sent a signal wants to know."""
+    again = "; ^C again kills them now" if number == signal.SIGINT else ""
+    return f", with up to {grace:g} s for the ranks{again}" if grace else ""
 
 
 class Retiring:
@@ -24,6 +31,7 @@ class Retiring:
         self._spawn = spawn
         self._sweep = sweep
         self._give_up = give_up
+        self._interrupts = 0
         self._tasks: dict[asyncio.Task[None], Ranks] = {}
         self.stuck: set[int] = set()
         """Pids that SIGKILL did not end; nobody waits for them again."""
@@ -32,13 +40,23 @@ class Retiring:
 
     def begin(self, ranks: Ranks, grace: float, number: int) -> None:
         """Signal them, and SIGKILL them after `grace` seconds."""
-        task = self._spawn(self._stop(ranks, grace, number))
+        task = self._spawn(self._stop(ranks, 0.0 if self._interrupts > 1 else grace, number))
         self._tasks[task] = ranks
         task.add_done_callback(self._tasks.pop)
 
     async def over(self) -> None:
         while self._tasks:
             await asyncio.wait(self._tasks)
+
+    def hear(self, number: int) -> None:
+        """A signal to the launcher; the second ^C gives ranks no more time.
+
+        Only a terminal is impatient: Slurm and systemd may send SIGTERM twice, or SIGINT after it.
+        """
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
+            for ranks in self._tasks.values():
+                ranks.send_signal(signal.SIGKILL)
 
     @property
     def pids(self) -> set[int]:

@@ -12,7 +12,7 @@ from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc, version
 from elastic.proto.client import open_channel
 from elastic.proto.errors import MasterRefused, MasterUnreachable, ProtocolMismatch
-from elastic.proto.security import Security
+from elastic.proto.security import TOKEN, Security
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +24,10 @@ _REFUSALS = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNIMPLEMENTED,
 }
+
+_MAY_BE_TLS = ("ssl", "certificate", "socket closed", "connection reset")
+"""Words of grpc's; a master that wants TLS, or another certificate, just hangs up."""
 
 
 class Uplink:
@@ -129,9 +131,20 @@ class Uplink:
                 await channel.close()
 
     def _judge(self, code: grpc.StatusCode, details: str) -> str:
+        """Why a stream ended, in words; raises MasterRefused where another try is of no use."""
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            raise MasterRefused(
+                f"what listens at {self._address} is no master of elastic-run ({details[:200]}): is "
+                "the address right, and does another program have the port?"
+            )
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            details += f": give this job's own in {TOKEN}, or --token-file"
         if code in _REFUSALS:
             raise MasterRefused(f"the master at {self._address} refuses this node: {details}")
-        return details[:200] or code.name
+        said = details.rpartition("last error: ")[2].partition(": SSL_ERROR")[0][:200] or code.name
+        if any(word in details.lower() for word in _MAY_BE_TLS):
+            said += "; do --tls-cert, --tls-key and --tls-ca fit the master's?"
+        return said
 
     def _welcome(self, welcome: pb.Welcome) -> None:
         try:

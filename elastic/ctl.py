@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic.proto import job_folder
+from elastic.proto.env import configure_grpc
 from elastic.proto.errors import (
     ElasticError,
     MasterRefused,
@@ -44,7 +45,7 @@ _STYLES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would say, we say in a sentence
+    configure_grpc()
     argv = sys.argv[1:] if argv is None else list(argv)
     if not _has_streams():
         return 1

@@ -154,7 +154,8 @@ TORCHRUN = (
         name="shutdown-timeout",
         metavar="SECONDS",
         type=int,
-        help="From a signal until SIGKILL; else TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30.",
+        help="From a signal until SIGKILL, which a second ^C sends at once; else "
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30.",
     ),
     Flag(
         name="virtual-local-rank",

@@ -7,33 +7,34 @@ failed or was ended, 2 usage, 213 drained; 128 + signal before the first round.
 
 import logging
 import os
-import resource
 import secrets
 import signal
 import socket
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
+from elastic import checks, slurm
 from elastic import options as cli
-from elastic import slurm
+from elastic.addresses import look_up, own_address
 from elastic.agent import cgroup
 from elastic.agent.guardian import Guardian
 from elastic.agent.numa import gpu_nodes
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.slots import resolve_slots
 from elastic.console import ConsoleHandler
-from elastic.listeners import is_loopback, join, knock_socket, own_address, reserve
+from elastic.listeners import Reservation, join, knock_socket, reserve
 from elastic.master.state import DRAINED
 from elastic.options import Options
+from elastic.proto.env import configure_grpc
 from elastic.proto.errors import ElasticError, UsageError
 from elastic.proto.job_folder import default_base, distrust, folder_name, is_ours
 from elastic.proto.security import TOKEN, Security, read_token
 
 log = logging.getLogger("elastic")
-
-FEWEST_FILES = 512
-"""Descriptors of ranks begin at 200 (agent/fork.py), and an agent holds several for each."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = cli.parse(sys.argv[1:] if argv is None else argv, os.environ)
     _log_to_stderr()
     try:
-        _check_limits()
+        checks.open_files()
         return _launch(options)
     except ElasticError as error:
         log.error("%s", error)
@@ -54,20 +55,19 @@ def _fill_standard_streams() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
-
-
-def _check_limits() -> None:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= limit < FEWEST_FILES:
-        raise UsageError(
-            f"this shell allows {limit} open files, elastic-run needs {FEWEST_FILES}: "
-            f"ulimit -n {FEWEST_FILES}"
-        )
+    if sys.stdout is None:  # as Python has it where the descriptor was closed
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - for as long as we run
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _launch(options: Options) -> int:
     environ = dict(os.environ)
+    signals = _numbers(dict.fromkeys((*options.signals_to_handle, "SIGTERM")))
+    for number in signals:  # until the guardian handles them
+        signal.signal(number, _end_at_once)
     slots = resolve_slots(options.nproc_per_node, environ)
+    checks.rank_unit(options, slots)
     _default_threads(environ, slots)
     if options.without_effect:
         log.warning("without effect here: %s", ", ".join(options.without_effect))
@@ -75,18 +75,18 @@ def _launch(options: Options) -> int:
     folder = _folder_name(options.run_id)
     run_dir = _job_folder(options.state_dir or options.log_dir, folder)
     log_dir = _job_folder(options.log_dir or options.state_dir, folder)
-    reservation = reserve(options)
-    if not security.token and not is_loopback(options.endpoint_host):
+    found = look_up(options.endpoint_host, options.endpoint_port, options.join_timeout)
+    reservation = reserve(options, found)
+    if reservation is not None:
+        checks.master_files(run_dir, options.report)
+    everywhere = reservation is not None and reservation.everywhere
+    if not security.token and (everywhere or not found[0].loopback):
         log.warning(
             "no job token: set %s (or --token-file) on every node, so that nobody else can "
             "join this job",
             TOKEN,
         )
-    address = (
-        options.endpoint_host,
-        (reservation.port if reservation else options.endpoint_port),
-    )
-    host = own_address(options, *address)
+    host = own_address(options, found)
     knock = knock_socket(options, host)
     settings = _agent_settings(
         options,
@@ -94,30 +94,57 @@ def _launch(options: Options) -> int:
         _logs(options, log_dir),
         security,
         slots,
-        master=join(*address),
+        master=join(
+            options.endpoint_host, reservation.port if reservation else options.endpoint_port
+        ),
         host=host,
     )
-    launch = secrets.token_hex(16)
-    guardian = Guardian(
-        lambda: _agent_main(settings, knock),
-        None if reservation is None else lambda: _master_main(options, settings, run_dir, launch),
-        cgroup.create(),
-        patience=max(options.shutdown_timeout, options.drain_timeout) + 30.0,
-    )
-    code = guardian.run(
-        _numbers(dict.fromkeys((*options.signals_to_handle, "SIGTERM"))),
-        _numbers(options.drain_signals),
-    )
+    guardian = _guardian(options, settings, knock, reservation, run_dir)
+    code = guardian.run(signals, _numbers(options.drain_signals))
     if code == DRAINED and guardian.warned and environ.get("SLURM_NODEID", "0") == "0":
         slurm.requeue(environ)
     return code
+
+
+def _end_at_once(number: int, _: FrameType | None) -> NoReturn:
+    """A signal while nothing runs yet; a name server that does not answer is left alone."""
+    log.warning("%s: ending", signal.Signals(number).name)
+    logging.shutdown()
+    os._exit(128 + number)
+
+
+def _guardian(
+    options: Options,
+    settings: AgentSettings,
+    knock: socket.socket,
+    reservation: Reservation | None,
+    run_dir: Path,
+) -> Guardian:
+    master = None
+    if reservation is not None:
+        listen = reservation.listen_address(settings.master)
+        launch = secrets.token_hex(16)
+        master = partial(_master_main, options, settings, listen, run_dir, launch)
+    return Guardian(
+        partial(_agent_main, settings, knock),
+        master,
+        cgroup.create(),
+        patience=max(options.shutdown_timeout, options.drain_timeout) + 30.0,
+    )
 
 
 def _numbers(names: Iterable[str]) -> tuple[int, ...]:
     return tuple(signal.Signals[name] for name in names)
 
 
+def _in_background() -> None:
+    """What master and agent need that the guardian, which a terminal has in front, does not."""
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # under `stty tostop` a line would stop us
+    configure_grpc()
+
+
 def _agent_main(settings: AgentSettings, knock: socket.socket) -> int:
+    _in_background()
     from elastic.agent import agent, tee  # after the fork: grpc has threads
 
     try:
@@ -126,7 +153,10 @@ def _agent_main(settings: AgentSettings, knock: socket.socket) -> int:
         tee.finish()
 
 
-def _master_main(options: Options, settings: AgentSettings, run_dir: Path, launch: str) -> int:
+def _master_main(
+    options: Options, settings: AgentSettings, listen: str, run_dir: Path, launch: str
+) -> int:
+    _in_background()
     from elastic.master import main as master
     from elastic.master.policy import Policy
 
@@ -148,10 +178,11 @@ def _master_main(options: Options, settings: AgentSettings, run_dir: Path, launc
         master.MasterSettings(
             run_id=options.run_id,
             address=settings.master,
+            listen=listen,
             run_dir=run_dir,
             policy=policy,
             security=settings.security,
-            report=Path(options.report) if options.report else None,
+            report=Path(options.report).resolve() if options.report else None,
             launch=launch,
         )
     )

@@ -131,7 +131,20 @@ def endpoint(text: str, default_port: int) -> tuple[str, int]:
             raise UsageError(
                 f"endpoint {text!r}: write an IPv6 address in brackets, as in [::1]:29400"
             ) from None
+    elif not _may_be_host(host):
+        raise UsageError(f"endpoint {text!r}: {host} can be neither a name nor an address")
     return host, int(port_text) if colon else default_port
+
+
+def _may_be_host(text: str) -> bool:
+    """Whether it may be known as a host one day, though it is not now."""
+    if re.fullmatch(r"\d+(\.\d+){3}", text):
+        return all(int(part) < 256 for part in text.split("."))
+    label = r"\w([\w-]*\w)?"
+    try:
+        return bool(re.fullmatch(rf"{label}(\.{label})*\.?", text) and text.encode("idna"))
+    except UnicodeError:  # a label of more than 63 characters
+        return False
 
 
 def rdzv_conf(text: str) -> dict[str, str]:

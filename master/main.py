@@ -1,6 +1,7 @@
 """A master's life: open the journal, listen, serve until the job is over."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -33,7 +34,9 @@ log = logging.getLogger(__name__)
 class MasterSettings:
     run_id: str
     address: str
-    """host:port to listen on."""
+    """host:port, as agents dial it."""
+    listen: str = ""
+    """host:port to listen on, where that is another."""
     run_dir: Path
     """Holds journal and report."""
     policy: Policy
@@ -61,11 +64,12 @@ async def serve(settings: MasterSettings) -> None:
         shell, streams, journal, settings.run_id, open_admin=bool(settings.security.token)
     )
     await shell.begin(streams.act, last if begun else None, told_to_end)
+    listen = settings.listen or settings.address
     try:
-        server = open_server(settings.address, settings.security)
+        server = open_server(listen, settings.security)
     except RuntimeError as error:
         raise UsageError(
-            f"cannot listen on {settings.address}: is another program using the port?"
+            f"cannot listen on {listen}: is another program using the port?"
         ) from error
     master_pb2_grpc.add_MasterServicer_to_server(streams, server)
     master_pb2_grpc.add_ControlServicer_to_server(control, server)
@@ -137,13 +141,15 @@ def _write_report(shell: Shell, settings: MasterSettings) -> None:
     for path in (settings.run_dir / job_folder.REPORT, settings.report):
         if path is None:
             continue
+        draft = path.with_name(path.name + ".part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft = path.with_name(path.name + ".part")
             draft.write_text(text)
             os.replace(draft, path)
         except OSError as error:
             log.error("cannot write the report %s: %s", path, error.strerror)
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
 
 
 def _make_room() -> None:

@@ -33,3 +33,13 @@ OF_TORCHRUN = frozenset(
 def process_environment() -> MutableMapping[str, str]:
     """This process's environment itself, not a copy: a change to it is a change to the process."""
     return os.environ
+
+
+def configure_grpc() -> None:
+    """For this process alone, before it imports grpc; what a user has set stays.
+
+    Names are found as everybody here finds them: its own resolver asks name servers for what a file
+    has, and waits for those that do not answer. What it would print, we say in a sentence.
+    """
+    os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")

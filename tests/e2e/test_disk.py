@@ -172,3 +172,22 @@ def test_a_journal_is_damaged_while_the_job_runs(job: Job, damage: Callable[[Pat
 
 def _is_back(job: Job) -> bool:
     return any("master is back in epoch 2" in event for event in job.events())
+
+
+def test_a_master_that_ends_with_an_error_is_the_only_one_that_speaks(job: Job) -> None:
+    """Its agent ends in order, ranks have their time, and nobody speaks of a signal."""
+    node = job.start(script=("--on-term", "work"), log_level="WARNING")
+    job.wait_for_steps(2)
+    master = node.master()
+    processes.kill(node.guardian, master, number=signal.SIGSTOP)
+    for path in (job.folder / "logs" / "job").glob("journal.db*"):
+        path.unlink()
+        path.mkdir()
+    processes.kill(master)
+    processes.kill(node.guardian, number=signal.SIGCONT)
+    job.ends(1)
+    assert {line.rank for line in job.told("saved")} == {0, 1}, job.dump()
+    ours = [line for line in node.said().splitlines() if line.startswith("elastic-run: ")]
+    assert len(ours) == 2, job.dump()
+    assert "the master died (signal 9) and is started again" in ours[0]
+    assert "journal.db" in ours[1]

@@ -1,11 +1,14 @@
 """Mistakes of people: one clear line that says what to do, the right exit code, no traceback."""
 
+import os
 import secrets
 import socket
 import sys
 from collections.abc import Sequence
+from concurrent import futures
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.e2e.harness import SCRIPT, Job
@@ -26,6 +29,8 @@ MISTAKES: list[tuple[str, Sequence[str], int, str]] = [
     ("no ranks", ("--nproc-per-node", "0"), USAGE, "write a number from 1 up, or gpu"),
     ("no such device", ("--nproc-per-node", "tpus"), USAGE, "--nproc-per-node"),
     ("a unit that does not fit", ("--nnodes", "3:3", "--node-unit", "2"), USAGE, "--node-unit 2"),
+    ("a unit that is never met", ("--rank-unit", "7"), USAGE, "--rank-unit 7: 1 node has 2 ranks"),
+    ("no such folder", ("--report", "/proc/x/report"), USAGE, "--report /proc/x/report: No such"),
     ("an endpoint without port", ("--rdzv-endpoint", "127.0.0.1:x"), USAGE, "port must be"),
     ("an address not here", ("--rdzv-endpoint", "192.0.2.1:29400"), USAGE, "192.0.2.1:29400"),
     ("an unknown backend", ("--rdzv-backend", "zoo"), USAGE, "use static or c10d"),
@@ -77,13 +82,27 @@ def test_a_script_that_cannot_run(job: Job, entry: Sequence[str], code: int, wor
     ours = [line for line in said.splitlines() if line.startswith("elastic-run: ")]
     assert len(ours) == 1, said  # and it names the rank
     assert "rank 0 on node0" in ours[0] or "rank 1 on node0" in ours[0], said
+    missing = f"there is no {job.folder / 'nowhere.py'} on this node"
+    assert (missing in ours[0]) is (entry[0] == "nowhere.py"), said
 
 
-def test_a_port_in_use(job: Job) -> None:
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_launcher_without_streams(job: Job, closed: str) -> None:
+    prefix = ("sh", "-c", f'exec "$@" {closed}', "sh")
+    job.start(prefix=prefix)
+    job.wait_for_steps(2)
+    job.finish()
+    job.start("--bogus", prefix=prefix)
+    job.ends(0, USAGE)
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_port_in_use(job: Job, nodes: str) -> None:
+    """By a program that is no launcher; with several nodes a launcher would be joined."""
     with socket.create_server((job.address, job.port)):
-        node = job.start()
+        node = job.start(nodes=nodes)
         job.ends(USAGE)
-    assert "has the port; choose another one" in node.said(), node.said()
+    assert "has the port; choose another one" in node.said().splitlines()[-1], node.said()
 
 
 def test_no_master_and_a_foreign_one(job: Job) -> None:
@@ -104,6 +123,16 @@ def test_no_master_and_a_foreign_one(job: Job) -> None:
     job.ends(1, 1, 0, 1)
 
 
+def test_a_server_of_another_kind(job: Job) -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    server.add_insecure_port(f"{job.address}:{job.port}")
+    server.start()
+    node = job.start("--rdzv-conf", "is_host=false", nodes="2")
+    job.ends(1)
+    server.stop(None).wait()
+    assert "is no master of elastic-run (Method not found!)" in node.said().splitlines()[-1]
+
+
 def test_a_token_that_cannot_be_sent(job: Job) -> None:
     node = job.start(environ={"ELASTIC_JOB_TOKEN": "schlüssel"})
     job.ends(USAGE)
@@ -116,10 +145,50 @@ def test_two_launchers_with_the_journal_of_one(job: Job) -> None:
     number = job.wait_for_steps(2)
     second = job.start("--rdzv-endpoint", f"{job.address}:29401")
     assert second.exit_code() == 1, job.dump()
-    assert "another master writes the journal" in second.said(), second.said()
+    ours = [line for line in second.said().splitlines() if "no job token" not in line]
+    assert len(ours) == 1, second.said()
+    assert "another master writes the journal" in ours[0]
     job.wait_for_more_steps(number, 2)
     job.finish()
     job.ends(0, 1)
+
+
+def test_a_journal_whose_path_is_too_long(job: Job) -> None:
+    folder = job.folder / "/".join(["x" * 100] * 5)
+    node = job.start("--log-dir", str(folder))
+    job.ends(USAGE)
+    assert "give a shorter --state-dir or --log-dir" in node.said().splitlines()[-1], node.said()
+
+
+def test_a_report_takes_the_place_of_nothing_but_a_file(job: Job) -> None:
+    """A device, say: /dev/null was gone from the machine. Nor of a link: of what it leads to."""
+    os.mkfifo(job.folder / "pipe")
+    link = job.folder / "link"
+    link.symlink_to("pipe")
+    for name in ("pipe", "link", "."):
+        node = job.start("--report", str(job.folder / name))
+        assert node.exit_code() == USAGE, job.dump()
+    assert "it is no regular file" in job.nodes[1].said().splitlines()[-1], job.dump()
+    link.unlink()
+    link.symlink_to("report")
+    job.finish()
+    job.start("--report", str(link))
+    job.ends(USAGE, USAGE, USAGE, 0)
+    assert link.is_symlink()
+    assert (job.folder / "report").is_file()
+
+
+def test_a_report_that_cannot_be_written_after_all(job: Job) -> None:
+    """Nothing of it is left, and the job's end is what it was."""
+    report = job.folder / "report" / "job.json"
+    report.parent.mkdir()
+    node = job.start("--report", str(report))
+    job.wait_for_steps(2)
+    report.mkdir()
+    job.finish()
+    job.ends(0)
+    assert f"cannot write the report {report}" in node.said(), node.said()
+    assert list(report.parent.iterdir()) == [report]
 
 
 def test_no_shared_memory_is_needed(job: Job, small_disk: Path) -> None:
@@ -134,8 +203,10 @@ def test_no_shared_memory_is_needed(job: Job, small_disk: Path) -> None:
     job.ends(0)
 
 
-def test_a_stranger_cannot_be_met_at_a_name_that_is_none(job: Job) -> None:
+@pytest.mark.parametrize("form", [(), ("--rdzv-backend", "static", "--node-rank", "1")])
+def test_a_name_that_nobody_has(job: Job, form: Sequence[str]) -> None:
+    """Waited for as long as for a master: it may be a pod's that is still to come."""
     name = f"{secrets.token_hex(8)}.invalid"
-    node = job.start("--rdzv-endpoint", f"{name}:29400", "--join-timeout", "2", nodes="2")
-    job.ends(USAGE)
-    assert f"cannot find the address of {name}" in node.said().splitlines()[-1], node.said()
+    node = job.start(*form, "--rdzv-endpoint", f"{name}:29400", "--join-timeout", "1", nodes="2")
+    job.ends(1)
+    assert f"no address for {name} within 1 s" in node.said().splitlines()[-1], node.said()

@@ -131,7 +131,8 @@ def test_a_token_keeps_strangers_out(job: Job) -> None:
     for wrong in ({"ELASTIC_JOB_TOKEN": "wrong"}, {}):
         stranger = job.start(*joins, nodes="1:2", nproc=1, environ=wrong, name=f"s{len(wrong)}")
         assert stranger.exit_code() == 1, job.dump()
-        assert "refuses this node: wrong or missing job token" in stranger.said(), job.dump()
+        said = "refuses this node: wrong or missing job token: give this job's own in ELASTIC_JOB_TOKEN"
+        assert said in stranger.said(), job.dump()
     job.wait_for_more_steps(number, 1)
     assert job.round() == number, job.dump()
     job.start(*joins, nodes="1:2", nproc=1, environ=secret, name="friend")

@@ -103,13 +103,19 @@ def test_a_master_that_dies_during_a_partition(job: Job, network: Network) -> No
     job.ends(0)
 
 
-def test_a_dns_server_that_says_nothing_costs_no_start(job: Job) -> None:
-    """Torch's sockets ask for the names of addresses; each question would take 5 s."""
+@pytest.mark.parametrize("name", ["", "node0"])
+def test_a_dns_server_that_says_nothing_costs_no_start(job: Job, name: str) -> None:
+    """Torch's sockets ask for the names of addresses; each question would take 5 s. The endpoint's
+    name is in a file, and nobody asks for it."""
     if why := missing():
         pytest.skip(f"no mount namespaces: {why}")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind((job.address, 53))  # takes questions, and never answers
-        node = job.start(script=("--torch",), prefix=with_resolver(job.folder, job.address))
+        node = job.start(
+            *("--rdzv-endpoint", f"{name or job.address}:{job.port}"),
+            script=("--torch",),
+            prefix=with_resolver(job.folder, job.address, f"{job.address} {name}" * bool(name)),
+        )
         number = job.wait_for_steps(2)
         for _ in range(3):
             processes.kill(job.rank(number, 1))
@@ -119,11 +125,12 @@ def test_a_dns_server_that_says_nothing_costs_no_start(job: Job) -> None:
         assert node.exit_code() == 0
         questions = _received(silent)
     assert questions, "nobody asked, so nothing was tried"
+    assert not any(name.encode() in data for _, data in questions if name), "the name was asked for"
     assert len(questions) == len(set(questions)), "a question was asked again, after a time-out"
 
 
 def _received(end: socket.socket) -> list[tuple[object, bytes]]:
-    """Who asked, and the number of the question."""
+    """Who asked, and what, with the number of the question."""
     end.setblocking(False)
     found: list[tuple[object, bytes]] = []
     while True:
@@ -131,4 +138,4 @@ def _received(end: socket.socket) -> list[tuple[object, bytes]]:
             data, sender = end.recvfrom(4096)
         except BlockingIOError:
             return found
-        found.append((sender, data[:2]))
+        found.append((sender, data))

@@ -1,6 +1,7 @@
 """What may happen to a rank, and to what it started."""
 
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,23 @@ def test_a_rank_that_ignores_the_signal_is_killed_once_its_time_is_over(job: Job
     job.ends(1)
 
 
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_interrupt_kills_the_ranks_at_once(job: Job, first: int) -> None:
+    """Only an interrupt, and only the second: Slurm and systemd send others twice or in turn."""
+    node = job.start("--shutdown-timeout", "100", script=("--on-term", "ignore"))
+    number = job.wait_for_steps(2)
+    node.signal(first)
+    job.wait_for("the signal", lambda: len(job.told("term")) == 2 or None)
+    assert "ending, with up to 100 s for the ranks" in node.said(), job.dump()
+    assert ("^C again" in node.said()) is (first == signal.SIGINT), job.dump()
+    node.signal(signal.SIGTERM)
+    if first == signal.SIGTERM:
+        node.signal(signal.SIGINT)
+    job.wait_for_more_steps(number, 2, count=30)
+    node.signal(signal.SIGINT)
+    job.ends(1)
+
+
 def test_a_signal_before_any_rank_runs(job: Job) -> None:
     node = job.start("--rdzv-conf", "is_host=false", "--join-timeout", "100", nodes="2")
     job.wait_for("it to wait for a master", lambda: "waiting for a master" in node.said())
@@ -143,3 +161,13 @@ def blocked(pid: int) -> int:
     except OSError:
         return 0
     return next(int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:"))
+
+
+def test_a_terminal_that_stops_what_is_not_in_front(job: Job) -> None:
+    """`stty tostop`: agent and master, which a ^C is not to reach, are not in front."""
+    terminal = Path(__file__).parent / "harness" / "scripts" / "terminal.py"
+    node = job.start(prefix=(sys.executable, str(terminal)))
+    job.wait_for_steps(2)
+    assert "round 1: 1 node, 2 ranks" in node.said(), job.dump()
+    job.finish()
+    job.ends(0)

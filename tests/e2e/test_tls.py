@@ -36,7 +36,10 @@ def test_a_job_with_tls_from_launch_to_end(job: Job) -> None:
         job.start(*joins, nodes="2:3", nproc=1, environ={"ELASTIC_JOB_TOKEN": "secret"}),
     ):
         assert stranger.exit_code() == 1, job.dump()
-        assert "no master answers at" in stranger.said().splitlines()[-1], stranger.said()
+        said = stranger.said().splitlines()
+        assert "no master answers at" in said[-1], said
+        assert "do --tls-cert, --tls-key and --tls-ca fit the master's?" in said[-1], said
+        assert all(line.startswith("elastic-run: ") for line in said), said
     status = elasticctl(job, *flags)
     assert status.returncode == 0, status.stderr
     assert json.loads(status.stdout)["phase"] == "running"

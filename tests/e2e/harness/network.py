@@ -89,11 +89,26 @@ class Network:
         run("ip", "-n", self._switch, "link", "set", f"port{number}", "up")
 
 
-def with_resolver(folder: Path, server: str) -> tuple[str, ...]:
-    """What goes before a command so that it asks `server` for names; nobody else is touched."""
+def with_resolver(folder: Path, server: str, names: str = "") -> tuple[str, ...]:
+    """What goes before a command so that it asks `server` for names but for those given as lines of
+    a file of hosts; nobody else is touched."""
     path = folder / "resolv.conf"
     path.write_text(f"nameserver {server}\n")
     hosts = folder / "hosts"
-    hosts.write_text("")  # so that no name is known without it
+    hosts.write_text(f"{names}\n")
     bind = f'mount --bind {path} /etc/resolv.conf && mount --bind {hosts} /etc/hosts && exec "$@"'
     return ("unshare", "-m", "sh", "-c", bind, "sh")
+
+
+def with_names(folder: Path, host: str, names: str) -> tuple[str, ...]:
+    """What goes before a command so that it runs on a host of that name, with `names` in the file
+    of hosts that is returned by `hosts_file`; no name server is there."""
+    path = hosts_file(folder, host)
+    path.write_text(f"127.0.0.1 localhost\n{names}\n")
+    bind = f'mount --bind {path} /etc/hosts && hostname {host} && exec "$@"'
+    return ("unshare", "-m", "-u", "sh", "-c", bind, "sh")
+
+
+def hosts_file(folder: Path, host: str) -> Path:
+    """Its /etc/hosts; what is appended there is known at once."""
+    return folder / f"hosts.{host}"

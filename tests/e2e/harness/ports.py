@@ -1,16 +1,17 @@
 """Which addresses a process listens on, from /proc."""
 
 import contextlib
+import ipaddress
 import os
 import re
-import socket
+import sys
 from pathlib import Path
 
 _LISTEN = "0A"
 
 
 def listening(pid: int) -> set[tuple[str, int]]:
-    """TCP over IPv4: (address, port)."""
+    """TCP: (address, port)."""
     inodes = set()
     with contextlib.suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():
@@ -18,11 +19,18 @@ def listening(pid: int) -> set[tuple[str, int]]:
                 if match := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry)):
                     inodes.add(match[1])
     found = set()
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == _LISTEN and fields[9] in inodes:
-                address, port = fields[1].split(":")
-                packed = int(address, 16).to_bytes(4, "little")
-                found.add((socket.inet_ntoa(packed), int(port, 16)))
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTEN and fields[9] in inodes:
+                    address, port = fields[1].split(":")
+                    found.add((_address(address), int(port, 16)))
     return found
+
+
+def _address(text: str) -> str:
+    """Words of four bytes, each in the order of this machine."""
+    words = (int(text[i : i + 8], 16).to_bytes(4, sys.byteorder) for i in range(0, len(text), 8))
+    found = ipaddress.ip_address(b"".join(words))
+    return str(getattr(found, "ipv4_mapped", None) or found)

@@ -3,17 +3,18 @@
 import contextlib
 import selectors
 import socket
+import sys
 import threading
 from types import TracebackType
 from typing import Self
 
 
 class Proxy:
-    """Listens on a free port of 127.0.0.1 and carries to `host:port`."""
+    """Listens at `at`, a free port of 127.0.0.1, and carries to `host:port`."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self._target = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(at)
         self.port: int = self._listener.getsockname()[1]
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -93,3 +94,8 @@ class Proxy:
                 self._selector.unregister(end)
             self._peers.pop(end, None)
             end.close()
+
+
+if __name__ == "__main__":  # on a host of a network: until stdin ends
+    with Proxy(sys.argv[1], int(sys.argv[2]), (sys.argv[3], int(sys.argv[4]))):
+        sys.stdin.read()

@@ -156,7 +156,8 @@ def train(step: int) -> Iterator[int]:
 
 def main() -> None:
     if ARGS.on_term != "die":
-        signal.signal(signal.SIGTERM, on_term)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, on_term)
     kept = to_store() if ARGS.on_term == "hold" else None  # as a process group keeps one
     tell(
         "start",
