@@ -85,7 +85,6 @@ class Guardian:
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, *self._handled):
             signal.signal(number, lambda *_: None)
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # `stty tostop` would stop whoever logs
         for child in self._children():
             self._start(child)
         try:

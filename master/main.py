@@ -77,21 +77,23 @@ async def serve(settings: MasterSettings) -> None:
     if shell.job.result is None:
         _put_report_aside(settings.run_dir, shell.job)
     _write_note(settings, shell.job)
-    loop.add_signal_handler(signal.SIGTERM, _stop, shell, streams, guardian)
-    if told_to_end.is_set():
-        _stop(shell, streams, guardian)
+    stop = loop.create_task(_stop_when(told_to_end, shell, streams, guardian))
     watch = loop.create_task(streams.watch_silence())
     await streams.over.wait()
     if shell.job.result is not None:
         _write_report(shell, settings)
         await streams.farewell(shell.job.stop_grace + 15.0)
-    watch.cancel()
+    for task in (stop, watch):
+        task.cancel()
     await server.stop(grace=0.2)
     journal.close()
 
 
-def _stop(shell: Shell, streams: Streams, guardian: int) -> None:
-    """On SIGTERM: from the guardian, or from the kernel because that died."""
+async def _stop_when(
+    told_to_end: asyncio.Event, shell: Shell, streams: Streams, guardian: int
+) -> None:
+    """After a SIGTERM: from the guardian, or from the kernel because that died."""
+    await told_to_end.wait()
     what = "was told to end" if os.getppid() == guardian else "died"
     shell.fold(ev.Stopping(f"the launcher on the master's node {what}"))
     if shell.stuck:  # as if killed: the journal has all that was decided
