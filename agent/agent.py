@@ -75,6 +75,7 @@ class Agent:
         uplink = loop.create_task(self._uplink.run(self._patience))
         loop.set_exception_handler(self._mishap)
         beats = self._spawn(self._beat())
+        strays = self._spawn(children.reap_strays(self._known, self._starters.settled))
         work = loop.create_task(self._obey())
         try:
             ends: set[asyncio.Future[Any]] = {uplink, work, self._signal, self._bug}
@@ -89,7 +90,7 @@ class Agent:
                 return await self._end(work.result())
             return await self._give_up(uplink.exception())
         finally:
-            for task in (uplink, beats, work):
+            for task in (uplink, beats, strays, work):
                 task.cancel()
             knocks.close()
             for parts in (self._spares, self._stores, self._starters):

@@ -7,6 +7,9 @@ import signal
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
+STRAYS_EVERY = 1.0
+"""Seconds between looks for strays."""
+
 
 def watch(pid: int) -> "asyncio.Future[int]":
     """The exit code of our child `pid`, negative for a signal, once it has ended and was reaped."""
@@ -72,6 +75,17 @@ async def sweep(
             if loop.time() > deadline:
                 return left
             await _ended(left[0], deadline - loop.time())
+
+
+async def reap_strays(
+    known: Callable[[], Collection[int]], settled: Callable[[], Awaitable[None]]
+) -> None:
+    """Reap, for ever, what ranks left behind and has ended: to orphans a subreaper is init."""
+    while True:
+        await asyncio.sleep(STRAYS_EVERY)
+        await settled()
+        for pid in orphans(known()):
+            reap(pid)
 
 
 def kill_tree(pid: int) -> None:

@@ -16,6 +16,7 @@ from elastic.agent.logs import AttemptLogs, RankStreams
 from elastic.agent.settings import AgentSettings
 from elastic.agent.spares import Spares
 from elastic.agent.spec import StartSpec
+from elastic.agent.starter import StartFailed
 from elastic.agent.starters import Starters
 from elastic.proto import link, page
 from elastic.proto import master_pb2 as pb
@@ -130,6 +131,9 @@ class Ranks:
 
     async def start(self, exit_seen: ExitSeen, message_seen: MessageSeen) -> None:
         """Start them all. Raises OSError or StartFailed; some may run then: `stop` ends them."""
+        cwd = self._settings.workload.cwd
+        if not os.path.isdir(cwd):
+            raise StartFailed(f"the working directory {cwd} is gone")
         starts = [self._start(rank, exit_seen, message_seen) for rank in self.ranks]
         outcomes = await asyncio.gather(*starts, return_exceptions=True)
         self._logs.follow()

@@ -233,8 +233,10 @@ class Starter:
 
     def _take(self, message: dict[str, Any], fds: list[int]) -> None:
         match message:
-            case {"started": int(number), "pid": int(pid)}:
+            case {"started": int(number), "pid": int(pid)} if fds:
                 self._adopt(number, pid, fds[0])
+            case {"started": int(number)}:  # the kernel drops what finds no room in our table
+                self._refuse(number, StartFailed("too many open files on this node: ulimit -n"))
             case {"failed": int(number), "error": str(error)}:
                 self._refuse(number, StartFailed(f"the {self.kind} cannot start it: {error}"))
             case {"unfit": int(number), "error": str(error)}:

@@ -149,7 +149,7 @@ class Stores:
             kind="store",
             target=self._settings.host,
             environ=base | resolver(base) | {env.MARK: mark(self._settings, 0)},
-            cwd=work.cwd,
+            cwd=work.cwd if os.path.isdir(work.cwd) else "/",
             python=work.python,
         )
         try:

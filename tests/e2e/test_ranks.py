@@ -84,6 +84,33 @@ def test_a_second_fault_while_the_first_is_dealt_with(job: Job) -> None:
     job.ends(0)
 
 
+def test_what_ranks_leave_behind_and_has_ended_is_reaped_while_they_run(job: Job) -> None:
+    """Else a script that starts something in the background at each step fills the process table."""
+    node = job.start(script=("--stray",))
+    number = job.wait_for_steps(2)
+    agent = node.agent()
+    strays = {line.fields["stray"] for line in job.told("stray")}
+    assert len(strays) == 2, job.dump()
+    job.wait_for("their end", lambda: not any(Path(f"/proc/{pid}").exists() for pid in strays))
+    assert job.round() == number
+    assert processes.alive(agent)
+    job.finish()
+    job.ends(0)
+
+
+def test_the_working_directory_goes_away(job: Job, tmp_path: Path) -> None:
+    """The reason names it, and no store is blamed."""
+    gone = job.folder / "gone"
+    gone.mkdir()
+    node = job.start(prefix=("env", "-C", str(gone)))
+    number = job.wait_for_steps(2)
+    gone.rmdir()
+    processes.kill(job.rank(number, 0))
+    job.ends(1)
+    assert f"the working directory {gone} is gone" in job.report()["result"]["reason"], job.dump()
+    assert "store" not in node.said(), job.dump()
+
+
 # --- signals ---
 
 

@@ -29,6 +29,7 @@ def parse() -> argparse.Namespace:
         "--child", action="store_true", help="leave a process in a session of its own"
     )
     parser.add_argument("--on-term", choices=("die", "ignore", "work", "hold"), default="die")
+    parser.add_argument("--stray", action="store_true", help="leave a process that has ended")
     parser.add_argument("--print", action="store_true", help="print every step")
     return parser.parse_args()
 
@@ -70,6 +71,13 @@ def leave_child() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
     tell("child", child=int(found.stdout))
+
+
+def leave_stray() -> None:
+    """A process that ends at once, and whose parent did not wait for it."""
+    code = "import os; pid = os.fork(); pid and print(pid, flush=True); os._exit(0)"
+    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    tell("stray", stray=int(found.stdout))
 
 
 def on_term(number: int, frame: object) -> None:
@@ -166,6 +174,8 @@ def main() -> None:
     )
     if ARGS.child:
         leave_child()
+    if ARGS.stray:
+        leave_stray()
     fault("start")
     first = resume()
     for step in (train if ARGS.torch else count)(first):
