@@ -8,6 +8,7 @@ the local rank, as in torchrun.
 import asyncio
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import re
@@ -24,6 +25,8 @@ from elastic.agent.tee import POLL, Shown, Tail, tee
 
 log = logging.getLogger(__name__)
 
+LEAST_SPACE = 1 << 16
+"""Bytes; a disk with less is full."""
 OUT, ERR = 1, 2
 BOUND_EVERY = 2.0
 """Seconds between looks at the length of files."""
@@ -66,6 +69,8 @@ class AttemptLogs:
         if settings.run_dir is not None:
             folder = settings.run_dir / f"attempt_{number - 1}"
             try:
+                if _is_full(settings.run_dir):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
                 folder.mkdir(parents=True, exist_ok=True)
                 _prune(settings.run_dir, folder, settings.keep)
                 for name, words in (
@@ -93,6 +98,11 @@ class AttemptLogs:
             folder=None,
             error_file="",
         )
+
+    @property
+    def full(self) -> Path | None:
+        """The folder, where ranks write to files in it and its disk has no space left."""
+        return self.folder if self.folder and self._files and _is_full(self.folder) else None
 
     def _open_files(self, folder: Path, rank: int, local_rank: int, shown: bool) -> RankStreams:
         folder.mkdir(exist_ok=True)
@@ -171,6 +181,15 @@ class AttemptLogs:
             tee(console).settle(shown)
         if self._thread is not None:
             self._thread.join(PATIENCE)
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    blocks = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail
+    return blocks * disk.f_frsize < LEAST_SPACE
 
 
 def _go_without(error: OSError) -> None:

@@ -215,7 +215,9 @@ class Ranks:
             log_tail=logs.tail(folder, 4096),
             oom_killed=rank.exit_code == -signal.SIGKILL and oom.kills() > self._oom,
         )
-        if rank.error is not None:
+        if told.exit_code > 0 and (full := self._logs.full):
+            told.what, told.message = pb.RankFailure.LOG, _plain(str(full))
+        elif rank.error is not None:
             told.error_type = _plain(rank.error.type)
             told.message = _plain(rank.error.message)
             told.frame = _plain(rank.error.frame)

@@ -39,6 +39,8 @@ class Failed(StrEnum):
     """The round's store, which ranks meet at; the rank number tells nothing."""
     START = "start"
     """A rank that its node could not start: no fault of the script's."""
+    LOG = "log"
+    """A rank that failed while no space was left for its log files, which it writes itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ _FAILED = {
     pb.RankFailure.RANK: Failed.RANK,
     pb.RankFailure.STORE: Failed.STORE,
     pb.RankFailure.START: Failed.START,
+    pb.RankFailure.LOG: Failed.LOG,
 }
 _KINDS = {"wait": pb.Directive.WAIT, "run": pb.Directive.RUN, "exit": pb.Directive.EXIT}
 

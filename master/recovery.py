@@ -31,6 +31,7 @@ class Cause(StrEnum):
     HARDWARE = "hardware"
     NETWORK = "network"
     NO_START = "ranks could not be started"
+    NO_LOG = "no space for logs"
     NODE_LOST = "node lost"
     NODE_LEFT = "node left"
     AGENT_LOST = "agent lost"
@@ -130,6 +131,8 @@ def classify(failure: RankFailure) -> Cause:
         return Cause.STORE_LOST
     if failure.what is Failed.START:
         return Cause.NO_START
+    if failure.what is Failed.LOG:
+        return Cause.NO_LOG
     if failure.oom_killed:
         return Cause.KERNEL_OOM
     if "OutOfMemoryError" in failure.error_type or _DEVICE_OOM.search(failure.message):
@@ -241,6 +244,8 @@ def describe(observed: Observed) -> str:
     said = next(iter(failure.message.strip().splitlines()), "")[:200]
     if failure.what is Failed.START:
         return f"{where} could not be started: {said}"
+    if failure.what is Failed.LOG:
+        return f"{where} failed with no space left for its logs in {said}"
     kind = " ".join(failure.error_type.split())
     if kind:
         return f"{where} raised {kind}" + (f": {said}" if said else "")

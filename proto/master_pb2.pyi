@@ -164,9 +164,11 @@ class RankFailure(_message.Message):
         RANK: _ClassVar[RankFailure.What]
         STORE: _ClassVar[RankFailure.What]
         START: _ClassVar[RankFailure.What]
+        LOG: _ClassVar[RankFailure.What]
     RANK: RankFailure.What
     STORE: RankFailure.What
     START: RankFailure.What
+    LOG: RankFailure.What
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]

@@ -75,6 +75,22 @@ def test_no_space_for_logs(job: Job, small_disk: Path) -> None:
     job.ends(0)
 
 
+@pytest.mark.parametrize("how", ["--redirects", "--tee"])
+def test_the_disk_fills_under_the_logs_of_ranks_that_print(
+    job: Job, small_disk: Path, how: str
+) -> None:
+    """Their writes fail, which is not the script's fault; they train on, without files."""
+    where = ("--log-dir", str(small_disk), "--state-dir", str(job.folder / "logs"))
+    node = job.start(*where, how, "3", script=("--print",))
+    number = job.wait_for_steps(2)
+    fill(small_disk)
+    job.wait_for_steps(2, after=number, count=10)
+    job.finish()
+    job.ends(0)
+    assert f"no space left for its logs in {small_disk}" in node.said(), job.dump()
+    assert set(job.report()["restarts_by_cause"]) == {"no space for logs"}, job.dump()
+
+
 def _cut(path: Path, chance: random.Random) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: chance.randrange(1, len(data))])
