@@ -97,20 +97,19 @@ def look_up(host: str, port: int, patience: float) -> list[Address]:
     worker = threading.Thread(target=search.run, daemon=True)
     worker.start()  # so that a signal ends us though a name server does not answer
     try:
-        try:
-            return search.outcome(min(QUIET, patience))
-        except queue.Empty:
+        found = search.outcome(min(QUIET, patience))
+        if found is None and patience > QUIET:
             log.warning("waiting for the address of %s (%s)", host, search.trouble)
-            return search.outcome(patience - QUIET)
-    except queue.Empty:
+            found = search.outcome(patience - QUIET)
+    finally:
+        search.stop.set()
+    if found is None:
         raise MasterUnreachable(
             f"no address for {host} within {patience:g} s ({search.trouble}): is the endpoint's "
             "name right?"
-        ) from None
-    finally:
-        search.stop.set()
-        if search.done.is_set():
-            worker.join()  # what is forked from here on has one thread
+        )
+    worker.join()  # what is forked from here on has one thread
+    return found
 
 
 class _Search:
@@ -118,30 +117,31 @@ class _Search:
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
-        self._outcome: queue.SimpleQueue[list[Address] | ElasticError] = queue.SimpleQueue()
+        self._outcome: queue.SimpleQueue[list[Address] | UsageError] = queue.SimpleQueue()
         self.trouble = "no name server answers"
         self.stop = threading.Event()
-        self.done = threading.Event()
 
-    def outcome(self, timeout: float) -> list[Address]:
-        """Raises queue.Empty after `timeout` seconds."""
-        outcome = self._outcome.get(timeout=max(0.0, timeout))
-        if isinstance(outcome, ElasticError):
+    def outcome(self, timeout: float) -> list[Address] | None:
+        """None: not within `timeout` seconds. Raises UsageError."""
+        try:
+            outcome = self._outcome.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if isinstance(outcome, UsageError):
             raise outcome
         return outcome
 
     def run(self) -> None:
-        while not self.done.is_set() and not self.stop.is_set():
+        while not self.stop.is_set():
             try:
-                found: list[Address] | ElasticError = self.once()
-            except ElasticError as error:
-                found = error
+                self._outcome.put(self.once())
+                return
+            except UsageError as error:
+                self._outcome.put(error)
+                return
             except socket.gaierror as error:
                 self.trouble = str(error.strerror)
                 self.stop.wait(PAUSE)
-                continue
-            self.done.set()
-            self._outcome.put(found)
 
     def once(self) -> list[Address]:
         """Raises UsageError for what can never be a name, socket.gaierror for what may be one."""

@@ -133,6 +133,26 @@ def test_what_a_master_listens_on(job: Job, network: Network, endpoint: str, bou
 
 
 @pytest.mark.netns
+def test_who_may_change_a_job_without_a_token(job: Job, network: Network) -> None:
+    """The master's host alone, by loopback, though the master listens on every address."""
+    start(job, network, 0, "127.0.1.1 node0", *c10d(0, "node0:29400"), nodes="1:2")
+    number = job.wait_for_steps(1)
+
+    def restart(host: int, address: str) -> subprocess.CompletedProcess[str]:
+        ctl = (sys.executable, "-m", "elastic.ctl", "--master", f"{address}:29400", "restart")
+        command = (*network.on(host), *ctl)
+        return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+
+    for host in (1, 0):
+        assert "without a job token" in restart(host, "10.77.0.1").stderr, job.dump()
+    assert job.round() == number
+    assert restart(0, "127.0.0.1").returncode == 0, job.dump()
+    job.wait_for_steps(1, after=number)
+    job.finish()
+    job.ends(0)
+
+
+@pytest.mark.netns
 def test_names_that_come_later_than_the_nodes(job: Job, network: Network) -> None:
     """As a pod's with the pod: node 1 waits for the name, and for another address behind it."""
     node = start(job, network, 1, "", *static(1, "node0:29400"))
