@@ -342,8 +342,7 @@ class Agent:
         self._say_draining()
 
     def _say_draining(self) -> None:
-        leaving = pb.Leaving(reason=self._draining, drain=True)
-        self._uplink.send(pb.FromAgent(leaving=leaving))
+        self._uplink.send(pb.FromAgent(leaving=pb.Leaving(reason=self._draining, drain=True)))
 
     async def _end(self, order: pb.Directive) -> int:
         """The master says exit."""
@@ -391,14 +390,14 @@ class Agent:
         return 1
 
 
-async def run(settings: AgentSettings, knock_socket: socket.socket) -> int:
-    return await Agent(settings, knock_socket).run()
-
-
 def main(settings: AgentSettings, knock_socket: socket.socket) -> int:
     """Run an agent; returns the exit code of the launcher."""
+
+    async def run() -> int:
+        return await Agent(settings, knock_socket).run()
+
     try:
-        return asyncio.run(run(settings, knock_socket))
+        return asyncio.run(run())
     except ElasticError as error:
         log.error("%s", error)
         return 1
