@@ -241,9 +241,10 @@ class Agent:
         ranks = self._ranks
         if ranks is None or self._report.round != ranks.round:
             return
+        if not self._report.failures and (rank.exit_code or ranks.finished):
+            self._send_heartbeat()  # how far they came, before what ended it
         if rank.exit_code:
             if not self._report.failures:
-                self._send_heartbeat()  # how far they came, before what ended it
                 self._error_file = ranks.error_file(rank)
             self._fail(ranks.failure(rank))
         elif ranks.finished:
