@@ -185,8 +185,9 @@ def resting(title: str) -> str:
     return ", ".join(sorted(states[pid] for pid in ours))
 
 
-def wait_for_signal(seen: "list[str]", leave: bool) -> None:
-    """Note each signal; with `leave`, exit 0 after the first (and what follows at once)."""
+def listen() -> "list[str]":
+    """Note each signal from now on, in the list that is returned."""
+    seen: list[str] = []
 
     def handler(number: int, _: object) -> None:
         seen.append(signal.Signals(number).name)
@@ -194,6 +195,11 @@ def wait_for_signal(seen: "list[str]", leave: bool) -> None:
 
     for number in WATCHED:
         signal.signal(number, handler)
+    return seen
+
+
+def wait_for_signal(seen: "list[str]", leave: bool) -> None:
+    """With `leave`, exit 0 after the first signal (and what follows at once)."""
     write("ready", os.getpid())
     end = time.monotonic() + DEADLINE_S
     while time.monotonic() < end:
@@ -216,7 +222,7 @@ def all_have_spoken() -> None:
         time.sleep(0.05)
 
 
-def act(what: str) -> None:
+def act(what: str, seen: "list[str]") -> None:
     """Do one thing; `kind:value`."""
     kind, _, value = what.partition(":")
     first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
@@ -230,9 +236,9 @@ def act(what: str) -> None:
         os.kill(os.getpid(), int(value))
         time.sleep(DEADLINE_S)
     elif kind == "wait":
-        wait_for_signal([], leave=True)
+        wait_for_signal(seen, leave=True)
     elif kind == "stay":
-        wait_for_signal([], leave=False)
+        wait_for_signal(seen, leave=False)
     elif kind == "sleep":
         time.sleep(float(value))
     elif kind == "read":
@@ -253,11 +259,11 @@ def main(main_name: str, main_file: "str | None") -> None:
         sys.stdout.write(f"@@ out {rank} {line}\n")
         sys.stderr.write(f"@@ err {rank} {line}\n")
     ranks = os.environ.get("PROBE_RANKS")
+    mine = ranks is None or rank in ranks.split(",")
+    what = os.environ.get("PROBE" if mine else "PROBE_OTHERS", "")
+    seen = listen() if what in ("wait", "stay") else []  # before anybody fails
     all_have_spoken()
-    if ranks is None or rank in ranks.split(","):
-        act(os.environ.get("PROBE", ""))
-    else:
-        act(os.environ.get("PROBE_OTHERS", ""))
+    act(what, seen)
 
 
 if __name__ == "__main__":
