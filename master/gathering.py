@@ -1,7 +1,6 @@
 """Nodes that come, go or answer a knock in one moment, folded together: an event costs O(nodes)."""
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable
 
@@ -16,7 +15,7 @@ LOAD = 20
 
 
 class Gathering:
-    """Keeps the order in which things happened."""
+    """Of each node one thing at a time, so among them no order is lost."""
 
     def __init__(self, fold: Callable[[Event], None]) -> None:
         self._fold = fold
@@ -28,6 +27,8 @@ class Gathering:
 
     def add(self, node_id: NodeId, news: News) -> None:
         """Fold it in a moment, with what else comes until then."""
+        if node_id in self._about:
+            self.flush()
         if not self._news:
             asyncio.get_running_loop().call_later(self._batch, self.flush)
         self._news.append(news)
@@ -51,12 +52,7 @@ class Gathering:
 
 
 def _merged(news: list[News]) -> list[News]:
-    """Arrivals that follow one another as one."""
-    merged: list[News] = []
-    for _, run in itertools.groupby(news, lambda event: isinstance(event, ev.Attached)):
-        events = list(run)
-        arrivals = [
-            node for event in events if isinstance(event, ev.Attached) for node in event.nodes
-        ]
-        merged += [ev.Attached(tuple(arrivals))] if arrivals else events
-    return merged
+    """All arrivals as one."""
+    arrivals = [node for event in news if isinstance(event, ev.Attached) for node in event.nodes]
+    merged: list[News] = [ev.Attached(tuple(arrivals))] if arrivals else []
+    return merged + [event for event in news if not isinstance(event, ev.Attached)]

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 KNOCK_EVERY = 1.0
 """Seconds between knocks at a node that stays unreachable."""
-MOST_KNOCKS = 512
-"""Connections that knock at a time."""
+KNOCKS_A_SECOND, BURST = 500, 64
+"""Beyond a burst; after a master's restart thousands are away, and attach while they wait for it."""
 HELLO_TIMEOUT = 60.0
 """Seconds in which a stream must begin with Hello: many, for thousands may begin at once."""
 
@@ -50,7 +50,8 @@ class Streams(master_pb2_grpc.MasterServicer):
         self._placed: tuple[int, bool] = (0, False)
         self._knocking: dict[tuple[NodeId, Incarnation], asyncio.Event] = {}
         """Lives that are knocked at; set, the next knock does not wait."""
-        self._knocks = asyncio.Semaphore(MOST_KNOCKS)
+        self._next_knock = 0.0
+        """When one more may go out, in the loop's time, as if there were no bursts."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._away: dict[NodeId, float] = {}
         """Nodes that may not have heard of the job's end, and until when they may come back for it."""
@@ -262,20 +263,30 @@ class Streams(master_pb2_grpc.MasterServicer):
         try:
             while True:
                 again.clear()
-                async with self._knocks:
-                    answer = await knock(node.knock_address, node.incarnation)
+                await self._pace()
+                if not self._is_away(*key):
+                    return
+                answer = await knock(node.knock_address, node.incarnation)
                 if not self._shell.stuck:
                     self._news.add(node.node_id, ev.Knocked(*key, answer))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(KNOCK_EVERY):
                         await again.wait()
-                now = self._shell.job.nodes.get(node.node_id)
-                if now is None or now.incarnation != node.incarnation:
-                    return
-                if now.state is not NodeState.UNREACHABLE:
-                    return
         finally:
             del self._knocking[key]
+
+    async def _pace(self) -> None:
+        now = asyncio.get_running_loop().time()
+        earliest = now - BURST / KNOCKS_A_SECOND
+        self._next_knock = max(self._next_knock, earliest) + 1 / KNOCKS_A_SECOND
+        if self._next_knock > now:
+            await asyncio.sleep(self._next_knock - now)
+
+    def _is_away(self, node_id: NodeId, incarnation: Incarnation) -> bool:
+        node = self._shell.job.nodes.get(node_id)
+        if node is None or node.incarnation != incarnation:
+            return False
+        return node.state is NodeState.UNREACHABLE
 
     async def watch_silence(self) -> None:
         """End streams on which nothing came for too long; their nodes are then knocked at."""
