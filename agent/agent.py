@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,11 @@ class Agent:
         self._uplink = Uplink(settings.master, settings.security, self._hello, self._heard)
         self._log_reads = LogReads(settings.logs.run_dir, self._uplink, self._spawn)
         self._ranks: Ranks | None = None
-        self._retiring = Retiring(self._spawn, self._sweep, lambda: self._take_signal(0))
+        self._retiring = Retiring(
+            self._spawn,
+            lambda: self._sweep(self._known, self._starters.settled),
+            lambda: self._take_signal(0),
+        )
         self._preparing: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stepped = False
@@ -95,9 +99,7 @@ class Agent:
             knocks.close()
             for parts in (self._spares, self._stores, self._starters):
                 parts.kill()
-            patience = self._settings.kill_timeout
-            left = await children.sweep(lambda: self._retiring.stuck, patience)
-            self._retiring.leave_behind(left)
+            await self._sweep(lambda: self._retiring.stuck)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task whose exception ends this life of the agent."""
@@ -224,9 +226,10 @@ class Agent:
             for task in waits:
                 task.cancel()
 
-    async def _sweep(self) -> None:
-        patience = self._settings.kill_timeout
-        left = await children.sweep(self._known, patience, self._starters.settled)
+    async def _sweep(
+        self, known: Callable[[], set[int]], settled: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        left = await children.sweep(known, self._settings.kill_timeout, settled)
         self._retiring.leave_behind(left)
 
     def _known(self) -> set[int]:
@@ -351,11 +354,10 @@ class Agent:
         await self._uplink.flush(1.0)
         if order.exit_code == 1:
             log.error("%s", order.reason)
-            target = self._settings.workload.environ.get("TORCHELASTIC_ERROR_FILE")
-            if target:
-                failures = self._report.failures
-                code = failures[0].exit_code if failures else None
-                error_file.copy(self._error_file, Path(target), order.reason, code)
+            failures = self._report.failures
+            code = failures[0].exit_code if failures else None
+            environ = self._settings.workload.environ
+            error_file.hand_on(self._error_file, environ, order.reason, code)
         elif order.exit_code:
             log.warning("%s: start it again to go on", order.reason or "drained")
         return order.exit_code

@@ -22,6 +22,7 @@ class Gathering:
         self._news: list[News] = []
         self._about: set[NodeId] = set()
         self._batch = BATCH
+        self._timer: asyncio.TimerHandle | None = None
         self.arriving = 0
         """Nodes that attached and are not in the job yet."""
 
@@ -29,8 +30,8 @@ class Gathering:
         """Fold it in a moment, with what else comes until then."""
         if node_id in self._about:
             self.flush()
-        if not self._news:
-            asyncio.get_running_loop().call_later(self._batch, self.flush)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._batch, self.flush)
         self._news.append(news)
         self._about.add(node_id)
         self.arriving += isinstance(news, ev.Attached)
@@ -40,8 +41,10 @@ class Gathering:
 
     def flush(self) -> None:
         """Fold it now."""
-        if not self._news:
+        if self._timer is None:
             return
+        self._timer.cancel()
+        self._timer = None
         news, self._news = self._news, []
         self._about.clear()
         self.arriving = 0

@@ -1,5 +1,6 @@
 """A job for each test, ended whatever becomes of it."""
 
+import secrets
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import Job
+from tests.e2e.harness.network import Network, missing
 
 
 @pytest.fixture
@@ -14,6 +16,15 @@ def job(tmp_path: Path) -> Iterator[Job]:
     made = Job(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Three hosts."""
+    if why := missing():
+        pytest.skip(f"no network namespaces: {why}")
+    with Network(f"e2e{secrets.token_hex(3)}", 3) as made:
+        yield made
 
 
 @pytest.fixture

@@ -1,11 +1,10 @@
 """Where the nodes of a job meet: names that mean another address on each node, or none yet."""
 
-import secrets
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -14,14 +13,6 @@ from tests.e2e.harness.network import Network, hosts_file, missing, with_names, 
 from tests.e2e.harness.ports import listening
 
 USAGE = 2
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    if why := missing():
-        pytest.skip(f"no network namespaces: {why}")
-    with Network(f"e2e{secrets.token_hex(3)}", 3) as made:
-        yield made
 
 
 def start(

@@ -1,9 +1,7 @@
 """Nodes on hosts of their own: pulled cables, lost hosts, and a DNS server that says nothing."""
 
-import secrets
 import signal
 import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,14 +9,6 @@ from tests.e2e.harness import Job, Node, processes
 from tests.e2e.harness.network import Network, missing, with_resolver
 
 pytestmark = pytest.mark.netns
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    if why := missing():
-        pytest.skip(f"no network namespaces: {why}")
-    with Network(f"e2e{secrets.token_hex(3)}", 3) as made:
-        yield made
 
 
 def start(job: Job, network: Network, number: int, *flags: str, nodes: str, **more: str) -> Node:

@@ -69,6 +69,14 @@ def take(read: int, count: int) -> bytes:
     return found
 
 
+def flushed(handler: ConsoleHandler, console: Console, count: int) -> bytes:
+    """What somebody reads while the handler writes what it has kept."""
+    with ThreadPoolExecutor(1) as reader:
+        read = reader.submit(take, console.read, count)
+        handler.flush()
+        return read.result()
+
+
 def say(handler: ConsoleHandler, text: str) -> None:
     handler.emit(logging.LogRecord("elastic", logging.INFO, "", 0, text, (), None))
 
@@ -91,10 +99,7 @@ def test_what_is_kept_is_bounded_and_the_newest(console: Console) -> None:
         say(handler, f"line {number}")
     console.go()
     expected = console.shown("".join(f"line {number}\n" for number in range(5, KEPT + 5)))
-    with ThreadPoolExecutor(1) as reader:
-        read = reader.submit(take, console.read, len(expected))
-        handler.flush()
-        assert read.result() == expected
+    assert flushed(handler, console, len(expected)) == expected
 
 
 def test_a_console_that_nobody_reads_takes_lines_once_somebody_does(console: Console) -> None:
@@ -104,10 +109,7 @@ def test_a_console_that_nobody_reads_takes_lines_once_somebody_does(console: Con
     for line in lines:
         say(handler, line)
     expected = console.shown("".join(f"{line}\n" for line in lines))
-    with ThreadPoolExecutor(1) as reader:
-        read = reader.submit(take, console.read, len(expected))
-        handler.flush()
-        assert read.result() == expected
+    assert flushed(handler, console, len(expected)) == expected
 
 
 def test_a_console_that_stays_stuck_keeps_nobody_at_the_end(console: Console) -> None:
