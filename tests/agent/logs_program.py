@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from elastic.agent import tee
@@ -17,6 +18,8 @@ from elastic.agent.settings import LogSettings
 
 async def play(folder: Path, rounds: int, lines: int) -> None:
     settings = LogSettings(run_dir=folder / "logs", tee=3)
+    # The loop's own pool starts another thread whenever its first is not idle yet: one is all it gets.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     closing, threads, files = [], [], []
     for number in range(1, rounds + 1):
         logs = AttemptLogs(settings, number, "role")
