@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
 
 from elastic.master import events as ev
 from elastic.master.events import Event, NodeId
@@ -15,12 +17,11 @@ LOAD = 20
 
 
 class Gathering:
-    """Of each node one thing at a time, so among them no order is lost."""
+    """What one node does stays in its order; between nodes there is none to keep."""
 
     def __init__(self, fold: Callable[[Event], None]) -> None:
         self._fold = fold
-        self._news: list[News] = []
-        self._about: set[NodeId] = set()
+        self._news: dict[NodeId, list[News]] = defaultdict(list)
         self._batch = BATCH
         self._timer: asyncio.TimerHandle | None = None
         self.arriving = 0
@@ -28,16 +29,13 @@ class Gathering:
 
     def add(self, node_id: NodeId, news: News) -> None:
         """Fold it in a moment, with what else comes until then."""
-        if node_id in self._about:
-            self.flush()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._batch, self.flush)
-        self._news.append(news)
-        self._about.add(node_id)
+        self._news[node_id].append(news)
         self.arriving += isinstance(news, ev.Attached)
 
     def is_about(self, node_id: NodeId) -> bool:
-        return node_id in self._about
+        return node_id in self._news
 
     def flush(self) -> None:
         """Fold it now."""
@@ -45,17 +43,19 @@ class Gathering:
             return
         self._timer.cancel()
         self._timer = None
-        news, self._news = self._news, []
-        self._about.clear()
+        events = tuple(_merged([*self._news.values()]))
+        self._news.clear()
         self.arriving = 0
         began = time.monotonic()
-        events = tuple(_merged(news))
         self._fold(events[0] if len(events) == 1 else ev.Together(events))
         self._batch = min(max(BATCH, LOAD * (time.monotonic() - began)), LONGEST_BATCH)
 
 
-def _merged(news: list[News]) -> list[News]:
-    """All arrivals as one."""
-    arrivals = [node for event in news if isinstance(event, ev.Attached) for node in event.nodes]
-    merged: list[News] = [ev.Attached(tuple(arrivals))] if arrivals else []
-    return merged + [event for event in news if not isinstance(event, ev.Attached)]
+def _merged(news: list[list[News]]) -> Iterator[News]:
+    """The first thing of each node, then the second of each; among them all arrivals as one."""
+    for layer in zip_longest(*news):
+        if nodes := [
+            node for event in layer if isinstance(event, ev.Attached) for node in event.nodes
+        ]:
+            yield ev.Attached(tuple(nodes))
+        yield from (e for e in layer if e is not None and not isinstance(e, ev.Attached))

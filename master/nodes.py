@@ -1,5 +1,5 @@
 """Who is alive. A node is lost only on evidence: a refused knock, a guardian that does not bring
-its agent back in time, or a lease that ran out in silence. Pure.
+its agent back in time, or a lease that ran out while knocks went unanswered. Pure.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -41,14 +41,19 @@ class Node:
     """When it last gave a sign of life, in job time."""
     asked: bool = False
     """Someone was sent to knock since it fell silent."""
+    unanswered: bool = False
+    """Someone knocked since it was last heard, and nobody answered: only then does silence count."""
     draining: bool = False
     prepared: bool = False
     """It has a standby, or needs none."""
 
     def deadline(self, policy: Policy, lease: float) -> float | None:
-        """When it is lost if nothing is heard of it; `lease` is what this moment's `lease()` says."""
+        """When it is lost if nothing is heard of it; `lease` is what this moment's `lease()` says.
+
+        None: not by time alone. A master with thousands to hear and to knock at is late with both.
+        """
         if self.state is NodeState.UNREACHABLE:
-            return self.heard + lease
+            return self.heard + lease if self.unanswered else None
         if self.state is NodeState.RESTARTING:
             return self.changed + policy.agent_restart
         return None
@@ -138,13 +143,18 @@ def take_store(node: Node) -> Node:
 
 def silent(node: Node, now: float, *, asked: bool) -> Node:
     """Nothing is heard of it from now on; its lease begins."""
-    return replace(node, state=NodeState.UNREACHABLE, changed=now, heard=now, asked=asked)
+    away = replace(node, state=NodeState.UNREACHABLE, changed=now, asked=asked)
+    return _heard(away, now)
 
 
 def heard(nodes: Nodes, now: float) -> dict[NodeId, Node]:
     """The leases of all that are unreachable start anew."""
     away = NodeState.UNREACHABLE
-    return {k: replace(n, heard=now) if n.state is away else n for k, n in nodes.items()}
+    return {k: _heard(n, now) if n.state is away else n for k, n in nodes.items()}
+
+
+def _heard(node: Node, now: float) -> Node:
+    return replace(node, heard=now, unanswered=False)
 
 
 def knocked(node: Node, answer: KnockAnswer, now: float) -> Node | None:
@@ -156,8 +166,8 @@ def knocked(node: Node, answer: KnockAnswer, now: float) -> Node | None:
     if answer is KnockAnswer.RESTARTING:
         return replace(node, state=NodeState.RESTARTING, changed=now, heard=now)
     if answer is KnockAnswer.ALIVE:
-        return replace(node, heard=now)
-    return node
+        return _heard(node, now)
+    return node if node.unanswered else replace(node, unanswered=True)
 
 
 def with_node(nodes: Nodes, node: Node) -> dict[NodeId, Node]:

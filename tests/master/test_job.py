@@ -74,18 +74,33 @@ def test_a_silent_node_is_lost_when_its_lease_is_over() -> None:
     core = running("a", "b")
     core.feed(detached("b"), 20.0)
     assert ev.Knock(NodeId("b"), 1) in core.decision.effects  # type: ignore[union-attr,arg-type]
-    assert core.wake() == 25.0
     core.feed(knocked("b", SILENT), 21.0)
+    assert core.wake() == 25.0
     assert core.seats() == ["a", "b"]
     core.tick(25.0)
     assert core.seats() == ["a"]
     assert core.reason() == "b is lost: nothing heard for 5 s; round 2: 1 node, 1 rank"
 
 
+def test_a_silence_does_not_count_before_a_knock_went_unanswered() -> None:
+    """A master that has thousands to hear and to knock at may be late with both."""
+    core = running("a", "b")
+    core.feed(detached("b"), 20.0)
+    core.tick(60.0)
+    assert core.seats() == ["a", "b"]
+    core.feed(knocked("b", ALIVE), 61.0)
+    core.tick(90.0)
+    assert core.seats() == ["a", "b"]
+    core.feed(knocked("b", SILENT), 91.0)
+    assert core.seats() == ["a"]
+
+
 def test_where_most_were_silent_the_first_that_is_lost_takes_the_long_lease_along() -> None:
     core = running("a", "b", "c")
     core.feed(detached("a"), 20.0)
     core.feed(detached("b"), 21.0)
+    core.feed(knocked("a", SILENT), 22.0)
+    core.feed(knocked("b", SILENT), 22.0)
     core.tick(50.0)
     assert core.seats() == ["c"]
     assert core.reason().startswith("a is lost: nothing heard for 30 s; b is lost: nothing heard")
@@ -363,6 +378,7 @@ def test_nothing_is_journaled_that_changes_nothing() -> None:
     core = running("a", "b")
     core.feed(unit(1, 2))
     core.feed(detached("b"))
+    core.feed(knocked("b", SILENT))
     for event in (unit(1, 2), knocked("b", SILENT), ev.Tick(), detached("b")):
         decision = handle(core.job, event, core.now, core.policy)
         assert decision.state is core.job, event
@@ -390,8 +406,10 @@ def test_who_comes_together_with_others_is_told_that_the_job_is_over() -> None:
 def test_leases_stand_still_while_the_master_does() -> None:
     core = running("a", "b")
     core.feed(detached("b"), 20.0)
+    core.feed(knocked("b", SILENT), 21.0)
     core.feed(ev.Stalled(), 29.0)
     assert core.seats() == ["a", "b"], "what b said meanwhile is still to be read"
+    core.feed(knocked("b", SILENT), 30.0)
     assert core.wake() == 34.0
 
 
@@ -407,6 +425,7 @@ def test_after_a_masters_restart_the_round_stands_and_leases_begin_anew() -> Non
     core.attach("a", at=1000.3)
     core.feed(ev.Tick(), 1001.0)
     assert ev.Knock(NodeId("b"), 1) in core.decision.effects  # type: ignore[union-attr,arg-type]
+    core.feed(knocked("b", SILENT), 1002.0)
     core.tick(1004.9)
     assert core.seats() == ["a", "b"]
     core.tick(1005.0)
@@ -600,6 +619,7 @@ def test_no_script_is_blamed_while_a_node_may_be_dead() -> None:
     core = running("a", "b")
     core.feed(detached("b"), 20.0)
     core.feed(failed("a", 1, BUG), 20.1)
+    core.feed(knocked("b", SILENT), 21.0)
     assert core.job.result is None
     assert core.wake() == 25.0
     core.tick(25.0)
@@ -639,6 +659,7 @@ def test_many_nodes_lost_in_one_moment_are_one_interruption() -> None:
     core = running(*names, fault_budget=1)
     for name in names[10:]:
         core.feed(detached(name), 20.0)
+        core.feed(knocked(name, SILENT), 20.0)
     core.tick(25.0)
     assert len(core.seats()) == 200, "that many are rather cut off than dead"
     core.tick(50.0)

@@ -26,11 +26,19 @@ def test_an_attached_node_has_no_deadline() -> None:
 
 
 def test_an_answer_extends_the_lease_but_not_the_wait() -> None:
+    def knocked(node: Node, answer: KnockAnswer, now: float) -> tuple[Node, Any, Any]:
+        found = registry.knocked(node, answer, now)
+        assert found is not None
+        return found, found.deadline(POLICY, 5.0), found.awaited(POLICY)
+
     node = registry.silent(attached(), 10.0, asked=True)
-    assert (node.deadline(POLICY, 5.0), node.awaited(POLICY)) == (15.0, 15.0)
-    heard = registry.knocked(node, KnockAnswer.ALIVE, 14.0)
-    assert heard is not None
-    assert (heard.deadline(POLICY, 5.0), heard.awaited(POLICY)) == (19.0, 15.0)
+    assert (node.deadline(POLICY, 5.0), node.awaited(POLICY)) == (None, 15.0)
+    node, *times = knocked(node, KnockAnswer.SILENT, 12.0)
+    assert times == [15.0, 15.0]
+    node, *times = knocked(node, KnockAnswer.ALIVE, 14.0)
+    assert times == [None, 15.0]
+    node, *times = knocked(node, KnockAnswer.SILENT, 16.0)
+    assert times == [19.0, 15.0]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +74,7 @@ def test_a_restarting_agent_has_so_long_and_no_longer() -> None:
 def test_where_most_fall_silent_they_get_longer(silent: int, limit: float) -> None:
     table, _ = registry.attach({}, (), tuple(map(attachment, "abcd")), 0.0)
     for key in list(table)[:silent]:
-        table[key] = registry.silent(table[key], 10.0, asked=True)
+        table[key] = replace(registry.silent(table[key], 10.0, asked=True), unanswered=True)
     assert registry.lease(table, POLICY) == limit
     assert not registry.expired(table, 10.0 + limit - 0.1, POLICY)
     assert len(registry.expired(table, 10.0 + limit, POLICY)) == silent

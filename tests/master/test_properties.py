@@ -14,6 +14,7 @@ from elastic.master import journal as journals
 from elastic.master.events import Event, Incarnation, KnockAnswer, NodeId, NodePhase, RankFailure
 from elastic.master.job import Job, handle
 from elastic.master.journal import Entry, Journal
+from elastic.master.nodes import NodeState
 from elastic.master.policy import Policy
 from tests.master.legal import check
 
@@ -207,10 +208,13 @@ def test_any_order_of_events_leaves_a_legal_state(
 def test_time_alone_settles_everything(
     policy: Policy, history: list[tuple[float, tuple[object, ...]]]
 ) -> None:
-    """Nobody says anything any more: after a few wakes the job stands, waits or is over."""
+    """Nobody says anything any more, nor answers: soon the job stands, waits or is over."""
     world = World(policy)
     world.play(history)
     for _ in range(40):
+        for node in tuple(world.job.nodes.values()):
+            if node.asked and node.state is NodeState.UNREACHABLE and not node.unanswered:
+                world.feed(ev.Knocked(node.node_id, node.incarnation, KnockAnswer.SILENT))
         if world.wake is None or world.job.result is not None:
             break
         world.now, world.wake = max(world.now, world.wake), None
