@@ -68,6 +68,7 @@ WHAT_A_RANK_SEES = (
     _plain("bare", "probe.py"),
     _plain("auto_c10d", "--nproc-per-node", "2", "probe.py"),
     _plain("nproc_cpu", "--standalone", "--nproc-per-node", "cpu", "probe.py"),
+    _plain("nproc_gpu", "--standalone", "--nproc_per_node", "gpu", "probe.py", forks=False),
     _plain("underscores", "--nproc_per_node", "2", "--max_restarts", "3", "probe.py"),
     _plain("abbreviations", "--nproc-p", "2", "--max-r", "2", "--monitor-i", "0.5", "probe.py"),
     _plain("equals", "--nproc-per-node=2", "--max_restarts=1", "--role=x", "probe.py"),
@@ -208,7 +209,7 @@ TWO_NODES = (
          ("--node_rank", "0", "--nproc_per_node", "1"),
          ("--node_rank", "1", "--nproc_per_node", "2"))),
     Case(name="cloud_two", nodes=RANKED, node_env=CLOUD, args=("--nnodes", "2",
-         "--nproc_per_node", "8", *STATIC, *PROBE)),
+         "--nproc_per_node", "8", *STATIC, "-m", "pkg.worker", "--a", "b")),
     Case(name="cloud_two_expanded", node_env=CLOUD, args=(
          "--nproc_per_node", "2", *STATIC, *PROBE),
          nodes=tuple(("--nnodes", e["WORLD_SIZE"], "--node_rank", e["RANK"]) for e in CLOUD)),

@@ -61,7 +61,7 @@ DIFFERENCES = (
     Difference(
         id="usage", keys=r"node0\.(exit|stderr\.omp_banner)", witness="bad_nproc",
         when=lambda delta: (delta.theirs, delta.ours) in ((1, 2), (True, False)),
-        cases=r"pet_bad|bad_\w+|zero_nproc|nnodes_\w+|negative_restarts|module_and_no_python",
+        cases=r"(pet_)?bad\w*|zero_nproc|nproc_gpu|nnodes_\w+|negative_restarts|module_and_no_python",
     ),
     Difference(id="unknown-signal", keys=".*", cases="bad_signal", witness="bad_signal"),
     Difference(id="help", keys=r"node\d\.stdout", cases="help", witness="help"),
