@@ -98,17 +98,14 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """A node's stream ended, or nothing came on it for too long."""
+    """Nodes whose stream ended, or on whose stream nothing came for too long."""
 
-    node_id: NodeId
-    incarnation: Incarnation
+    nodes: tuple[tuple[NodeId, Incarnation], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Knocked:
-    node_id: NodeId
-    incarnation: Incarnation
-    answer: KnockAnswer
+    nodes: tuple[tuple[NodeId, Incarnation, KnockAnswer], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,6 @@ class Gathering:
         self._news[node_id].append(news)
         self.arriving += isinstance(news, ev.Attached)
 
-    def is_about(self, node_id: NodeId) -> bool:
-        return node_id in self._news
-
     def flush(self) -> None:
         """Fold it now."""
         if self._timer is None:
@@ -52,10 +49,17 @@ class Gathering:
 
 
 def _merged(news: list[list[News]]) -> Iterator[News]:
-    """The first thing of each node, then the second of each; among them all arrivals as one."""
+    """The first thing of each node, then the second of each; among them one event of each kind."""
     for layer in zip_longest(*news):
-        if nodes := [
+        if came := [
             node for event in layer if isinstance(event, ev.Attached) for node in event.nodes
         ]:
-            yield ev.Attached(tuple(nodes))
-        yield from (e for e in layer if e is not None and not isinstance(e, ev.Attached))
+            yield ev.Attached(tuple(came))
+        if went := [
+            node for event in layer if isinstance(event, ev.Detached) for node in event.nodes
+        ]:
+            yield ev.Detached(tuple(went))
+        if said := [
+            node for event in layer if isinstance(event, ev.Knocked) for node in event.nodes
+        ]:
+            yield ev.Knocked(tuple(said))

@@ -145,7 +145,7 @@ def _judge(job: Job, current: Round, now: float, policy: Policy) -> Next:
         for seat in current.seats
         if (node := job.nodes.get(seat.node_id)) is not None
         and in_round(job, node)
-        and (until := node.awaited(policy)) is not None
+        and (until := node.awaited(policy, now)) is not None
     ]
     doubt = max(silent, default=now)
     rested = medic.rested(job.recovery, now - current.started)
@@ -184,7 +184,7 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
     coming = tuple(
         (node.node_id, until)
         for node in job.nodes.values()
-        if not node.draining and (until := node.awaited(policy)) is not None
+        if not node.draining and (until := node.awaited(policy, now)) is not None
     )
     here = _candidates(job, policy)
     warm = [candidate for candidate in here if candidate.ready <= now]

@@ -8,6 +8,8 @@ from elastic.proto.errors import ProtocolMismatch
 
 CONNECT_TIMEOUT = 1.0
 ANSWER_TIMEOUT = 1.0
+LONGEST = CONNECT_TIMEOUT + ANSWER_TIMEOUT + 0.5
+"""Seconds; one that took more was not waited for in time, so its silence says nothing."""
 
 
 async def knock(address: str, incarnation: Incarnation) -> KnockAnswer:

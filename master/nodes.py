@@ -2,7 +2,7 @@
 its agent back in time, or a lease that ran out while knocks went unanswered. Pure.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -41,27 +41,37 @@ class Node:
     """When it last gave a sign of life, in job time."""
     asked: bool = False
     """Someone was sent to knock since it fell silent."""
-    unanswered: bool = False
-    """Someone knocked since it was last heard, and nobody answered: only then does silence count."""
+    unanswered: int = 0
+    """Knocks in a row since it was last heard that nobody answered."""
+    with_most: bool = False
+    """It fell silent with most of the others: it is rather the way from here that broke. Their ranks
+    train on, and would all stop for nothing, so it gets longer; who refuses a knock is lost at once."""
     draining: bool = False
     prepared: bool = False
     """It has a standby, or needs none."""
 
-    def deadline(self, policy: Policy, lease: float) -> float | None:
-        """When it is lost if nothing is heard of it; `lease` is what this moment's `lease()` says.
+    def lease(self, policy: Policy) -> float:
+        """Seconds of silence after which it is lost."""
+        return policy.lease * (PATIENCE_WITH_MOST if self.with_most else 1)
 
-        None: not by time alone. A master with thousands to hear and to knock at is late with both.
+    def deadline(self, policy: Policy) -> float | None:
+        """When it is lost if nothing is heard of it; None: not by time alone.
+
+        A master with thousands to hear and to knock at is late with both, so its silence is no
+        evidence of its own, and one knock may be lost on the way.
         """
         if self.state is NodeState.UNREACHABLE:
-            return self.heard + lease if self.unanswered else None
+            return self.heard + self.lease(policy) if self.unanswered >= SILENT_KNOCKS else None
         if self.state is NodeState.RESTARTING:
             return self.changed + policy.agent_restart
         return None
 
-    def awaited(self, policy: Policy) -> float | None:
+    def awaited(self, policy: Policy, now: float) -> float | None:
         """Until when a round waits for it: one that answers knocks may still never attach."""
         if self.state is NodeState.UNREACHABLE:
-            return self.changed + policy.lease
+            until = self.changed + self.lease(policy)
+            judged = self.heard > self.changed or self.unanswered >= SILENT_KNOCKS
+            return until if judged else max(until, now + policy.settle)
         return None  # its ranks are gone, and its agent starts cold: it is a newcomer when it comes
 
     def knock_due(self, policy: Policy) -> float | None:
@@ -77,6 +87,9 @@ Spent = tuple[tuple[NodeId, Incarnation, str], ...]
 """Stores that rounds took from lives of nodes that are not here now, oldest first."""
 
 KEEP_SPENT = 256
+
+SILENT_KNOCKS = 2
+"""Knocks in a row without an answer after which silence counts."""
 
 PATIENCE_WITH_MOST = 6
 """Leases that nodes get where more than half of them fall silent at once."""
@@ -147,14 +160,30 @@ def silent(node: Node, now: float, *, asked: bool) -> Node:
     return _heard(away, now)
 
 
-def heard(nodes: Nodes, now: float) -> dict[NodeId, Node]:
+def silent_anew(nodes: Nodes, now: float) -> dict[NodeId, Node]:
     """The leases of all that are unreachable start anew."""
-    away = NodeState.UNREACHABLE
-    return {k: _heard(n, now) if n.state is away else n for k, n in nodes.items()}
+    return {
+        key: silent(node, now, asked=node.asked) if node.state is NodeState.UNREACHABLE else node
+        for key, node in nodes.items()
+    }
+
+
+def patient(nodes: Nodes, now: float, policy: Policy) -> Nodes:
+    """Note who falls silent while most are silent, until most are back; the others are to be heard
+    any moment then. The very table that went in if that changes nothing.
+    """
+    silent = [node for node in _away(nodes) if node.state is NodeState.UNREACHABLE]
+    if len(nodes) > 2 and 2 * len(silent) > len(nodes):
+        recent = (n for n in silent if not n.with_most and now < n.heard + policy.lease)
+        changed = {node.node_id: replace(node, with_most=True) for node in recent}
+    else:
+        noted = (node for node in silent if node.with_most)
+        changed = {n.node_id: replace(n, with_most=False, unanswered=0) for n in noted}
+    return {**nodes, **changed} if changed else nodes
 
 
 def _heard(node: Node, now: float) -> Node:
-    return replace(node, heard=now, unanswered=False)
+    return replace(node, heard=now, unanswered=0)
 
 
 def knocked(node: Node, answer: KnockAnswer, now: float) -> Node | None:
@@ -167,7 +196,9 @@ def knocked(node: Node, answer: KnockAnswer, now: float) -> Node | None:
         return replace(node, state=NodeState.RESTARTING, changed=now, heard=now)
     if answer is KnockAnswer.ALIVE:
         return _heard(node, now)
-    return node if node.unanswered else replace(node, unanswered=True)
+    if node.unanswered >= SILENT_KNOCKS:
+        return node
+    return replace(node, unanswered=node.unanswered + 1)
 
 
 def with_node(nodes: Nodes, node: Node) -> dict[NodeId, Node]:
@@ -178,29 +209,12 @@ def without(nodes: Nodes, gone: Collection[NodeId]) -> dict[NodeId, Node]:
     return {key: node for key, node in nodes.items() if key not in gone}
 
 
-def lease(nodes: Nodes, policy: Policy) -> float:
-    """Seconds of silence after which a node is lost.
-
-    Where most fall silent it is rather the way from here that broke: their ranks train on, and
-    would all stop for nothing. What answers a knock with "refused" is lost at once all the same.
-    """
-    return _lease(_away(nodes), len(nodes), policy)
-
-
-def _lease(away: Sequence[Node], count: int, policy: Policy) -> float:
-    silent = sum(node.state is NodeState.UNREACHABLE for node in away)
-    most = count > 2 and 2 * silent > count
-    return policy.lease * PATIENCE_WITH_MOST if most else policy.lease
-
-
 def expired(nodes: Nodes, now: float, policy: Policy) -> tuple[Node, ...]:
     """Those whose time to answer is over."""
-    away = _away(nodes)
-    limit = _lease(away, len(nodes), policy)
     return tuple(
         node
-        for node in away
-        if (deadline := node.deadline(policy, limit)) is not None and now >= deadline
+        for node in _away(nodes)
+        if (deadline := node.deadline(policy)) is not None and now >= deadline
     )
 
 
@@ -213,12 +227,10 @@ def to_knock_at(nodes: Nodes, now: float, policy: Policy) -> tuple[Node, ...]:
 
 def next_deadline(nodes: Nodes, policy: Policy) -> float | None:
     """When time alone will tell something of a node."""
-    away = _away(nodes)
-    limit = _lease(away, len(nodes), policy)
     times = [
         time
-        for node in away
-        for time in (node.deadline(policy, limit), node.knock_due(policy))
+        for node in _away(nodes)
+        for time in (node.deadline(policy), node.knock_due(policy))
         if time is not None
     ]
     return min(times, default=None)

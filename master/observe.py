@@ -2,7 +2,7 @@
 input; what is stale, unknown or impossible changes nothing. Pure.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from elastic.master import nodes as registry
 from elastic.master import recovery as medic
 from elastic.master.events import Effect, Event, NodeId, NodePhase, RankFailure
 from elastic.master.ledger import Ledger
-from elastic.master.nodes import NodeState
+from elastic.master.nodes import Node, NodeState
 from elastic.master.policy import Policy
 from elastic.master.recovery import Cause, Observed
 from elastic.master.state import (
@@ -32,9 +32,6 @@ from elastic.master.state import (
     needed,
 )
 
-MOST_REASONS = 5
-"""Reasons that are given where many things came together."""
-
 KEEP_FAILURES = 256
 """Failures of a round that are kept, where they are mere followers of another."""
 
@@ -46,23 +43,22 @@ def observe(job: Job, event: Event, now: float, policy: Policy) -> Step:
 
 def expire(job: Job, now: float, policy: Policy) -> Step:
     """What time alone says of the nodes."""
-    knocks = registry.to_knock_at(job.nodes, now, policy)
+    nodes = registry.patient(job.nodes, now, policy)
+    knocks = registry.to_knock_at(nodes, now, policy)
     if knocks:
-        asked = {node.node_id: replace(node, asked=True) for node in knocks}
-        job = replace(job, nodes={**job.nodes, **asked})
+        nodes = {**nodes, **{node.node_id: replace(node, asked=True) for node in knocks}}
+    if nodes is not job.nodes:
+        job = replace(job, nodes=nodes)
+    lost: dict[str, list[Node]] = {}
+    for node in registry.expired(nodes, now, policy):
+        restarting = node.state is NodeState.RESTARTING
+        why = "no agent came back" if restarting else f"nothing heard for {node.lease(policy):g} s"
+        lost.setdefault(why, []).append(node)
     reasons = []
-    while lost := registry.expired(job.nodes, now, policy):  # fewer silent ones: a shorter lease
-        lease = registry.lease(job.nodes, policy)
-        for state, why in (
-            (NodeState.UNREACHABLE, f"nothing heard for {lease:g} s"),
-            (NodeState.RESTARTING, "no agent came back"),
-        ):
-            gone = [node for node in lost if node.state is state]
-            if gone:
-                verb = "is" if len(gone) == 1 else "are"
-                why = f"{verb} lost: {why}"
-                job, _, reason = lose(job, gone, Cause.NODE_LOST, why, now, policy)
-                reasons.append(reason)
+    for why, gone in lost.items():
+        what = f"{_be(gone)} lost: {why}"
+        job, _, reason = lose(job, gone, Cause.NODE_LOST, what, now, policy)
+        reasons.append(reason)
     return job, tuple(ev.Knock(n.node_id, n.incarnation) for n in knocks), "; ".join(reasons)
 
 
@@ -115,8 +111,6 @@ def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
             job = interrupt(job, Cause.AGENT_LOST, reason, now, policy)
             reasons.append(reason)
     nodes, spent = registry.attach(job.nodes, job.spent, event.nodes, now)
-    if registry.lease(nodes, policy) < registry.lease(job.nodes, policy):
-        nodes = registry.heard(nodes, now)  # the way is back: the others are to be heard any moment
     job = replace(job, nodes=nodes, spent=spent)
     for arrival in event.nodes:
         report = ev.Reported(arrival.node_id, arrival.incarnation, arrival.report)
@@ -126,30 +120,47 @@ def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
 
 
 def _detached(job: Job, event: ev.Detached, now: float, policy: Policy) -> Step:
-    node = known(job, event.node_id, event.incarnation)
-    if node is None or node.state is not NodeState.ATTACHED:
+    away = {
+        node.node_id: registry.silent(node, now, asked=True)
+        for node_id, incarnation in event.nodes
+        if (node := known(job, node_id, incarnation)) is not None
+        and node.state is NodeState.ATTACHED
+    }
+    if not away:
         return job, (), ""
-    node = registry.silent(node, now, asked=True)
-    job = replace(job, nodes=registry.with_node(job.nodes, node))
-    return job, (ev.Knock(node.node_id, node.incarnation),), f"{node.node_id} is unreachable"
+    job = replace(job, nodes={**job.nodes, **away})
+    knocks = tuple(ev.Knock(node.node_id, node.incarnation) for node in away.values())
+    return job, knocks, f"{names([*away])} {_be(away)} unreachable"
 
 
 def _knocked(job: Job, event: ev.Knocked, now: float, policy: Policy) -> Step:
-    node = known(job, event.node_id, event.incarnation)
-    if node is None:
-        return job, (), ""
-    heard = registry.knocked(node, event.answer, now)
-    if heard is None:
-        return lose(job, [node], Cause.NODE_LOST, "is gone", now, policy)
-    if heard is node:
-        return job, (), ""
-    job = replace(job, nodes=registry.with_node(job.nodes, heard))
-    if heard.state is not NodeState.RESTARTING:
-        return job, (), ""
-    reason = f"the agent on {node.node_id} died"
-    if needed(job, node):
-        job = interrupt(job, Cause.AGENT_LOST, reason, now, policy)
-    return job, (), reason
+    changed: dict[NodeId, Node] = {}
+    gone: list[Node] = []
+    for node_id, incarnation, answer in event.nodes:
+        node = known(job, node_id, incarnation)
+        if node is None:
+            continue
+        heard = registry.knocked(node, answer, now)
+        if heard is None:
+            gone.append(node)
+        elif heard is not node:
+            changed[node_id] = heard
+    reasons = []
+    if changed:
+        job = replace(job, nodes={**job.nodes, **changed})
+    if gone:
+        job, _, reason = lose(job, gone, Cause.NODE_LOST, f"{_be(gone)} gone", now, policy)
+        reasons.append(reason)
+    died = [node for node in changed.values() if node.state is NodeState.RESTARTING]
+    if died:
+        reasons.append(f"the agent on {names([node.node_id for node in died])} died")
+        if any(needed(job, node) for node in died):
+            job = interrupt(job, Cause.AGENT_LOST, reasons[-1], now, policy)
+    return job, (), "; ".join(reasons)
+
+
+def _be(several: Sized) -> str:
+    return "is" if len(several) == 1 else "are"
 
 
 def _left(job: Job, event: ev.Left, now: float, policy: Policy) -> Step:
@@ -289,7 +300,7 @@ def _line(text: str) -> str:
 def _stalled(job: Job, event: ev.Stalled, now: float, policy: Policy) -> Step:
     if all(node.state is not NodeState.UNREACHABLE for node in job.nodes.values()):
         return job, (), ""
-    return replace(job, nodes=registry.heard(job.nodes, now)), (), ""
+    return replace(job, nodes=registry.silent_anew(job.nodes, now)), (), ""
 
 
 def _together(job: Job, event: ev.Together, now: float, policy: Policy) -> Step:
@@ -298,11 +309,8 @@ def _together(job: Job, event: ev.Together, now: float, policy: Policy) -> Step:
     for part in event.events:
         job, more, reason = observe(job, part, now, policy)
         effects += more
-        if reason:
-            reasons.append(reason)
-    if len(reasons) > MOST_REASONS:
-        reasons[MOST_REASONS:] = [f"and {len(reasons) - MOST_REASONS} more of this kind"]
-    return job, tuple(effects), "; ".join(reasons)
+        reasons.append(reason)
+    return job, tuple(effects), "; ".join(filter(None, reasons))
 
 
 def _tick(job: Job, event: ev.Tick, now: float, policy: Policy) -> Step:

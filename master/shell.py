@@ -119,7 +119,9 @@ class Shell:
         return True
 
     def _retry(self) -> None:
-        waiting, self._backlog = self._backlog, []
+        """What was said meanwhile comes first, before time takes anything from anybody."""
+        said = [event for event in self._backlog if not isinstance(event, ev.Tick | ev.Stalled)]
+        waiting, self._backlog = [ev.Stalled(), *said, ev.Tick()], []
         for index, event in enumerate(waiting):
             self.fold(event)
             if self._backlog:

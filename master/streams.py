@@ -13,6 +13,7 @@ from elastic.master import events as ev
 from elastic.master import messages
 from elastic.master.events import Effect, Incarnation, KnockAnswer, NodeId
 from elastic.master.gathering import Gathering
+from elastic.master.knock import LONGEST as LONGEST_KNOCK
 from elastic.master.knock import knock
 from elastic.master.log_relay import LogRelay
 from elastic.master.nodes import Node, NodeState
@@ -50,6 +51,8 @@ class Streams(master_pb2_grpc.MasterServicer):
         self._placed: tuple[int, bool] = (0, False)
         self._knocking: dict[tuple[NodeId, Incarnation], asyncio.Event] = {}
         """Lives that are knocked at; set, the next knock does not wait."""
+        self._turn = asyncio.Lock()
+        """Of who may knock next."""
         self._next_knock = 0.0
         """When one more may go out, in the loop's time, as if there were no bursts."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,8 +85,8 @@ class Streams(master_pb2_grpc.MasterServicer):
                 self._away.pop(session.node_id, None)
                 if self.over.is_set() and not session.left:  # it may not have heard
                     self._away[session.node_id] = self._back_by()
-                gone = ev.Detached(session.node_id, session.incarnation)
-                self._news.add(session.node_id, gone)
+                gone = (session.node_id, session.incarnation)
+                self._news.add(session.node_id, ev.Detached((gone,)))
 
     @functools.cached_property
     def _welcome(self) -> pb.ToAgent:
@@ -157,9 +160,10 @@ class Streams(master_pb2_grpc.MasterServicer):
         return session
 
     def _fold(self, session: Session, event: ev.Event, number: int | None = None) -> None:
-        """What a node says is folded after what is known of it; number: of the round it speaks of."""
-        if self._news.is_about(session.node_id):
-            self._news.flush()
+        """What a node says is folded after all that came before it, which may be what it is about: a
+        rank fails because another node is gone. number: of the round it speaks of.
+        """
+        self._news.flush()
         self.stale += is_stale(self._shell.job, session.node_id, session.incarnation, number)
         self._shell.fold(event)
 
@@ -223,8 +227,7 @@ class Streams(master_pb2_grpc.MasterServicer):
                 self._start(self._keep_knocking(node, again))
         elif isinstance(effect, ev.Finished):
             log.info("job over: %s", effect.reason)
-            nodes = self._shell.job.nodes.values()
-            away = [node.node_id for node in nodes if node.state is not NodeState.ATTACHED]
+            away = [node_id for node_id in self._shell.job.nodes if node_id not in self.sessions]
             self._away = dict.fromkeys(away, self._back_by())
             self.over.set()
 
@@ -260,33 +263,40 @@ class Streams(master_pb2_grpc.MasterServicer):
     async def _keep_knocking(self, node: Node, again: asyncio.Event) -> None:
         """Until this life of the node is back, or gone."""
         key = (node.node_id, node.incarnation)
+        clock = asyncio.get_running_loop().time
         try:
-            while True:
+            while await self._my_turn(*key):
                 again.clear()
-                await self._pace()
-                if not self._is_away(*key):
-                    return
+                since, began = self._away_since(*key), clock()
                 answer = await knock(node.knock_address, node.incarnation)
-                if not self._shell.stuck:
-                    self._news.add(node.node_id, ev.Knocked(*key, answer))
+                # Late, this process stood still and did not hear; and it may have come and gone.
+                counts = clock() - began < LONGEST_KNOCK and since == self._away_since(*key)
+                if counts and not self._shell.stuck:
+                    self._news.add(node.node_id, ev.Knocked(((*key, answer),)))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(KNOCK_EVERY):
                         await again.wait()
         finally:
             del self._knocking[key]
 
-    async def _pace(self) -> None:
-        now = asyncio.get_running_loop().time()
-        earliest = now - BURST / KNOCKS_A_SECOND
-        self._next_knock = max(self._next_knock, earliest) + 1 / KNOCKS_A_SECOND
-        if self._next_knock > now:
-            await asyncio.sleep(self._next_knock - now)
+    async def _my_turn(self, node_id: NodeId, incarnation: Incarnation) -> bool:
+        """Wait until one more knock may go out; False: this one need not. Who is back takes no turn."""
+        async with self._turn:
+            if self._away_since(node_id, incarnation) is None:
+                return False
+            now = asyncio.get_running_loop().time()
+            earliest = now - BURST / KNOCKS_A_SECOND
+            self._next_knock = max(self._next_knock, earliest) + 1 / KNOCKS_A_SECOND
+            if self._next_knock > now:
+                await asyncio.sleep(self._next_knock - now)
+            return True
 
-    def _is_away(self, node_id: NodeId, incarnation: Incarnation) -> bool:
+    def _away_since(self, node_id: NodeId, incarnation: Incarnation) -> float | None:
+        """When this life of the node fell silent; None: it is here, or gone."""
         node = self._shell.job.nodes.get(node_id)
         if node is None or node.incarnation != incarnation:
-            return False
-        return node.state is NodeState.UNREACHABLE
+            return None
+        return node.changed if node.state is NodeState.UNREACHABLE else None
 
     async def watch_silence(self) -> None:
         """End streams on which nothing came for too long; their nodes are then knocked at."""

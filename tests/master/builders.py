@@ -25,11 +25,11 @@ def attached(node: str, incarnation: int = 1, **more: Any) -> ev.Attached:
 
 
 def detached(node: str, incarnation: int = 1) -> ev.Detached:
-    return ev.Detached(NodeId(node), Incarnation(incarnation))
+    return ev.Detached(((NodeId(node), Incarnation(incarnation)),))
 
 
 def knocked(node: str, answer: KnockAnswer, incarnation: int = 1) -> ev.Knocked:
-    return ev.Knocked(NodeId(node), Incarnation(incarnation), answer)
+    return ev.Knocked(((NodeId(node), Incarnation(incarnation), answer),))
 
 
 def left(node: str, incarnation: int = 1) -> ev.Left:

@@ -36,6 +36,13 @@ GONE, ALIVE, SILENT, RESTARTING = (
 )
 
 
+def unanswered(core: Core, *nodes: str, at: float | None = None) -> None:
+    """Two knocks in a row at each of them."""
+    for node in nodes:
+        core.feed(knocked(node, SILENT), at)
+        core.feed(knocked(node, SILENT), at)
+
+
 def test_a_full_house_starts_at_once() -> None:
     core = Core(Policy(min_nodes=2, max_nodes=2))
     core.attach("a")
@@ -74,7 +81,7 @@ def test_a_silent_node_is_lost_when_its_lease_is_over() -> None:
     core = running("a", "b")
     core.feed(detached("b"), 20.0)
     assert ev.Knock(NodeId("b"), 1) in core.decision.effects  # type: ignore[union-attr,arg-type]
-    core.feed(knocked("b", SILENT), 21.0)
+    unanswered(core, "b", at=21.0)
     assert core.wake() == 25.0
     assert core.seats() == ["a", "b"]
     core.tick(25.0)
@@ -82,7 +89,7 @@ def test_a_silent_node_is_lost_when_its_lease_is_over() -> None:
     assert core.reason() == "b is lost: nothing heard for 5 s; round 2: 1 node, 1 rank"
 
 
-def test_a_silence_does_not_count_before_a_knock_went_unanswered() -> None:
+def test_a_silence_does_not_count_before_knocks_went_unanswered() -> None:
     """A master that has thousands to hear and to knock at may be late with both."""
     core = running("a", "b")
     core.feed(detached("b"), 20.0)
@@ -92,18 +99,38 @@ def test_a_silence_does_not_count_before_a_knock_went_unanswered() -> None:
     core.tick(90.0)
     assert core.seats() == ["a", "b"]
     core.feed(knocked("b", SILENT), 91.0)
+    assert core.seats() == ["a", "b"], "a packet may be lost on the way"
+    core.feed(knocked("b", SILENT), 93.0)
     assert core.seats() == ["a"]
 
 
-def test_where_most_were_silent_the_first_that_is_lost_takes_the_long_lease_along() -> None:
+def test_where_most_were_silent_who_is_lost_is_lost_after_the_long_lease() -> None:
     core = running("a", "b", "c")
     core.feed(detached("a"), 20.0)
     core.feed(detached("b"), 21.0)
-    core.feed(knocked("a", SILENT), 22.0)
-    core.feed(knocked("b", SILENT), 22.0)
+    unanswered(core, "a", "b", at=22.0)
+    core.tick(49.9)
+    assert core.seats() == ["a", "b", "c"]
     core.tick(50.0)
+    assert core.reason().startswith("a is lost: nothing heard for 30 s")
+    assert not core.seats(), "b may come back"
+    core.tick(core.wake() or 0.0)
+    unanswered(core, "b", at=52.0)
     assert core.seats() == ["c"]
-    assert core.reason().startswith("a is lost: nothing heard for 30 s; b is lost: nothing heard")
+    assert core.restarts() == {"node lost": 1}
+
+
+def test_one_whose_stream_breaks_again_and_again_keeps_no_dead_node_alive() -> None:
+    core = running("a", "b", "c")
+    core.feed(detached("a"), 20.0)
+    at = 20.0
+    while len(core.seats()) == 3:
+        core.feed(detached("b"), at + 0.1)
+        core.feed(knocked("a", SILENT), at + 1.0)
+        core.feed(attached("b"), at + 1.5)
+        at += 1.5
+        assert at < 30
+    assert core.seats() == ["c", "b"]
 
 
 def test_a_node_that_answers_keeps_training_without_its_stream() -> None:
@@ -378,7 +405,7 @@ def test_nothing_is_journaled_that_changes_nothing() -> None:
     core = running("a", "b")
     core.feed(unit(1, 2))
     core.feed(detached("b"))
-    core.feed(knocked("b", SILENT))
+    unanswered(core, "b")
     for event in (unit(1, 2), knocked("b", SILENT), ev.Tick(), detached("b")):
         decision = handle(core.job, event, core.now, core.policy)
         assert decision.state is core.job, event
@@ -386,13 +413,14 @@ def test_nothing_is_journaled_that_changes_nothing() -> None:
 
 def test_what_came_together_is_decided_once() -> None:
     core = running("a", "b", "c", "d")
-    gone = tuple(knocked(node, GONE) for node in "bcd")
-    core.feed(ev.Together((*map(detached, "bcd"), *gone)))
+    lives = tuple((NodeId(node), Incarnation(1)) for node in "bcd")
+    answers = tuple((*life, GONE) for life in lives)
+    core.feed(ev.Together((ev.Detached(lives), ev.Knocked(answers))))
     assert core.seats() == ["a"]
     assert core.job.last_round == 2
     assert core.restarts() == {"node lost": 1}
     assert core.reason().endswith(
-        "d is unreachable; b is gone; c is gone; and 1 more of this kind; round 2: 1 node, 1 rank"
+        "b, c, d are unreachable; b, c, d are gone; round 2: 1 node, 1 rank"
     )
 
 
@@ -406,11 +434,23 @@ def test_who_comes_together_with_others_is_told_that_the_job_is_over() -> None:
 def test_leases_stand_still_while_the_master_does() -> None:
     core = running("a", "b")
     core.feed(detached("b"), 20.0)
-    core.feed(knocked("b", SILENT), 21.0)
+    unanswered(core, "b", at=21.0)
     core.feed(ev.Stalled(), 29.0)
     assert core.seats() == ["a", "b"], "what b said meanwhile is still to be read"
-    core.feed(knocked("b", SILENT), 30.0)
+    unanswered(core, "b", at=30.0)
     assert core.wake() == 34.0
+
+
+def test_no_script_is_blamed_for_what_the_master_did_not_hear() -> None:
+    core = running("a", "b")
+    core.feed(detached("b"), 20.0)
+    core.feed(failed("a", 1, BUG), 20.1)
+    core.feed(ev.Stalled(), 26.5)
+    core.tick(31.4)
+    assert core.job.result is None
+    unanswered(core, "b", at=33.0)
+    assert core.restarts() == {"node lost": 1}
+    assert core.job.result is None
 
 
 # Restarts of the master.
@@ -425,7 +465,7 @@ def test_after_a_masters_restart_the_round_stands_and_leases_begin_anew() -> Non
     core.attach("a", at=1000.3)
     core.feed(ev.Tick(), 1001.0)
     assert ev.Knock(NodeId("b"), 1) in core.decision.effects  # type: ignore[union-attr,arg-type]
-    core.feed(knocked("b", SILENT), 1002.0)
+    unanswered(core, "b", at=1002.0)
     core.tick(1004.9)
     assert core.seats() == ["a", "b"]
     core.tick(1005.0)
@@ -619,7 +659,7 @@ def test_no_script_is_blamed_while_a_node_may_be_dead() -> None:
     core = running("a", "b")
     core.feed(detached("b"), 20.0)
     core.feed(failed("a", 1, BUG), 20.1)
-    core.feed(knocked("b", SILENT), 21.0)
+    unanswered(core, "b", at=21.0)
     assert core.job.result is None
     assert core.wake() == 25.0
     core.tick(25.0)
@@ -659,7 +699,7 @@ def test_many_nodes_lost_in_one_moment_are_one_interruption() -> None:
     core = running(*names, fault_budget=1)
     for name in names[10:]:
         core.feed(detached(name), 20.0)
-        core.feed(knocked(name, SILENT), 20.0)
+    unanswered(core, *names[10:], at=20.0)
     core.tick(25.0)
     assert len(core.seats()) == 200, "that many are rather cut off than dead"
     core.tick(50.0)

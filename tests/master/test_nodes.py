@@ -21,24 +21,42 @@ def attached(now: float = 0.0, **more: Any) -> Node:
 
 def test_an_attached_node_has_no_deadline() -> None:
     node = attached()
-    assert node.deadline(POLICY, 5.0) is node.awaited(POLICY) is node.knock_due(POLICY) is None
+    assert node.deadline(POLICY) is node.awaited(POLICY, 0.0) is node.knock_due(POLICY) is None
     assert registry.next_deadline({A: node}, POLICY) is None
 
 
-def test_an_answer_extends_the_lease_but_not_the_wait() -> None:
-    def knocked(node: Node, answer: KnockAnswer, now: float) -> tuple[Node, Any, Any]:
-        found = registry.knocked(node, answer, now)
-        assert found is not None
-        return found, found.deadline(POLICY, 5.0), found.awaited(POLICY)
+def knocked(node: Node, answer: KnockAnswer, now: float) -> Node:
+    found = registry.knocked(node, answer, now)
+    assert found is not None
+    return found
 
+
+def test_silence_counts_once_two_knocks_went_unanswered() -> None:
     node = registry.silent(attached(), 10.0, asked=True)
-    assert (node.deadline(POLICY, 5.0), node.awaited(POLICY)) == (None, 15.0)
-    node, *times = knocked(node, KnockAnswer.SILENT, 12.0)
-    assert times == [15.0, 15.0]
-    node, *times = knocked(node, KnockAnswer.ALIVE, 14.0)
-    assert times == [None, 15.0]
-    node, *times = knocked(node, KnockAnswer.SILENT, 16.0)
-    assert times == [19.0, 15.0]
+    assert node.deadline(POLICY) is None
+    node = knocked(node, KnockAnswer.SILENT, 11.0)
+    assert node.deadline(POLICY) is None, "one may be lost on the way"
+    node = knocked(node, KnockAnswer.SILENT, 13.0)
+    assert node.deadline(POLICY) == 15.0
+    node = knocked(node, KnockAnswer.ALIVE, 14.0)
+    assert node.deadline(POLICY) is None
+    for at in (15.0, 16.0):
+        node = knocked(node, KnockAnswer.SILENT, at)
+    assert node.deadline(POLICY) == 19.0
+    assert knocked(node, KnockAnswer.SILENT, 17.0) is node
+    again = registry.silent_anew({A: node}, 18.0)[A]
+    assert again.deadline(POLICY) is None, "the master stood still"
+
+
+def test_a_round_waits_for_who_may_come_back() -> None:
+    node = registry.silent(attached(), 10.0, asked=True)
+    assert node.awaited(POLICY, 10.0) == 15.0
+    assert node.awaited(POLICY, 20.0) == 21.0, "nobody has heard yet what a knock says"
+    alive = knocked(node, KnockAnswer.ALIVE, 14.0)
+    assert alive.awaited(POLICY, 20.0) == 15.0, "it answers, and may still never attach"
+    for at in (11.0, 13.0):
+        node = knocked(node, KnockAnswer.SILENT, at)
+    assert node.awaited(POLICY, 20.0) == 15.0
 
 
 @pytest.mark.parametrize(
@@ -63,8 +81,8 @@ def test_a_restarting_agent_has_so_long_and_no_longer() -> None:
         registry.silent(attached(), 10.0, asked=True), KnockAnswer.RESTARTING, 11.0
     )
     assert node is not None
-    assert node.deadline(POLICY, 5.0) == 14.0
-    assert node.awaited(POLICY) is None, "no round is held up by it"
+    assert node.deadline(POLICY) == 14.0
+    assert node.awaited(POLICY, 12.0) is None, "no round is held up by it"
     assert registry.knocked(node, KnockAnswer.ALIVE, 13.0) is node
     assert not registry.expired({A: node}, 13.9, POLICY)
     assert registry.expired({A: node}, 14.0, POLICY) == (node,)
@@ -74,11 +92,31 @@ def test_a_restarting_agent_has_so_long_and_no_longer() -> None:
 def test_where_most_fall_silent_they_get_longer(silent: int, limit: float) -> None:
     table, _ = registry.attach({}, (), tuple(map(attachment, "abcd")), 0.0)
     for key in list(table)[:silent]:
-        table[key] = replace(registry.silent(table[key], 10.0, asked=True), unanswered=True)
-    assert registry.lease(table, POLICY) == limit
-    assert not registry.expired(table, 10.0 + limit - 0.1, POLICY)
-    assert len(registry.expired(table, 10.0 + limit, POLICY)) == silent
-    assert registry.next_deadline(table, POLICY) == 10.0 + limit
+        away = registry.silent(table[key], 10.0, asked=True)
+        table[key] = replace(away, unanswered=registry.SILENT_KNOCKS)
+    found = registry.patient(table, 10.0, POLICY)
+    assert not registry.expired(found, 10.0 + limit - 0.1, POLICY)
+    assert len(registry.expired(found, 10.0 + limit, POLICY)) == silent
+    assert registry.next_deadline(found, POLICY) == 10.0 + limit
+    assert registry.patient(found, 20.0, POLICY) is found
+
+
+def test_once_most_are_back_the_others_are_soon_lost() -> None:
+    table, _ = registry.attach({}, (), tuple(map(attachment, "abcd")), 0.0)
+    away = {key: registry.silent(node, 10.0, asked=True) for key, node in table.items()}
+    away = {**registry.patient(away, 10.0, POLICY)}
+    for at in (11.0, 13.0):
+        away[A] = knocked(away[A], KnockAnswer.SILENT, at)
+    assert away[A].deadline(POLICY) == 40.0
+    back, _ = registry.attach(away, (), tuple(map(attachment, "bcd")), 20.0)
+    left = {**registry.patient(back, 20.0, POLICY)}
+    assert left[A].deadline(POLICY) is None, "it is to be heard any moment"
+    for at in (21.0, 23.0):
+        left[A] = knocked(left[A], KnockAnswer.SILENT, at)
+    assert registry.expired(left, 23.0, POLICY) == (left[A],)
+    more = {key: registry.silent(left[key], 24.0, asked=True) for key in left if key != A}
+    found = registry.patient({**left, **more}, 24.0, POLICY)
+    assert not found[A].with_most, "it was silent before them"
 
 
 def test_a_node_that_nobody_knocked_at_is_knocked_at_before_it_is_lost() -> None:

@@ -14,7 +14,7 @@ from elastic.master import journal as journals
 from elastic.master.events import Event, Incarnation, KnockAnswer, NodeId, NodePhase, RankFailure
 from elastic.master.job import Job, handle
 from elastic.master.journal import Entry, Journal
-from elastic.master.nodes import NodeState
+from elastic.master.nodes import SILENT_KNOCKS, NodeState
 from elastic.master.policy import Policy
 from tests.master.legal import check
 
@@ -127,9 +127,9 @@ class World:
             case "attach", list(arrivals):
                 return ev.Attached(tuple(self.arrival(node, of) for node, of in arrivals))
             case "detach", node, of:
-                return ev.Detached(*self.life(node, of))
+                return ev.Detached((self.life(node, of),))
             case "knock", node, of, KnockAnswer() as answer:
-                return ev.Knocked(*self.life(node, of), answer)
+                return ev.Knocked(((*self.life(node, of), answer),))
             case "leave", node, of:
                 return ev.Left(*self.life(node, of), "a\nsignal")
             case "report", node, of, int(ahead), NodePhase() as phase, list(seen):
@@ -142,12 +142,12 @@ class World:
                 return ev.UnitDeclared(self.job.last_round + ahead, unit, *self.life(node, of))
             case "together", list(gone):
                 lives = [(*self.life(node, of), goes) for node, of, goes in gone]
-                detached = [ev.Detached(node_id, life) for node_id, life, _ in lives]
-                answers = [
-                    ev.Knocked(node_id, life, KnockAnswer.GONE if goes else KnockAnswer.ALIVE)
+                detached = ev.Detached(tuple((node_id, life) for node_id, life, _ in lives))
+                answers = tuple(
+                    (node_id, life, KnockAnswer.GONE if goes else KnockAnswer.ALIVE)
                     for node_id, life, goes in lives
-                ]
-                return ev.Together((*detached, *answers))
+                )
+                return ev.Together((detached, ev.Knocked(answers)))
             case "stalled", *_:
                 return ev.Stalled()
             case "step", int(ahead), int(step):
@@ -212,9 +212,10 @@ def test_time_alone_settles_everything(
     world = World(policy)
     world.play(history)
     for _ in range(40):
-        for node in tuple(world.job.nodes.values()):
-            if node.asked and node.state is NodeState.UNREACHABLE and not node.unanswered:
-                world.feed(ev.Knocked(node.node_id, node.incarnation, KnockAnswer.SILENT))
+        for node in tuple(world.job.nodes.values()) * SILENT_KNOCKS:
+            if node.asked and node.state is NodeState.UNREACHABLE:
+                silent = (node.node_id, node.incarnation, KnockAnswer.SILENT)
+                world.feed(ev.Knocked((silent,)))
         if world.wake is None or world.job.result is not None:
             break
         world.now, world.wake = max(world.now, world.wake), None

@@ -26,6 +26,7 @@ from tests.sim.nodes import AGENT_START, LATENCY, FakeNode
 SILENCE = 2.5
 """Seconds until a stream on which nothing comes is ended."""
 STEP = 1.0
+KNOCK_EVERY = 1.0
 FOLLOW = 0.02
 """Seconds until ranks notice that a peer is gone."""
 
@@ -183,14 +184,13 @@ class Simulation:
     ) -> None:
         if epoch != self.job.epoch or not self.master_up:
             return
-        self.fold(ev.Knocked(node_id, incarnation, answer))
+        self.fold(ev.Knocked(((node_id, incarnation, answer),)))
         node = self.job.nodes.get(node_id)
         over = node is None or node.incarnation != incarnation
         if over or (node is not None and node.state is not NodeState.UNREACHABLE):
             self._knocking.discard((node_id, incarnation))
         else:
-            pause = 1.0 if answer is KnockAnswer.ALIVE else 0.0
-            self.after(pause, self._knock, node_id, incarnation, epoch)
+            self.after(KNOCK_EVERY, self._knock, node_id, incarnation, epoch)
 
     # --- streams -----------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Simulation:
         session = self.sessions.get(node.node_id)
         if session is not None and session.number == stream:
             del self.sessions[node.node_id]
-            self.fold(ev.Detached(node.node_id, session.incarnation))
+            self.fold(ev.Detached(((node.node_id, session.incarnation),)))
         node.stream_ended(stream)
 
     def to_master(self, node: FakeNode, event: Event) -> None:
