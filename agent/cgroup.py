@@ -72,9 +72,9 @@ def _prefix() -> str:
 
 def _end_stale(parent: Path) -> None:
     """A guardian and its agent that were killed in one instant could not end their ranks' children."""
-    with contextlib.suppress(OSError):
-        for path in parent.glob(f"{_prefix()}*"):
-            pid = path.name.removeprefix(_prefix())
+    for path in parent.glob(f"{_prefix()}*"):
+        pid = path.name.removeprefix(_prefix())
+        with contextlib.suppress(OSError):  # another launcher may be just as far with it
             if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and _unlocked(path):
                 end(path)
 

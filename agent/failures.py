@@ -7,7 +7,7 @@ WHOLE = 1 << 19
 
 TEXT, BRIEF = 4096, 160
 """Bytes that are kept of each text of a failure. With 4,096 ranks that all fail, and say as much as
-they can, a report still fits (`client.MAX_REQUEST`); and what the master takes for a symptom, by its
+they can, a report still fits (`limits.MAX_REQUEST`); and what the master takes for a symptom, by its
 words, it still knows for one.
 """
 

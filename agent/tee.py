@@ -34,12 +34,16 @@ class Tail:
         self._prefix = prefix.encode()
         self._words = tuple(word.encode() for word in words)
         self._rest = b""
+        self._returned = False
+        """What was read last ended in a carriage return; a newline that follows belongs to it."""
 
     def read(self) -> bytes:
         """Some of the lines that came; empty: there are none. As in torchrun, a carriage return ends
         a line too."""
         with contextlib.suppress(OSError):
             while data := os.read(self._source, CHUNK):
+                data = data.removeprefix(b"\n") if self._returned else data
+                self._returned = data.endswith(b"\r")
                 text = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
                 *lines, self._rest = text.split(b"\n")
                 if len(self._rest) > LONGEST_LINE:

@@ -75,10 +75,13 @@ def is_numeric(host: str) -> bool:
 
 
 def means_loopback(host: str) -> bool:
-    """Whether it is loopback on every machine: a number, or localhost (RFC 6761)."""
+    """Whether it is loopback on every machine: a number, localhost or what ends in it (RFC 6761), and
+    its old long form.
+    """
     if is_numeric(host):
         return _ip(host).is_loopback
-    return "localhost" in host.lower().split(".")
+    name = host.lower().removesuffix(".").removesuffix(".localdomain")
+    return name.split(".")[-1] == "localhost"
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

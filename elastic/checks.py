@@ -8,11 +8,10 @@ from pathlib import Path
 from elastic.options import Options
 from elastic.proto.errors import UsageError
 from elastic.proto.job_folder import JOURNAL
+from elastic.proto.limits import MOST_SLOTS
 
 FEWEST_FILES = 512
 """Descriptors of ranks begin at 200 (agent/fork.py), and an agent holds several for each."""
-MOST_SLOTS = 4096
-"""That a master takes of one node."""
 LONGEST_JOURNAL = 504
 """Bytes of its path: SQLite's 512 less the ending of a file that it keeps beside it."""
 

@@ -19,6 +19,7 @@ from elastic.master.shell import Shell
 from elastic.master.streams import Streams
 from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc, version
+from elastic.proto.limits import MOST_SLOTS
 
 _LOOPBACK = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
 """Beginnings of grpc's names for peers on this host."""
@@ -81,7 +82,7 @@ class Control(master_pb2_grpc.ControlServicer):
             state=state,
             host=node.host,
             slots=node.slots,
-            ranks=session.progress[:4096] if session is not None else (),
+            ranks=session.progress[:MOST_SLOTS] if session is not None else (),
         )
         if place is not None:
             status.node_rank = place.node_rank

@@ -5,6 +5,7 @@ from elastic.master.directive import Directive
 from elastic.master.events import Failed, Incarnation, NodeId, NodePhase
 from elastic.master.journal import Note
 from elastic.proto import master_pb2 as pb
+from elastic.proto.limits import MOST_SLOTS
 
 MAX_TEXT = 4096
 """Characters kept of any text that a node sends."""
@@ -43,7 +44,7 @@ def report(message: pb.NodeReport) -> ev.Report:
     return ev.Report(
         round=message.round,
         phase=_PHASES.get(message.phase, NodePhase.IDLE),
-        failures=tuple(failure(f) for f in message.failures[:1024]),
+        failures=tuple(failure(f) for f in message.failures[:MOST_SLOTS]),
     )
 
 

@@ -19,6 +19,7 @@ def report(job: Job, now: float) -> dict[str, Any]:
             "reason": job.result.reason,
         },
         "rounds": job.last_round,
+        "restarts": job.restart_count,
         "epoch": job.epoch,
         "step": ledger.step,
         "seconds": round(ledger.productive + sum(ledger.lost.values()), 3),

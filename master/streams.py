@@ -23,6 +23,7 @@ from elastic.master.state import is_stale
 from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc, version
 from elastic.proto.errors import ProtocolMismatch
+from elastic.proto.limits import MOST_SLOTS
 
 log = logging.getLogger(__name__)
 
@@ -128,8 +129,8 @@ class Streams(master_pb2_grpc.MasterServicer):
             return "this master has begun another job under the same name"
         if hello.epoch > job.epoch:
             return f"this master is in epoch {job.epoch}, the agent has obeyed {hello.epoch}"
-        if not 0 < len(hello.node_id) <= 256 or not 0 < hello.slots <= 4096:
-            return "a node has a name of up to 256 characters and 1 to 4096 slots"
+        if not 0 < len(hello.node_id) <= 256 or not 0 < hello.slots <= MOST_SLOTS:
+            return f"a node has a name of up to 256 characters and 1 to {MOST_SLOTS} slots"
         host, _, port = hello.knock_address.rpartition(":")
         if not (0 < len(host) <= 256 and port.isdecimal() and len(port) < 6 and int(port) < 65536):
             return "a node says where it can be knocked at, as host:port"

@@ -11,13 +11,11 @@ from google.protobuf.message import DecodeError
 
 from elastic.proto import version
 from elastic.proto.errors import ProtocolMismatch
+from elastic.proto.limits import MAX_ANSWER, MAX_REQUEST
 from elastic.proto.security import TOKEN_KEY, Security
 
 VERSION_KEY = "elastic-version"
 """Of a call's metadata: the version, WIRE, of who calls the Control service."""
-
-MAX_REQUEST, MAX_ANSWER = 4 << 20, 16 << 20
-"""Bytes; what the master hears, and what it says: the status of 10,000 nodes is 4 MiB and more."""
 
 MOST_CALLS = 1 << 17
 """Calls that may wait to be taken up: every agent of a job attaches in the same instant.

@@ -4,10 +4,7 @@ import pytest
 
 from elastic.agent.failures import BRIEF, WHOLE, with_failure
 from elastic.proto import master_pb2 as pb
-from elastic.proto.client import MAX_REQUEST
-
-MOST_SLOTS = 4096
-"""Of a node; what the master accepts."""
+from elastic.proto.limits import MAX_REQUEST, MOST_SLOTS
 
 
 def failed(rank: int, letter: str = "x", length: int = 1 << 20) -> pb.RankFailure:

@@ -18,6 +18,7 @@ import pytest
 
 from elastic.agent.logs import AttemptLogs
 from elastic.agent.settings import LogSettings
+from elastic.agent.tee import Tail
 
 ROOT = Path(__file__).parents[2]
 LINES, ROUNDS = 500, 8
@@ -83,6 +84,20 @@ def test_files_keep_their_limit_while_ranks_write(tmp_path: Path, words: tuple[s
 
 
 # --- what the console shows ----------------------------------------------------------------------
+
+
+def test_a_line_ends_once_however_its_end_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "stdout.log"
+    path.touch()
+    tail, shown = Tail(path, "[r0]:"), b""
+    for written in (b"one\r", b"\ntwo\r\n", b"10 %\r", b"20 %\r", b"\n\nend"):
+        with path.open("ab") as file:
+            file.write(written)
+        shown += tail.read()
+    shown += tail.end()
+    assert shown.decode().replace("[r0]:", "").splitlines() == [
+        "one", "two", "10 %", "20 %", "", "end",
+    ]  # fmt: skip
 
 
 class Program:

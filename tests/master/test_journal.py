@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -281,24 +280,6 @@ def test_no_journal_to_read(tmp_path: Path) -> None:
 
 
 # No space.
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB, where one may be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, timeout=30, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount here")
-    if mounted.returncode:
-        pytest.skip("may not mount here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], timeout=30, check=True)
 
 
 def fill_the_disk(journal: Journal) -> tuple[int, str]:

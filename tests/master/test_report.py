@@ -23,6 +23,7 @@ def test_a_running_job() -> None:
     assert found["result"] is None
     assert found["seconds"] == 30.0
     assert found["restarts_by_cause"] == {"killed": 1}
+    assert found["restarts"] == core.job.restart_count
     assert found["seconds_lost_by_cause"] == {"start": 20.0, "killed": 10.0}
     (interruption,) = found["interruptions"]
     assert interruption["downtime_seconds"] is None

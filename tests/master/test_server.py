@@ -17,8 +17,8 @@ from elastic.master.policy import Policy
 from elastic.proto import master_pb2 as pb
 from elastic.proto import version
 from elastic.proto.calls import MasterClient
-from elastic.proto.client import MAX_REQUEST
 from elastic.proto.errors import ElasticError, MasterRefused
+from elastic.proto.limits import MAX_REQUEST
 from elastic.proto.security import Security
 from tests.master.serving import (
     ROOT,

@@ -1,0 +1,7 @@
+"""Bounds that both ends know."""
+
+MOST_SLOTS = 4096
+"""Of a node; its report of as many failures is one request."""
+
+MAX_REQUEST, MAX_ANSWER = 4 << 20, 16 << 20
+"""Bytes; what the master hears, and what it says: the status of 10,000 nodes is 4 MiB and more."""

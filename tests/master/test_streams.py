@@ -1,0 +1,174 @@
+"""What comes on many streams in one moment, folded in the right order."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from elastic.master import events as ev
+from elastic.master import streams as served
+from elastic.master.events import NodeId
+from elastic.master.journal import Journal
+from elastic.master.nodes import SILENT_KNOCKS, NodeState
+from elastic.master.policy import Policy
+from elastic.master.shell import Shell
+from elastic.master.state import DRAINED
+from elastic.master.streams import Streams
+from elastic.proto import master_pb2 as pb
+from elastic.proto import version
+from tests.master.serving import REFUSES, RUN_ID, within
+
+RUN, EXIT = pb.Directive.RUN, pb.Directive.EXIT
+RUNS = pb.NodeReport(round=1, phase=pb.NodeReport.RUNNING)
+SILENT = "no address:1"
+"""A knock there says nothing."""
+
+
+@dataclass
+class Stream:
+    """An agent's stream as grpc hands it to the master, without the wire."""
+
+    streams: Streams
+    node: str
+    report: pb.NodeReport = field(default_factory=pb.NodeReport)
+    knock_address: str = REFUSES
+    said: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+    heard: asyncio.Queue[pb.ToAgent] = field(default_factory=asyncio.Queue)
+
+    def __post_init__(self) -> None:
+        self.say(
+            hello=pb.Hello(
+                version=pb.Version(major=version.WIRE.major, minor=version.WIRE.minor),
+                run_id=RUN_ID,
+                node_id=self.node,
+                incarnation=1,
+                slots=1,
+                knock_address=self.knock_address,
+                spare_store=f"{self.node}:1",
+                report=self.report,
+            )
+        )
+        self.handler = asyncio.create_task(self.streams.Attach(None, self))
+
+    async def read(self) -> Any:
+        return await self.said.get()
+
+    async def write(self, message: pb.ToAgent) -> None:
+        self.heard.put_nowait(message)
+
+    def say(self, **body: Any) -> None:
+        self.said.put_nowait(pb.FromAgent(**body))
+
+    async def ordered(self, kind: int) -> pb.Directive:
+        while True:
+            message = await self.heard.get()
+            if message.HasField("directive") and message.directive.kind == kind:
+                return message.directive
+
+    async def end(self) -> None:
+        self.said.put_nowait(grpc.aio.EOF)
+        await self.handler
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, policy: Policy) -> AsyncIterator[tuple[Shell, Streams]]:
+    journal = Journal(folder / "journal.db")
+    shell = Shell(journal, policy, "launch")
+    streams = Streams(shell, RUN_ID)
+    await shell.begin(streams.act, None, asyncio.Event())
+    try:
+        yield shell, streams
+    finally:
+        journal.close()
+
+
+@within(20)
+async def test_no_script_is_blamed_while_a_peers_end_waits_to_be_folded(tmp_path: Path) -> None:
+    policy = Policy(min_nodes=1, max_nodes=2)
+    async with serving(tmp_path, policy) as (shell, streams):
+        a, b = Stream(streams, "a"), Stream(streams, "b")
+        for each in (a, b):
+            assert (await each.ordered(RUN)).world_size == 2
+        await b.end()
+        failure = pb.RankFailure(exit_code=1, error_type="ValueError", message="b is silent")
+        a.say(report=pb.NodeReport(round=1, phase=pb.NodeReport.FAILED, failures=[failure]))
+        a.say(spare_store=pb.SpareStore(address="a:2"))
+        assert (await a.ordered(RUN)).world_size == 1
+        assert dict(shell.job.ledger.restarts) == {"node lost": 1}
+        await a.end()
+
+
+@within(20)
+async def test_a_node_whose_stream_broke_just_before_the_end_is_waited_for(tmp_path: Path) -> None:
+    policy = Policy(min_nodes=2, max_nodes=2, lease=60.0)
+    async with serving(tmp_path, policy) as (shell, streams):
+        a, b = Stream(streams, "a"), Stream(streams, "b")
+        for each in (a, b):
+            await each.ordered(RUN)
+        await b.end()
+        shell.fold(ev.DrainAsked(None, "maintenance"))
+        assert (await a.ordered(EXIT)).exit_code == DRAINED
+        a.say(leaving=pb.Leaving(reason="told to exit"))
+        await a.end()
+        farewell = asyncio.create_task(streams.farewell(15.0))
+        back = Stream(streams, "b", RUNS)
+        assert (await back.ordered(EXIT)).exit_code == DRAINED
+        assert not farewell.done()
+        await back.end()
+        farewell.cancel()
+
+
+@within(20)
+async def test_who_is_back_takes_no_turn_of_those_that_are_knocked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master starts again, all of its nodes come back, and then one is gone: that is seen at once."""
+    monkeypatch.setattr(served, "KNOCKS_A_SECOND", 1.0)
+    monkeypatch.setattr(served, "BURST", 1)
+    doors = {f"n{number}": SILENT for number in range(40)} | {"n39": REFUSES}
+    policy = Policy(min_nodes=1, max_nodes=len(doors), settle=0.1)
+    async with serving(tmp_path, policy) as (_, streams):
+        for stream in [Stream(streams, name, knock_address=at) for name, at in doors.items()]:
+            await stream.ordered(RUN)
+    async with serving(tmp_path, policy) as (shell, streams):
+        while not all(node.asked for node in shell.job.nodes.values()):
+            await asyncio.sleep(0.01)
+        back = {name: Stream(streams, name, RUNS, knock_address=at) for name, at in doors.items()}
+        for stream in back.values():
+            await stream.ordered(RUN)
+        await back["n39"].end()
+        while NodeId("n39") in shell.job.nodes:
+            await asyncio.sleep(0.01)
+        assert dict(shell.job.ledger.restarts) == {"node lost": 1}
+
+
+@within(20)
+async def test_who_came_back_while_the_disk_was_full_is_not_lost(small_disk: Path) -> None:
+    """Its lease ran out meanwhile, and nothing could be written."""
+    policy = Policy(min_nodes=1, max_nodes=2, lease=4.0)
+    async with serving(small_disk, policy) as (shell, streams):
+        a, b = Stream(streams, "a"), Stream(streams, "b", knock_address=SILENT)
+        for each in (a, b):
+            await each.ordered(RUN)
+        await b.end()
+        while shell.job.nodes[NodeId("b")].unanswered < SILENT_KNOCKS:
+            await asyncio.sleep(0.01)
+        ballast = small_disk / "ballast"
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(512))
+        while not shell.stuck:
+            await asyncio.sleep(0.01)
+        back = Stream(streams, "b", RUNS)
+        await back.heard.get()
+        ballast.unlink()
+        while shell.stuck:
+            await asyncio.sleep(0.01)
+        assert shell.job.nodes[NodeId("b")].state is NodeState.ATTACHED
+        assert not shell.job.ledger.restarts
+        assert shell.job.last_round == 1
