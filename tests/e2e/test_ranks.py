@@ -1,7 +1,6 @@
 """What may happen to a rank, and to what it started."""
 
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -188,13 +187,3 @@ def blocked(pid: int) -> int:
     except OSError:
         return 0
     return next(int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:"))
-
-
-def test_a_terminal_that_stops_what_is_not_in_front(job: Job) -> None:
-    """`stty tostop`: agent and master, which a ^C is not to reach, are not in front."""
-    terminal = Path(__file__).parent / "harness" / "scripts" / "terminal.py"
-    node = job.start(prefix=(sys.executable, str(terminal)))
-    job.wait_for_steps(2)
-    assert "round 1: 1 node, 2 ranks" in node.said(), job.dump()
-    job.finish()
-    job.ends(0)
