@@ -21,7 +21,7 @@ class Policy:
     """Seconds that a guardian gets to bring its agent back before its node is lost."""
     lease: float = 5.0
     """Seconds without a word, and without an answer to a knock, after which a node is lost; where
-    most nodes fall silent at once, some times as long (nodes.lease)."""
+    most nodes fall silent at once, some times as long (nodes.patient)."""
     settle: float = 1.0
     """Seconds that a symptom of a lost peer waits for its cause to be reported."""
     max_restarts: int = 0
