@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
@@ -395,6 +396,8 @@ class Agent:
 
 def main(settings: AgentSettings, knock_socket: socket.socket) -> int:
     """Run an agent; returns the exit code of the launcher."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for itself, and for stores
 
     async def run() -> int:
         return await Agent(settings, knock_socket).run()

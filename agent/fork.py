@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -172,7 +173,7 @@ def prepare(request: Request) -> dict[str, str]:
             environ[variable] = str(_inherit(fds.pop(name)))
     try:
         _place(request.spec)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         give_up(f"cannot start: {error}", 126)
     _reset_signals()
     return environ
@@ -181,6 +182,9 @@ def prepare(request: Request) -> dict[str, str]:
 def _place(spec: StartSpec) -> None:
     if spec.cpus is not None:
         os.sched_setaffinity(0, spec.cpus)
+    if spec.open_files is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (spec.open_files, most))
     os.chdir(spec.cwd)
 
 

@@ -196,6 +196,7 @@ class Ranks:
             python=work.python,
             cpus=self._cpus(rank.local_rank),
             threads=self._starters.threads,
+            open_files=self._settings.open_files,
         )
 
     def _cpus(self, local_rank: int) -> tuple[int, ...] | None:

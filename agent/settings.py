@@ -72,6 +72,8 @@ class AgentSettings:
     """node, socket, exclusive or core-complex."""
     gpu_nodes: tuple[int, ...] = ()
     """NUMA node of each GPU, where `numa_binding` is given."""
+    open_files: int | None = None
+    """Descriptors that a rank may have, as what started us; None: as many as the agent."""
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     drain_signals: tuple[str, ...] = ()
     shutdown_timeout: float = 30.0

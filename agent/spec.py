@@ -1,6 +1,7 @@
 """What a starter is asked to start, and how every starter turns it into a command line."""
 
 import json
+import resource
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -37,6 +38,8 @@ class StartSpec:
     """Intra-op threads of a forked rank; None: what OMP_NUM_THREADS or torch itself says."""
     cpus: tuple[int, ...] | None = None
     """CPUs that it may run on; None: as the agent."""
+    open_files: int | None = None
+    """Descriptors that it may have (-1: any number); None: as many as the agent."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -53,6 +56,8 @@ class StartSpec:
             raise ValueError("threads is 1 or more")
         if self.cpus is not None and (not self.cpus or min(self.cpus) < 0):
             raise ValueError("cpus names at least one CPU, by numbers of 0 or more")
+        if self.open_files is not None and self.open_files < resource.RLIM_INFINITY:
+            raise ValueError("open_files is 0 or more, or -1")
 
     def to_json(self) -> bytes:
         """Checked again by `from_json`; keeps bytes that are no UTF-8 (surrogates)."""

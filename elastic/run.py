@@ -7,6 +7,7 @@ failed or was ended, 2 usage, 213 drained; 128 + signal before the first round.
 
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -216,6 +217,7 @@ def _agent_settings(
         virtual_local_rank=options.virtual_local_rank,
         numa_binding=options.numa_binding,
         gpu_nodes=tuple(gpu_nodes()) if options.numa_binding else (),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         signals=options.signals_to_handle,
         drain_signals=options.drain_signals,
         shutdown_timeout=options.shutdown_timeout,

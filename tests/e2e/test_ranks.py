@@ -187,3 +187,18 @@ def blocked(pid: int) -> int:
     except OSError:
         return 0
     return next(int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:"))
+
+
+def test_many_ranks_fit_though_each_may_open_few_files(job: Job, tmp_path: Path) -> None:
+    """The agent holds several descriptors for each; a rank has what the shell allows."""
+    script = tmp_path / "limit.py"
+    script.write_text(
+        "import os, resource\n"
+        "print('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0], 'of', os.environ['RANK'])\n"
+    )
+    shell = ("sh", "-c", 'ulimit -Sn 512 && exec "$@"', "sh")
+    node = job.start("--tee", "3", nproc=64, prefix=shell, entry=(str(script),))
+    job.ends(0)
+    found = {path.read_text() for path in tmp_path.rglob("attempt_0/*/stdout.log")}
+    assert found == {f"limit 512 of {rank}\n" for rank in range(64)}, job.dump()
+    assert "goes to no file" not in node.said()
