@@ -21,9 +21,10 @@ def wait(request: fork.Request) -> fork.Request:
     variables.clear()
     variables.update(request.spec.environ)
     device = request.spec.target
-    setproctitle(f"elastic-spare {device}")
+    setproctitle(f"elastic-spare {device}: warming up")
     orders = socket.socket(fileno=request.fds["orders"])
     _warm(device)
+    setproctitle(f"elastic-spare {device}")
     orders.send(READY)
     data, control, _, _ = orders.recvmsg(
         fork.DATAGRAM, socket.CMSG_SPACE(64), socket.MSG_CMSG_CLOEXEC

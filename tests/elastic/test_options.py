@@ -14,11 +14,13 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import Std
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.torch_version import TorchVersion
 
 from elastic import dlrover_flags, flags, values
 from elastic.agent.logs import of_rank
@@ -62,6 +64,10 @@ def torchrun_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     return parser
 
 
+needs_torchrun_2_13 = pytest.mark.skipif(
+    TorchVersion(torch.__version__) < TorchVersion("2.13"),
+    reason="the flags are those of torchrun 2.13",
+)
 THEIRS = torchrun_parser({})
 OURS = make_parser({})
 DESTS = {action.dest for action in THEIRS._actions} - {"help"}
@@ -87,6 +93,7 @@ def test_every_flag_of_torchrun_is_here_as_it_is_there() -> None:
     assert facts(OURS) == facts(THEIRS)
 
 
+@needs_torchrun_2_13
 @pytest.mark.parametrize("action", THEIRS._actions, ids=lambda action: str(action.dest))
 def test_each_prefix_means_what_torchrun_makes_of_it(action: argparse.Action) -> None:
     for name in action.option_strings:
@@ -95,6 +102,7 @@ def test_each_prefix_means_what_torchrun_makes_of_it(action: argparse.Action) ->
                 assert parsed(OURS, argv) == parsed(THEIRS, argv), argv
 
 
+@needs_torchrun_2_13
 @pytest.mark.parametrize("flag", [*flags.OURS, *dlrover_flags.FLAGS], ids=lambda flag: flag.name)
 def test_our_flags_are_only_reached_by_their_whole_name(flag: Flag) -> None:
     names = {f"--{flag.name}", f"--{flag.dest}"}
@@ -118,6 +126,7 @@ NUMBERS = st.sampled_from(["0", "1", "2"])
 PET = st.dictionaries(st.sampled_from(sorted(DESTS)), NUMBERS, max_size=4)
 
 
+@needs_torchrun_2_13
 @settings(max_examples=300)
 @given(st.lists(ITEMS, max_size=8), st.booleans(), PET)
 def test_any_command_line_parses_as_torchrun_parses_it(
@@ -128,6 +137,7 @@ def test_any_command_line_parses_as_torchrun_parses_it(
     assert parsed(make_parser(environ), argv) == parsed(torchrun_parser(environ), argv)
 
 
+@needs_torchrun_2_13
 @pytest.mark.parametrize(
     "line",
     [

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -276,7 +277,7 @@ async def ask_from_afar(run_dir: str, host: str) -> None:
 
 @pytest.mark.netns
 def test_without_a_token_others_may_look_and_not_drain(tmp_path: Path) -> None:
-    if not may_unshare("--net"):
+    if not may_unshare("--net") or not shutil.which("ip"):
         pytest.skip("may not make network namespaces")
     setup = "ip link set lo up && ip address add 10.9.8.7/32 dev lo"
     program = f"from {__name__} import ask_from_afar as ask; ask({str(tmp_path)!r}, '10.9.8.7')"

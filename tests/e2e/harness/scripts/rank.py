@@ -1,7 +1,7 @@
 """A rank: counts steps until a file appears, and tells what it does, a line of JSON each.
 
-With --torch it trains a tiny model by DistributedDataParallel over Gloo; without, it only counts. It
-goes on from the step that rank 0 wrote last. Imports nothing of Elastic's, as a user's script would.
+With --torch it trains a tiny model by DistributedDataParallel over Gloo, on GPUs over NCCL; without, it
+only counts. It goes on from the step that rank 0 wrote last. Imports nothing of Elastic's, as a user's script would.
 """
 
 import argparse
@@ -23,6 +23,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--step-time", type=float, default=0.02)
     parser.add_argument("--fault", action="append", default=[], help="WHEN:HOW:RANKS:ROUND")
     parser.add_argument(
@@ -142,16 +143,20 @@ def train(step: int) -> Iterator[int]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    dist.init_process_group("gloo")
+    device = torch.device(ARGS.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    model = DistributedDataParallel(torch.nn.Linear(8, 8).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     store = dist.distributed_c10d._get_default_store()
     tell("store", stale=[n for n in range(ROUND) if store.check([f"round {n}"])])
     store.set(f"round {ROUND}", "")
-    end = torch.zeros(1)
+    end = torch.zeros(1, device=device)
     while not end.item():
-        model(torch.ones(2, 8)).sum().backward()
+        model(torch.ones(2, 8, device=device)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         end.fill_(float(RANK == 0 and wanted_end()))
