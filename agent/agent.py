@@ -379,6 +379,7 @@ class Agent:
             log.warning("%s: ending%s", reason if orphaned else name, time_left(grace, number))
         self._uplink.leave(reason)
         self._retire(self._settings.shutdown_timeout, number or signal.SIGTERM)
+        self._retiring.give_time(self._settings.shutdown_timeout)
         await self._retiring.over()
         await self._stores.unused()
         await self._uplink.flush(1.0)

@@ -123,6 +123,8 @@ class Ranks:
             Rank(order.first_rank + local, local) for local in range(order.local_world_size)
         ]
         self.stopping = False
+        self._stop_by = 0.0
+        """When they are killed, in the loop's time, once they are told to stop."""
         self._settings = settings
         self._starters = starters
         self._spares = spares
@@ -266,16 +268,25 @@ class Ranks:
         """End them: a signal, `grace` seconds, SIGKILL. Returns those that SIGKILL did not end."""
         self.stopping = True
         self.send_signal(number)
-        if grace <= 0 or not await self.wait(grace):
+        self.give_time(grace)
+        clock = asyncio.get_running_loop().time
+        while (left := self._stop_by - clock()) > 0 and not await self.wait(left):
+            pass  # it may have got more
+        if self._running():
             self.send_signal(signal.SIGKILL)
             await self.wait(self._settings.kill_timeout)
-        left = self._running()
+        stuck = self._running()
         try:
             await self._logs.close()
         finally:
             for rank in self.ranks:
                 rank.close()
-        return left
+        return stuck
+
+    def give_time(self, grace: float) -> None:
+        """No SIGKILL for `grace` seconds from now, if there was none yet."""
+        until = asyncio.get_running_loop().time() + grace
+        self._stop_by = max(self._stop_by, until)
 
 
 def _plain(text: str) -> str:

@@ -44,6 +44,11 @@ class Retiring:
         self._tasks[task] = ranks
         task.add_done_callback(self._tasks.pop)
 
+    def give_time(self, grace: float) -> None:
+        """The launcher got a signal too: ranks that were told to stop get its grace."""
+        for ranks in self._tasks.values():
+            ranks.give_time(grace)
+
     async def over(self) -> None:
         while self._tasks:
             await asyncio.wait(self._tasks)

@@ -147,12 +147,18 @@ def interrupt(job: Job, cause: Cause, reason: str, now: float, policy: Policy) -
 def broken(job: Job, cause: Cause, reason: str, now: float, policy: Policy) -> Job:
     """The standing round is over; whoever paid for it has paid."""
     assert job.round is not None
-    planned = cause in (Cause.GROWTH, Cause.REQUEST)
+    grace = policy.failure_grace
+    if cause in (Cause.GROWTH, Cause.REQUEST):
+        grace = policy.drain_timeout
+    elif (
+        cause is Cause.NODE_LEFT
+    ):  # who cancels a job signals all launchers: theirs may be on its way
+        grace = max(grace, policy.settle)
     return replace(
         job,
         round=replace(job.round, standing=False),
         ledger=books.interrupted(job.ledger, cause, reason, now),
-        stop_grace=policy.drain_timeout if planned else policy.failure_grace,
+        stop_grace=grace,
     )
 
 

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -212,6 +213,25 @@ def test_a_node_that_leaves_while_the_master_is_away(job: Job) -> None:
     job.finish()
     job.ends(0, 1)
     assert job.round() == alone, job.dump()
+
+
+def test_who_is_told_to_end_just_after_another_gives_its_ranks_their_whole_grace(job: Job) -> None:
+    """A cancelled job's launchers get their signals one by one; the first one's reaches the master."""
+    flags = ("--shutdown-timeout", "100", "--last-call", "10")
+    start = partial(job.start, *flags, nodes="1:3", nproc=1, script=("--on-term", "hold"))
+    start().master()
+    second, third = start(), start()
+    number = job.wait_for_steps(3)
+    ranks = [job.rank(number, rank) for rank in range(3)]
+    third.signal(signal.SIGTERM)
+    job.wait_for("the others' signals", lambda: len(job.told("term", round=number)) == 3 or None)
+    second.signal(signal.SIGTERM)
+    job.wait_for("the end of who got no signal", lambda: not processes.alive(ranks[0]) or None)
+    assert processes.alive(ranks[1]), job.dump()
+    assert processes.alive(ranks[2]), job.dump()
+    job.finish()
+    job.ends(0, 1, 1)
+    assert {line.rank for line in job.told("saved", round=number)} == {1, 2}, job.dump()
 
 
 def _one_may_leave(job: Job) -> tuple[Node, Node, int]:

@@ -676,6 +676,15 @@ def test_a_script_is_blamed_once_every_node_has_answered() -> None:
     assert "rank 0 on a raised ValueError: bad value 17" in core.reason()
 
 
+def test_ranks_beside_a_node_that_leaves_get_a_moment_in_which_their_launcher_may_be_told() -> None:
+    core = running("a", "b")
+    core.feed(left("b"))
+    assert core.order("a").stop_grace == core.policy.settle
+    core = running("a", "b", failure_grace=3.0)
+    core.feed(left("b"))
+    assert core.order("a").stop_grace == 3.0
+
+
 def test_survivors_of_a_failed_job_get_the_grace_of_failures() -> None:
     core = running("a", "b", failure_grace=3.0)
     core.feed(ev.RestartAsked("x"))
