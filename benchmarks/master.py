@@ -41,6 +41,7 @@ class Figures:
     restart: Sample
     replace: Sample
     memory: Sample
+    memory_again: Sample
     share: Sample
 
 
@@ -62,6 +63,7 @@ def rows(sizes: Sequence[int], n: int, *, bare: bool) -> list[Row]:
             "the master killed, to everyone told again": "restart",
             "one node replaced": "replace",
             "memory of the master": "memory",
+            "memory of one that was started again": "memory_again",
             "its share of a core, heartbeats only": "share",
         }
         ours, *peers = kinds.values()
@@ -82,6 +84,7 @@ def _figures(launcher: str) -> Figures:
         restart=Sample(launcher=launcher),
         replace=Sample(launcher=launcher),
         memory=Sample(launcher=launcher, unit="MB"),
+        memory_again=Sample(launcher=launcher, unit="MB"),
         share=Sample(launcher=launcher, unit="%"),
     )
 
@@ -98,6 +101,7 @@ def _once(nodes: int, kind: str, figures: Figures, steady: float) -> None:
         try:
             connected = _ask(agents, verb="connect", count=nodes)
             joined = _ask(agents, verb="attach", round=1)
+            figures.memory.add(_peak_memory(first.pid))
             if kind == "elastic":
                 time.sleep(SETTLE_S)
                 killed = time.monotonic()
@@ -121,7 +125,8 @@ def _once(nodes: int, kind: str, figures: Figures, steady: float) -> None:
         figures.join.add(join)
         figures.cold.add(join + connected["ended"] - connected["began"])
         figures.replace.add(replaced["ended"] - replaced["began"])
-        figures.memory.add(_peak_memory(master.pid))
+        if master is not first:
+            figures.memory_again.add(_peak_memory(master.pid))
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from elastic.master.events import Event, NodeId
 
 News = ev.Attached | ev.Detached | ev.Knocked
 
-BATCH, LONGEST_BATCH = 0.002, 0.2
-"""Seconds in which news are gathered: LOAD times what the last of them took to fold."""
-LOAD = 20
+BATCH, LONGEST_PAUSE = 0.002, 0.2
+"""Seconds in which news are gathered, and from one fold to the next: PAUSE times what it took."""
+PAUSE = 4
 
 
 class Gathering:
@@ -22,7 +22,8 @@ class Gathering:
     def __init__(self, fold: Callable[[Event], None]) -> None:
         self._fold = fold
         self._news: dict[NodeId, list[News]] = defaultdict(list)
-        self._batch = BATCH
+        self._not_before = 0.0
+        """When the next fold may be, in the loop's time."""
         self._timer: asyncio.TimerHandle | None = None
         self.arriving = 0
         """Nodes that attached and are not in the job yet."""
@@ -30,7 +31,9 @@ class Gathering:
     def add(self, node_id: NodeId, news: News) -> None:
         """Fold it in a moment, with what else comes until then."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._batch, self.flush)
+            loop = asyncio.get_running_loop()
+            due = max(loop.time() + BATCH, self._not_before)
+            self._timer = loop.call_at(due, self.flush)
         self._news[node_id].append(news)
         self.arriving += isinstance(news, ev.Attached)
 
@@ -45,7 +48,8 @@ class Gathering:
         self.arriving = 0
         began = time.monotonic()
         self._fold(events[0] if len(events) == 1 else ev.Together(events))
-        self._batch = min(max(BATCH, LOAD * (time.monotonic() - began)), LONGEST_BATCH)
+        took = time.monotonic() - began
+        self._not_before = asyncio.get_running_loop().time() + min(PAUSE * took, LONGEST_PAUSE)
 
 
 def _merged(news: list[list[News]]) -> Iterator[News]:

@@ -18,7 +18,7 @@ async def knock(address: str, incarnation: Incarnation) -> KnockAnswer:
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT):
             reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):
         return KnockAnswer.GONE
     except (OSError, TimeoutError, ValueError, OverflowError):
         return KnockAnswer.SILENT
