@@ -12,8 +12,9 @@ from elastic.master.events import Event, NodeId
 News = ev.Attached | ev.Detached | ev.Knocked
 
 BATCH, LONGEST_PAUSE = 0.002, 0.2
-"""Seconds in which news are gathered, and from one fold to the next: PAUSE times what it took."""
-PAUSE = 4
+"""Seconds in which news are gathered, and from one fold to the next."""
+PAUSE = 20
+"""The pause is so many times what a fold took; less where it was of fewer nodes."""
 
 
 class Gathering:
@@ -43,13 +44,14 @@ class Gathering:
             return
         self._timer.cancel()
         self._timer = None
+        times = min(PAUSE, len(self._news))
         events = tuple(_merged([*self._news.values()]))
         self._news.clear()
         self.arriving = 0
         began = time.monotonic()
         self._fold(events[0] if len(events) == 1 else ev.Together(events))
         took = time.monotonic() - began
-        self._not_before = asyncio.get_running_loop().time() + min(PAUSE * took, LONGEST_PAUSE)
+        self._not_before = asyncio.get_running_loop().time() + min(times * took, LONGEST_PAUSE)
 
 
 def _merged(news: list[list[News]]) -> Iterator[News]:
