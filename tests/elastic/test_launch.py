@@ -188,7 +188,7 @@ def test_failure(tmp_path: Path, functions: Any, capfd: pytest.CaptureFixture[st
 
 
 def test_a_result_that_cannot_be_sent(tmp_path: Path, functions: Any) -> None:
-    with pytest.raises(JobFailed, match=r"rank \d on .* raised .*pickle"):
+    with pytest.raises(JobFailed, match=r"rank \d on .* raised .*'not_picklable\."):
         elastic_launch(config(tmp_path), functions.not_picklable)()
 
 
