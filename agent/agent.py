@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
@@ -24,6 +23,7 @@ from elastic.agent.uplink import Uplink
 from elastic.proto import knock, link, version
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import ElasticError, MasterRefused, MasterUnreachable
+from elastic.proto.limits import lift_open_files
 
 log = logging.getLogger(__name__)
 
@@ -378,8 +378,8 @@ class Agent:
             grace = self._settings.shutdown_timeout if self._ranks is not None else 0.0
             log.warning("%s: ending%s", reason if orphaned else name, time_left(grace, number))
         self._uplink.leave(reason)
-        self._retire(self._settings.shutdown_timeout, number or signal.SIGTERM)
         self._retiring.give_time(self._settings.shutdown_timeout)
+        self._retire(self._settings.shutdown_timeout, number or signal.SIGTERM)
         await self._retiring.over()
         await self._stores.unused()
         await self._uplink.flush(1.0)
@@ -397,8 +397,7 @@ class Agent:
 
 def main(settings: AgentSettings, knock_socket: socket.socket) -> int:
     """Run an agent; returns the exit code of the launcher."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for itself, and for stores
+    lift_open_files()  # several for each rank; a store holds one for each of the world
 
     async def run() -> int:
         return await Agent(settings, knock_socket).run()

@@ -7,7 +7,6 @@ which all processes of a machine share. Between commands it sends heartbeats and
 import argparse
 import contextlib
 import json
-import resource
 import select
 import socket
 import struct
@@ -19,6 +18,7 @@ from typing import Any
 from benchmarks import wire
 from elastic.proto import knock, version
 from elastic.proto import master_pb2 as pb
+from elastic.proto.limits import lift_open_files
 
 CONNECTING = 256
 """Connections that are opened at a time, well below the kernel's backlog."""
@@ -287,8 +287,7 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("run_id")
     args = parser.parse_args()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    lift_open_files()
     Crowd(("127.0.0.1", args.port), args.run_id).run()
 
 

@@ -5,11 +5,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
+from typing import Any
 
 from elastic.master import events as ev
 from elastic.master.events import Event, NodeId
 
 News = ev.Attached | ev.Detached | ev.Knocked
+_KINDS: tuple[Any, ...] = (ev.Attached, ev.Detached, ev.Knocked)
 
 BATCH, LONGEST_PAUSE = 0.002, 0.2
 """Seconds in which news are gathered, and from one fold to the next."""
@@ -57,15 +59,8 @@ class Gathering:
 def _merged(news: list[list[News]]) -> Iterator[News]:
     """The first thing of each node, then the second of each; among them one event of each kind."""
     for layer in zip_longest(*news):
-        if came := [
-            node for event in layer if isinstance(event, ev.Attached) for node in event.nodes
-        ]:
-            yield ev.Attached(tuple(came))
-        if went := [
-            node for event in layer if isinstance(event, ev.Detached) for node in event.nodes
-        ]:
-            yield ev.Detached(tuple(went))
-        if said := [
-            node for event in layer if isinstance(event, ev.Knocked) for node in event.nodes
-        ]:
-            yield ev.Knocked(tuple(said))
+        for kind in _KINDS:
+            if nodes := [
+                node for event in layer if isinstance(event, kind) for node in event.nodes
+            ]:
+                yield kind(tuple(nodes))

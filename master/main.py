@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import os
-import resource
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from elastic.proto import job_folder, master_pb2_grpc
 from elastic.proto.client import open_server
 from elastic.proto.errors import ElasticError, JournalFull, UsageError
 from elastic.proto.exit_code import CRASHED
+from elastic.proto.limits import lift_open_files
 from elastic.proto.security import Security
 
 log = logging.getLogger(__name__)
@@ -156,8 +156,7 @@ def _write_report(shell: Shell, settings: MasterSettings) -> None:
 
 def _make_room() -> None:
     """Let this process hold a stream for each of thousands of agents."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    lift_open_files()
     # What streams hold lives long: some 80 objects each, and a collection that walks through those
     # of thousands stops the master for a quarter of a second. By default one comes with each round.
     gc.set_threshold(100_000, 50, 100)

@@ -150,9 +150,8 @@ def broken(job: Job, cause: Cause, reason: str, now: float, policy: Policy) -> J
     grace = policy.failure_grace
     if cause in (Cause.GROWTH, Cause.REQUEST):
         grace = policy.drain_timeout
-    elif (
-        cause is Cause.NODE_LEFT
-    ):  # who cancels a job signals all launchers: theirs may be on its way
+    elif cause is Cause.NODE_LEFT:
+        # Who cancels a job signals all of its launchers: theirs may be on its way.
         grace = max(grace, policy.settle)
     return replace(
         job,
