@@ -123,6 +123,8 @@ class Ranks:
             Rank(order.first_rank + local, local) for local in range(order.local_world_size)
         ]
         self.stopping = False
+        self._stop_signal = 0
+        """What told them to stop, if they got time for it."""
         self._stop_by = 0.0
         """When they are killed, in the loop's time, once they are told to stop."""
         self._settings = settings
@@ -185,6 +187,18 @@ class Ranks:
         rank.exit_code = ended.result()
         if not self.stopping:
             exit_seen(rank)
+        elif why := self._mishap(rank):
+            log.warning("rank %d failed while it stopped: %s", rank.number, why)
+
+    def _mishap(self, rank: Rank) -> str:
+        """What went wrong with a rank that had time to save; "" for any usual end."""
+        code = rank.exit_code or 0
+        if not self._stop_signal:
+            return ""
+        if code > 0 and rank.error is not None and rank.error.type != "KeyboardInterrupt":
+            return f"{rank.error.type}: {rank.error.message}".partition("\n")[0]
+        asked = {signal.SIGKILL, signal.SIGTERM, self._stop_signal}
+        return signal.Signals(-code).name if code < 0 and -code not in asked else ""
 
     def _spec(self, rank: Rank, error_file: str) -> StartSpec:
         work = self._settings.workload
@@ -266,7 +280,7 @@ class Ranks:
 
     async def stop(self, grace: float, number: int = signal.SIGTERM) -> list[Rank]:
         """End them: a signal, `grace` seconds, SIGKILL. Returns those that SIGKILL did not end."""
-        self.stopping = True
+        self.stopping, self._stop_signal = True, number if grace > 0 else 0
         self.send_signal(number)
         self.give_time(grace)
         clock = asyncio.get_running_loop().time

@@ -7,6 +7,7 @@ import select
 import time
 
 from elastic.agent.console import Console
+from elastic.proto.visible import visible
 
 PATIENCE = 0.1
 """Seconds that one line waits for a slow reader."""
@@ -39,7 +40,7 @@ class ConsoleHandler(logging.Handler):
             return
         patience = 0.0 if self._lines else PATIENCE
         self._lines.extend(
-            line.encode(errors="backslashreplace")[: LONGEST - 1] + b"\n"
+            visible(line).encode(errors="backslashreplace")[: LONGEST - 1] + b"\n"
             for line in text.splitlines()
         )
         self._write(patience)

@@ -32,6 +32,7 @@ from elastic.proto.errors import (
 )
 from elastic.proto.security import TOKEN, Security, read_token
 from elastic.proto.verbs import GROUP, Context, Job, text
+from elastic.proto.visible import visible
 
 PATIENCE = 2.0
 """Seconds that a master named in a job's folder may be away: its guardian may be starting it again."""
@@ -56,9 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, rest = _general(add_help=False).parse_known_args(args.rest, args)
     _check(parser, args)
     if not verbs:
-        sys.stderr.write(
-            "elasticctl: this checkout is not installed, so its verbs are not known: "
-            "run `pip install -e .` in it\n"
+        _say(
+            "this checkout is not installed, so its verbs are not known: run `pip install -e .` in it"
         )
         return 1
     if args.verb not in verbs:
@@ -67,14 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(verbs[args.verb].load()(context, rest))
     except ElasticError as error:
-        sys.stderr.write(f"elasticctl: {error}\n")
+        _say(error)
         return 1
     except BrokenPipeError:  # the reader, `head` say, has had enough
         _discard()
         return 0
     except OSError as error:
         what = error.filename or "the answer cannot be written"
-        sys.stderr.write(f"elasticctl: {what}: {error.strerror}\n")
+        _say(f"{what}: {error.strerror}")
         if not error.filename:
             _discard()
         return 1
@@ -179,17 +179,14 @@ def _in_folder(folder: Path, security: Security) -> Job:
     if note is None or job_folder.read_report(folder) is not None:
         return dead
     if security.token and (why := job_folder.distrust(folder)):
-        sys.stderr.write(
-            f"elasticctl: {why}, so the job's token is not sent to the address in it: "
-            "give --master HOST:PORT\n"
-        )
+        _say(f"{why}, so the job's token is not sent to the address in it: give --master HOST:PORT")
         security = replace(security, token="")
     try:
         status = asyncio.run(_ask(note.address, security, PATIENCE))
     except (MasterUnreachable, MasterRefused) as error:
         if Path(f"/proc/{note.pid}").exists():
             raise  # else somebody else may have the port by now
-        sys.stderr.write(f"elasticctl: {error} Here is what {folder} says.\n")
+        _say(f"{error} Here is what {folder} says.")
         return dead
     if status.run_id != note.run_id:
         return dead
@@ -224,11 +221,16 @@ def _has_streams() -> bool:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
     if sys.stdout is None:
-        sys.stderr.write("elasticctl: standard output is closed\n")
+        _say("standard output is closed")
         return False
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     return True
+
+
+def _say(what: object) -> None:
+    sys.stderr.write(f"elasticctl: {visible(str(what))}\n")
+    sys.stderr.flush()
 
 
 def _discard() -> None:
@@ -250,7 +252,7 @@ class _Terminal:
         for name in columns:
             table.add_column(name, no_wrap=True)
         for row in rows:
-            table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+            table.add_row(*(Text(visible(cell), style=_STYLES.get(cell, "")) for cell in row))
         with self._console.capture() as captured:
             self._console.print(table)
         self._write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
@@ -259,7 +261,7 @@ class _Terminal:
         self.text("   ".join(f"{c:<{w}}" for c, w in zip(cells, widths, strict=True)).rstrip())
 
     def text(self, line: str) -> None:
-        self._write(f"{line}\n")
+        self._write(f"{visible(line)}\n")
 
     def document(self, value: Mapping[str, Any], *, line: bool = False) -> None:
         self._write(json.dumps(value, indent=None if line else 2) + "\n")
@@ -270,8 +272,7 @@ class _Terminal:
         sys.stdout.buffer.flush()
 
     def note(self, line: str) -> None:
-        sys.stderr.write(f"elasticctl: {line}\n")
-        sys.stderr.flush()
+        _say(line)
 
     def _write(self, text: str) -> None:
         sys.stdout.write(text)

@@ -9,6 +9,8 @@ import pytest
 
 from tests.e2e.harness import Job
 from tests.e2e.harness.network import Network, missing
+from tests.e2e.harness.stuck import StuckFolder
+from tests.e2e.harness.stuck import stuck_folder as make_stuck_folder
 
 
 @pytest.fixture
@@ -24,6 +26,12 @@ def network() -> Iterator[Network]:
     if why := missing():
         pytest.skip(f"no network namespaces: {why}")
     with Network(f"e2e{secrets.token_hex(3)}", 3) as made:
+        yield made
+
+
+@pytest.fixture
+def stuck_folder(job: Job) -> Iterator[StuckFolder]:
+    with make_stuck_folder(job.folder / "stuck") as made:
         yield made
 
 

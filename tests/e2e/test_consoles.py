@@ -77,3 +77,17 @@ def test_a_terminal_that_stops_writers_in_the_background(job: Job, unread: int) 
     assert not [process for process in job.left() if process.state == "T"], job.dump()
     job.finish()
     job.ends(0)
+
+
+def test_what_a_rank_raises_moves_nobodys_cursor(job: Job) -> None:
+    """An exception's text is anybody's, and launchers of other nodes show it too."""
+    node = job.start(nproc=1, script=("--fault", "step:escape:0:1"))
+    job.ends(1)
+    told = r"raised ValueError: \x1b[31m red \x1b]0;title\x07"
+    ours = [line for line in node.said().splitlines() if line.startswith("elastic-run: ")]
+    assert any(told in line for line in ours), job.dump()
+    assert all(line.isprintable() for line in ours), job.dump()
+    for verb in ("status", "events"):
+        answer = job.ctl(verb)
+        assert told in answer, answer
+        assert answer.replace("\n", "").isprintable(), answer

@@ -2,8 +2,6 @@
 
 import ast
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -51,8 +49,7 @@ def test_a_master_that_dies_once_the_job_has_a_result(job: Job) -> None:
     """Its next life only tells who has not heard: a job that drains does not go on after all."""
     node = job.start("--drain-timeout", "3", script=("--on-term", "ignore"))
     number = job.wait_for_steps(2)
-    where = ("--master", f"{job.address}:{job.port}", "drain", "--reason", "maintenance")
-    subprocess.run([sys.executable, "-m", "elastic.ctl", *where], cwd=ROOT, check=True)
+    job.ctl("drain", "--reason", "maintenance")
     job.wait_for("the signal", lambda: job.told("term", round=number) or None)
     processes.kill(node.master())
     job.ends(213)
@@ -65,8 +62,7 @@ def test_a_job_that_was_drained_goes_on_at_once(job: Job) -> None:
     for count in range(3):
         nodes = [job.start(nodes="1:2", nproc=1, name=f"n{count}{letter}") for letter in "ab"]
         number = job.wait_for_steps(2, after=job.round() if count else 0)
-        where = ("--master", f"{job.address}:{job.port}", "drain")
-        subprocess.run([sys.executable, "-m", "elastic.ctl", *where], cwd=ROOT, check=True)
+        job.ctl("drain")
         for node in nodes:
             assert node.exit_code() == 213, job.dump()
         assert job.round() == number

@@ -2,13 +2,14 @@
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from elastic.agent import cgroup
-from tests.e2e.harness import Job, Node, processes
+from tests.e2e.harness import DEADLINE, Job, Node, processes
 from tests.e2e.harness.freezer import Freezer
+from tests.e2e.harness.stuck import StuckFolder
 
 
 def test_a_training_job_survives_one_fault_after_another(job: Job) -> None:
@@ -121,8 +122,9 @@ def test_ranks_of_a_dead_launcher_keep_their_grace_when_another_job_starts(job: 
 def test_what_outlives_launcher_and_agent_is_ended_by_the_next_launcher(job: Job) -> None:
     if (group := cgroup.create()) is None:
         pytest.skip("no cgroup (version 2) that we may use")
-    cgroup.end(group)
-    node = job.start(script=("--child",))
+    # A cgroup of this test's own: any launcher beside it would end what is left, too.
+    inside = ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
+    node = job.start(script=("--child",), prefix=inside)
     number = job.wait_for_steps(2)
     children = [line.fields["child"] for line in job.told("child", round=number)]
     agent = node.agent()
@@ -130,13 +132,15 @@ def test_what_outlives_launcher_and_agent_is_ended_by_the_next_launcher(job: Job
     processes.kill(node.guardian, agent)
     assert node.exit_code() == -signal.SIGKILL
     assert all(map(processes.alive, children)), "nothing was left to end"
-    assert another_job(job).exit_code() == 0, job.dump()
+    assert another_job(job, inside).exit_code() == 0, job.dump()
     _nothing_is_left_soon(job)
+    every = [*group.glob("elastic-*"), group]
+    job.wait_for("the end of its cgroups", lambda: all([cgroup.end(each) for each in every]))
 
 
-def another_job(job: Job) -> Node:
+def another_job(job: Job, prefix: Sequence[str] = ()) -> Node:
     command = (sys.executable, "-m", "elastic.run", "--standalone", "--no-python", "true")
-    return job.launch("another", command, {})
+    return job.launch("another", command, {}, prefix)
 
 
 def _nothing_is_left_soon(job: Job) -> None:
@@ -147,28 +151,24 @@ def _nothing_is_left_soon(job: Job) -> None:
 # --- a process that SIGKILL does not end ---
 
 
-def test_a_rank_that_no_signal_ends_fails_its_node(job: Job, freezer: Freezer) -> None:
+def test_a_rank_that_no_signal_ends_fails_its_node(job: Job, stuck_folder: StuckFolder) -> None:
     """Its node leaves with the reason; nothing but that process is left."""
-    node = job.start(script=("--child",))
-    first = job.wait_for_steps(2)
-    stuck = job.rank(first, 0)
-    freezer.freeze(stuck)
-    processes.kill(job.rank(first, 1))
+    node = job.start(script=("--child", "--fault", "step:stuck:0:1"))
+    stuck = stuck_folder.victim(DEADLINE)
+    processes.kill(job.rank(1, 1))
     assert node.exit_code() == 1, job.dump()
     assert f"process {stuck} of rank 0 does not end on SIGKILL" in node.said(), job.dump()
     left = [process.pid for process in job.left()]
     assert left == [stuck], job.dump()
 
 
-def test_an_agent_dies_with_a_rank_that_no_signal_ends(job: Job, freezer: Freezer) -> None:
+def test_an_agent_dies_with_a_rank_that_no_signal_ends(job: Job, stuck_folder: StuckFolder) -> None:
     """The guardian waits for it for 10 s, without a look more than there is to see."""
-    node = job.start()
-    first = job.wait_for_steps(2)
-    stuck = job.rank(first, 0)
-    freezer.freeze(stuck)
+    node = job.start(script=("--fault", "step:stuck:0:1"))
+    stuck = stuck_folder.victim(DEADLINE)
     before = processes.cpu_seconds(node.guardian)
     processes.kill(node.agent())
-    job.wait_for_steps(2, after=first)
+    job.wait_for_steps(2, after=1)
     assert processes.cpu_seconds(node.guardian) - before < 2, job.dump()
     job.finish()
     assert node.exit_code() == 0, job.dump()

@@ -124,6 +124,20 @@ def test_a_signal_to_the_launcher_is_the_ranks_at_once_and_they_have_time(job: J
     assert job.report()["result"]["outcome"] == "stopped", "the same command goes on with it"
 
 
+@pytest.mark.parametrize(("end", "code"), [("signal", 1), ("drain", 213)])
+def test_a_rank_that_cannot_save_says_so(job: Job, end: str, code: int) -> None:
+    node = job.start(script=("--on-term", "raise"), log_level="WARNING")
+    job.wait_for_steps(2)
+    if end == "drain":
+        job.ctl("drain")
+    else:
+        node.signal(signal.SIGTERM)
+    job.ends(code)
+    for rank in range(2):
+        line = f"rank {rank} failed while it stopped: OSError: cannot save\n"
+        assert node.said().count(line) == 1, job.dump()
+
+
 def test_a_rank_that_ignores_the_signal_is_killed_once_its_time_is_over(job: Job) -> None:
     node = job.start("--shutdown-timeout", "1", script=("--on-term", "ignore"))
     job.wait_for_steps(2)

@@ -332,6 +332,14 @@ class Job:
         """Pid of a rank of round `number`."""
         return self.told("start", round=number, rank=rank)[-1].pid
 
+    def ctl(self, *verb: str) -> str:
+        """What elasticctl answers, of a job that runs or is over."""
+        command = [sys.executable, "-m", "elastic.ctl", "--dir", str(self.folder / "logs"), *verb]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            self.fail(f"elasticctl {' '.join(verb)} ended with {done.returncode}: {done.stderr}")
+        return done.stdout
+
     # --- the end -----------------------------------------------------------------------------
 
     def finish(self) -> None:

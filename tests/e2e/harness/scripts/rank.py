@@ -29,7 +29,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--child", action="store_true", help="leave a process in a session of its own"
     )
-    parser.add_argument("--on-term", choices=("die", "ignore", "work", "hold"), default="die")
+    parser.add_argument(
+        "--on-term", choices=("die", "ignore", "work", "hold", "raise"), default="die"
+    )
     parser.add_argument("--stray", action="store_true", help="leave a process that has ended")
     parser.add_argument("--print", action="store_true", help="print every step")
     return parser.parse_args()
@@ -58,6 +60,10 @@ def fault(when: str) -> None:
             raise ValueError(f"asked to fail at {when}")
         if how == "hang":
             signal.pause()
+        if how == "escape":
+            raise ValueError("\x1b[31m red \x1b]0;title\x07")
+        if how == "stuck":
+            os.stat(ARGS.folder / "stuck" / "file")
         if how == "segv":
             ctypes.string_at(0)
         os.kill(os.getpid(), getattr(signal, f"SIG{how.upper()}"))
@@ -83,6 +89,8 @@ def leave_stray() -> None:
 
 def on_term(number: int, frame: object) -> None:
     tell("term")
+    if ARGS.on_term == "raise":
+        raise OSError("cannot save")
     if ARGS.on_term == "work":
         time.sleep(0.5)  # what a script does to save its state
         tell("saved")
