@@ -135,7 +135,7 @@ def test_what_outlives_launcher_and_agent_is_ended_by_the_next_launcher(job: Job
     assert another_job(job, inside).exit_code() == 0, job.dump()
     _nothing_is_left_soon(job)
     every = [*group.glob("elastic-*"), group]
-    job.wait_for("the end of its cgroups", lambda: all([cgroup.end(each) for each in every]))
+    job.wait_for("the end of its cgroups", lambda: all(cgroup.end(each) for each in every))
 
 
 def another_job(job: Job, prefix: Sequence[str] = ()) -> Node:
