@@ -129,7 +129,7 @@ def test_what_outlives_launcher_and_agent_is_ended_by_the_next_launcher(job: Job
     children = [line.fields["child"] for line in job.told("child", round=number)]
     agent = node.agent()
     processes.kill(node.guardian, agent, number=signal.SIGSTOP)
-    processes.kill(node.guardian, agent)
+    processes.kill(agent, node.guardian)  # in this order: a dead guardian's agent gets a SIGCONT
     assert node.exit_code() == -signal.SIGKILL
     assert all(map(processes.alive, children)), "nothing was left to end"
     assert another_job(job, inside).exit_code() == 0, job.dump()
