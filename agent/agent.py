@@ -85,6 +85,8 @@ class Agent:
         try:
             ends: set[asyncio.Future[Any]] = {uplink, work, self._signal, self._bug}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if uplink.done() and uplink.exception() is None:  # cut off, with its last order
+                await asyncio.wait(ends - {uplink}, return_when=asyncio.FIRST_COMPLETED)
             work.cancel()  # what the master says from now on changes nothing
             if self._bug.done():
                 self._bug.result()
@@ -168,6 +170,7 @@ class Agent:
             ):
                 self._retire(order.stop_grace)
             if order.kind == pb.Directive.EXIT:
+                self._uplink.last()
                 await self._retiring.over()
                 await self._stores.unused()
                 return order
@@ -352,7 +355,7 @@ class Agent:
     async def _end(self, order: pb.Directive) -> int:
         """The master says exit."""
         self._uplink.leave(order.reason)
-        await self._uplink.flush(1.0)
+        await self._uplink.goodbye(1.0)
         if order.exit_code == 1:
             log.error("%s", order.reason)
             failures = self._report.failures
@@ -375,14 +378,21 @@ class Agent:
             orphaned = os.getppid() != self._guardian  # whose death reaches us as a SIGTERM
             reason = "its launcher died" if orphaned else f"its launcher got {name}"
             code = 1 if started else 128 + number
-            grace = self._settings.shutdown_timeout if self._ranks is not None else 0.0
+            ranks = self._ranks is not None or self._retiring
+            grace = self._settings.shutdown_timeout if ranks else 0.0
             log.warning("%s: ending%s", reason if orphaned else name, time_left(grace, number))
-        self._uplink.leave(reason)
-        self._retiring.give_time(self._settings.shutdown_timeout)
+        told = self._order if number else None
+        exits = told is not None and told.kind == pb.Directive.EXIT
+        if not exits:
+            self._uplink.leave(reason)
+        for parts in (self._retiring, self._stores):
+            parts.give_time(self._settings.shutdown_timeout)
         self._retire(self._settings.shutdown_timeout, number or signal.SIGTERM)
         await self._retiring.over()
         await self._stores.unused()
-        await self._uplink.flush(1.0)
+        if told is not None and exits:
+            return await self._end(told)
+        await self._uplink.goodbye(1.0)
         return code
 
     async def _give_up(self, error: BaseException | None) -> int:

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import json
 import os
-import resource
 import select
 import signal
 import socket
@@ -22,6 +21,7 @@ from typing import Any, NoReturn
 from elastic.agent.prctl import set_pdeathsig
 from elastic.agent.spec import StartSpec
 from elastic.proto import env
+from elastic.proto.limits import limit_open_files
 
 DATAGRAM = 1 << 16
 """Bytes of the longest datagram; what may be longer travels in a memfd."""
@@ -183,8 +183,7 @@ def _place(spec: StartSpec) -> None:
     if spec.cpus is not None:
         os.sched_setaffinity(0, spec.cpus)
     if spec.open_files is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (spec.open_files, most))
+        limit_open_files(spec.open_files)
     os.chdir(spec.cwd)
 
 

@@ -150,8 +150,9 @@ class Ranks:
         rank.streams = streams
         spec = self._spec(rank, streams.error_file)
         rank.environ = spec.environ
-        fds = {"stdout": streams.stdout, "stderr": streams.stderr, **rank.open(message_seen)}
+        fds = {"stdout": streams.stdout, "stderr": streams.stderr}
         try:
+            fds |= rank.open(message_seen)
             await self._launch(rank, spec, fds)
         finally:
             for fd in fds.values():

@@ -45,7 +45,7 @@ class Retiring:
         task.add_done_callback(self._tasks.pop)
 
     def give_time(self, grace: float) -> None:
-        """The launcher got a signal too: ranks that were told to stop before get its grace."""
+        """The node leaves: ranks that were told to stop before get its grace, if they had less."""
         for ranks in self._tasks.values():
             ranks.give_time(grace)
 

@@ -127,16 +127,21 @@ class Spares:
         spec = StartSpec(
             kind="spare", target=device, environ=environ, cwd=work.cwd, python=work.python
         )
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            log.info("no spare rank: %s", error)
+            return
         ours.setblocking(False)
         with theirs:
             try:
                 pid = await self._starters.fork(spec, {"orders": theirs.fileno()})
-            except (StartFailed, StarterDied) as error:
-                ours.close()
+                spare = Spare(pid, ours)
+            except (StartFailed, StarterDied, OSError) as error:
+                ours.close()  # whoever waits at the other end is given up by it
                 log.info("no spare rank: %s", error)
                 return
-        spare = self._spares[local_rank] = Spare(pid, ours)
+        self._spares[local_rank] = spare
         spare.ended.add_done_callback(lambda _: self._ended(local_rank, spare))
 
     def _ended(self, local_rank: int, spare: Spare) -> None:

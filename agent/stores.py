@@ -108,6 +108,14 @@ class Stores:
         elif store is not None:
             self._end(store)
 
+    def give_time(self, grace: float) -> None:
+        """Ranks of rounds that are over get `grace` seconds from now, if they had less."""
+        loop = asyncio.get_running_loop()
+        for store, timer in self._retired.items():
+            timer.cancel()
+            until = max(timer.when(), loop.time() + grace)
+            self._retired[store] = loop.call_at(until, self._end, store)
+
     async def unused(self) -> None:
         """Wait until no rank of another node uses the store of a round that is over, or its time is."""
         said = False

@@ -49,30 +49,43 @@ class Uplink:
         self._security = security
         self._hello = hello
         self._heard = heard
-        self._outbox: asyncio.Queue[pb.FromAgent] = asyncio.Queue()
-        self._greeted = False
-        """This stream's Hello was made; what happens after it must be said after it."""
-        self._leaving = False
+        self._outbox: asyncio.Queue[pb.FromAgent | None] = asyncio.Queue()
+        """None: no more will be said."""
+        self._detached = asyncio.Event()
+        """Cleared from a stream's Hello to its end; what happens after a Hello must be said after it."""
+        self._detached.set()
+        self._last = False
 
     def send(self, message: pb.FromAgent) -> None:
         """Say something; without a stream it is dropped, since the next Hello says what matters."""
-        if self._greeted:
+        if not self._detached.is_set():
             self._outbox.put_nowait(message)
 
+    def last(self) -> None:
+        """Open no other stream than this one: who says Hello is taken in."""
+        self._last = True
+
     def leave(self, reason: str) -> None:
-        """Say that this node leaves, and open no other stream: who says Hello is taken in."""
-        self._leaving = True
+        """Say that this node leaves."""
+        self.last()
         self.send(pb.FromAgent(leaving=pb.Leaving(reason=reason)))
 
+    async def goodbye(self, timeout: float) -> None:
+        """Wait until the master has read all that was said; a stream that is cut may lose it."""
+        self._outbox.put_nowait(None)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._detached.wait()
+
     async def run(self, patience: Callable[[], float]) -> None:
-        """Keep a stream open for ever; once this node leaves, until the stream ends.
+        """Keep a stream open for ever; returns when the last one ends.
 
         patience: seconds without a master after which to give up, asked anew each time.
         Raises MasterRefused, or MasterUnreachable when patience is over.
         """
         loop = asyncio.get_running_loop()
         pause, said = FIRST_PAUSE, False
-        while not self._leaving:
+        while not self._last:
             before = self.last_contact
             trouble = await self._attach()
             if self.last_contact != before:
@@ -98,7 +111,8 @@ class Uplink:
             channel = open_channel(self._address, self._security)
             stub = master_pb2_grpc.MasterStub(channel)
             stream = stub.Attach(metadata=self._security.metadata())
-            self._outbox, self._greeted = asyncio.Queue(), True
+            self._outbox = asyncio.Queue()
+            self._detached.clear()
             async with asyncio.timeout(10.0):
                 await stream.write(pb.FromAgent(hello=self._hello()))
                 first = await stream.read()
@@ -120,7 +134,7 @@ class Uplink:
             if self.attached.is_set():  # a master that has nothing to say is no absent one
                 self.last_contact = asyncio.get_running_loop().time()
             self.attached.clear()
-            self._greeted = False
+            self._detached.set()
             if writer is not None:
                 writer.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -164,18 +178,12 @@ class Uplink:
         with contextlib.suppress(
             grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.BaseError
         ):
-            while True:
-                await stream.write(await outbox.get())
-                outbox.task_done()
+            while (message := await outbox.get()) is not None:
+                await stream.write(message)
+            await stream.done_writing()
 
     async def room(self) -> None:
         """Wait until little is waiting to be sent, so that bulk does not hold up reports."""
         outbox = self._outbox
         while outbox.qsize() > 4 and outbox is self._outbox and self.attached.is_set():
             await asyncio.sleep(0.01)
-
-    async def flush(self, timeout: float) -> None:
-        """Wait until what was said has been handed to the network."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._outbox.join()

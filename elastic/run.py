@@ -184,6 +184,7 @@ def _master_main(
             policy=policy,
             security=settings.security,
             report=Path(options.report).resolve() if options.report else None,
+            node_id=settings.node_id,
             launch=launch,
         )
     )

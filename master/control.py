@@ -122,6 +122,7 @@ class Control(master_pb2_grpc.ControlServicer):
     async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.Accepted:
         await self._admin(context)
         reason = request.reason[: messages.MAX_TEXT] or "restart asked for"
+        self._streams.flush()
         before = self._shell.job
         self._shell.fold(ev.RestartAsked(reason))
         if self._shell.job is before and not self._shell.stuck:
@@ -134,6 +135,7 @@ class Control(master_pb2_grpc.ControlServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.Accepted:
         await self._admin(context)
+        self._streams.flush()
         node_id = NodeId(request.node_id) if request.node_id else None
         if node_id is not None and node_id not in self._shell.job.nodes:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no node {node_id}")

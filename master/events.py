@@ -24,11 +24,11 @@ class KnockAnswer(StrEnum):
     ALIVE = "alive"
     """The agent answered with the incarnation that the master knows."""
     RESTARTING = "restarting"
-    """The guardian lives, its agent does not answer or is a new one."""
+    """Another life of the agent answered."""
     GONE = "gone"
     """Refused: neither guardian nor agent is there."""
     SILENT = "silent"
-    """No answer: the host or the way to it is gone."""
+    """No answer: the host or the way to it is gone, or a guardian lives without an agent."""
 
 
 class Failed(StrEnum):
@@ -143,8 +143,8 @@ class Prepared:
 class UnitDeclared:
     round: int
     unit: int
-    node_id: NodeId = NodeId("")
-    incarnation: Incarnation = Incarnation(0)
+    node_id: NodeId
+    incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True)

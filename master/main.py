@@ -43,6 +43,8 @@ class MasterSettings:
     security: Security
     report: Path | None = None
     """Where the report is written too."""
+    node_id: str = ""
+    """Of the launcher's own agent."""
     launch: str = field(default_factory=lambda: uuid4().hex)
     """Of the launcher; each life of its master has the same, and one after a result only ends."""
 
@@ -77,7 +79,7 @@ async def serve(settings: MasterSettings) -> None:
     if shell.job.result is None:
         _put_report_aside(settings.run_dir, shell.job)
     _write_note(settings, shell.job)
-    stop = loop.create_task(_stop_when(told_to_end, shell, streams, guardian))
+    stop = loop.create_task(_stop_when(told_to_end, shell, streams, guardian, settings.node_id))
     watch = loop.create_task(streams.watch_silence())
     await streams.over.wait()
     if shell.job.result is not None:
@@ -90,12 +92,16 @@ async def serve(settings: MasterSettings) -> None:
 
 
 async def _stop_when(
-    told_to_end: asyncio.Event, shell: Shell, streams: Streams, guardian: int
+    told_to_end: asyncio.Event, shell: Shell, streams: Streams, guardian: int, node_id: str
 ) -> None:
-    """After a SIGTERM: from the guardian, or from the kernel because that died."""
+    """After a SIGTERM: from the guardian, whose agent has ended then, or because that died."""
     await told_to_end.wait()
-    what = "was told to end" if os.getppid() == guardian else "died"
+    told = os.getppid() == guardian
+    streams.flush()
+    what = "was told to end" if told else "died"
     shell.fold(ev.Stopping(f"the launcher on the master's node {what}"))
+    if told:
+        streams.ended(ev.NodeId(node_id))
     if shell.stuck:  # as if killed: the journal has all that was decided
         log.error("ending with what the journal has; the same command goes on from there")
         streams.over.set()

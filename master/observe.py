@@ -10,7 +10,7 @@ from elastic.master import events as ev
 from elastic.master import ledger as books
 from elastic.master import nodes as registry
 from elastic.master import recovery as medic
-from elastic.master.events import Effect, Event, NodeId, NodePhase, RankFailure
+from elastic.master.events import Effect, Event, Failed, NodeId, NodePhase, RankFailure
 from elastic.master.ledger import Ledger
 from elastic.master.nodes import Node, NodeState
 from elastic.master.policy import Policy
@@ -179,7 +179,7 @@ def _reported(job: Job, event: ev.Reported, now: float, policy: Policy) -> Step:
         return job, (), ""
     if current is None or not current.standing:
         return job, (), ""
-    told = {o.failure.rank for o in current.failures if o.node_id == node_id}
+    told = {_which(o.failure) for o in current.failures if o.node_id == node_id}
     failures = report.failures
     if report.phase is NodePhase.FAILED and not failures and not told:
         failures = (_unexplained(current, node_id),)
@@ -188,7 +188,7 @@ def _reported(job: Job, event: ev.Reported, now: float, policy: Policy) -> Step:
             return job, (), ""
         current = replace(current, finished=current.finished | {node_id})
         return replace(job, round=current), (), f"{node_id} finished"
-    fresh = tuple({f.rank: f for f in failures if f.rank not in told}.values())
+    fresh = tuple({_which(f): f for f in failures if _which(f) not in told}.values())
     if len(current.failures) >= KEEP_FAILURES:
         fresh = tuple(f for f in fresh if not medic.follows(f))
     if not fresh:
@@ -196,6 +196,11 @@ def _reported(job: Job, event: ev.Reported, now: float, policy: Policy) -> Step:
     seen = tuple(Observed(node_id=node_id, failure=f, at=now) for f in fresh)
     job = replace(job, round=replace(current, failures=current.failures + seen))
     return job, (), medic.describe(seen[0])
+
+
+def _which(failure: RankFailure) -> tuple[Failed, int]:
+    """What tells two failures of a node apart."""
+    return failure.what, failure.rank
 
 
 def _unexplained(current: Round, node_id: NodeId) -> RankFailure:

@@ -81,6 +81,21 @@ class Shell:
 
     def fold(self, event: Event) -> None:
         """Take an event in; its effects leave only once the journal has it."""
+        self._catch_up()
+        self._fold(event)
+
+    def _catch_up(self) -> bool:
+        """With the time in which this process stood still, and heard nobody; whether it did."""
+        timer = self._timer
+        if timer is None or asyncio.get_running_loop().time() <= timer.when() + STALL:
+            return False
+        timer.cancel()
+        self._timer = None
+        self._fold(ev.Stalled())
+        self._fold(ev.Tick())
+        return True
+
+    def _fold(self, event: Event) -> None:
         if self._backlog:
             self._backlog.append(event)
             return
@@ -145,16 +160,16 @@ class Shell:
     def _wake(self, at: float) -> None:
         loop = asyncio.get_running_loop()
         when = loop.time() + max(0.0, at - self.now()) + 0.001
-        if self._timer is not None and not self._timer.cancelled():
+        if self._timer is not None:
             if loop.time() < self._timer.when() <= when:
                 return
             self._timer.cancel()
-        self._timer = loop.call_at(when, self._tick, when)
+        self._timer = loop.call_at(when, self._tick)
 
-    def _tick(self, due: float) -> None:
-        if asyncio.get_running_loop().time() > due + STALL:
-            self.fold(ev.Stalled())
-        self.fold(ev.Tick())
+    def _tick(self) -> None:
+        if not self._catch_up():
+            self._timer = None
+            self._fold(ev.Tick())
 
 
 async def pause(told_to_end: asyncio.Event) -> None:

@@ -160,11 +160,15 @@ class Streams(master_pb2_grpc.MasterServicer):
             asyncio.get_running_loop().call_soon(self._news.flush)
         return session
 
+    def flush(self) -> None:
+        """Fold who came and went until now."""
+        self._news.flush()
+
     def _fold(self, session: Session, event: ev.Event, number: int | None = None) -> None:
         """What a node says is folded after all that came before it, which may be what it is about: a
         rank fails because another node is gone. number: of the round it speaks of.
         """
-        self._news.flush()
+        self.flush()
         self.stale += is_stale(self._shell.job, session.node_id, session.incarnation, number)
         self._shell.fold(event)
 
@@ -174,6 +178,8 @@ class Streams(master_pb2_grpc.MasterServicer):
         if kind == "heartbeat":
             self._heartbeat(session, message.heartbeat)
             return
+        if _is_said_again(message) and self._shell.stuck:
+            return
         if kind == "report":
             told = messages.report(message.report)
             self._fold(session, ev.Reported(node_id, incarnation, told), told.round)
@@ -182,8 +188,9 @@ class Streams(master_pb2_grpc.MasterServicer):
             self._fold(session, ev.StoreReady(node_id, incarnation, address))
         elif kind == "unit":
             unit = message.unit
-            declared = ev.UnitDeclared(unit.round, unit.unit, node_id, incarnation)
-            self._fold(session, declared, unit.round)
+            if unit.unit != self._shell.job.unit:
+                declared = ev.UnitDeclared(unit.round, unit.unit, node_id, incarnation)
+                self._fold(session, declared, unit.round)
         elif kind == "leaving":
             session.left = not message.leaving.drain
             reason = message.leaving.reason[: messages.MAX_TEXT]
@@ -196,7 +203,7 @@ class Streams(master_pb2_grpc.MasterServicer):
     def _heartbeat(self, session: Session, beat: pb.Heartbeat) -> None:
         session.progress = beat.ranks
         if self._shell.stuck:
-            return  # the next one says it again
+            return
         current = self._shell.job.round
         node = self._shell.job.nodes.get(session.node_id)
         waits = current is not None and current.standing and session.node_id not in self._places
@@ -324,5 +331,14 @@ class Streams(master_pb2_grpc.MasterServicer):
         while (self.sessions and clock() < over) or any(clock() < t for t in self._away.values()):
             await asyncio.sleep(0.02)
 
+    def ended(self, node_id: NodeId) -> None:
+        """Nobody will come back for a last word."""
+        self._away.pop(node_id, None)
+
     def _back_by(self) -> float:
         return asyncio.get_running_loop().time() + self._shell.policy.lease
+
+
+def _is_said_again(message: pb.FromAgent) -> bool:
+    """With every heartbeat; what is not folded then need not be kept."""
+    return message.HasField("unit") or (message.HasField("leaving") and message.leaving.drain)

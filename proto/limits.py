@@ -1,5 +1,6 @@
 """Bounds that both ends know, and one that the shell sets."""
 
+import contextlib
 import resource
 
 MOST_SLOTS = 4096
@@ -11,5 +12,10 @@ MAX_REQUEST, MAX_ANSWER = 4 << 20, 16 << 20
 
 def lift_open_files() -> None:
     """Let this process, and those that it starts, open as many files as it ever may."""
+    limit_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def limit_open_files(count: int) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with contextlib.suppress(OSError, ValueError):  # fs.nr_open may have become less since
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, most))
