@@ -1,21 +1,26 @@
 """What an earlier version wrote, byte for byte, is read by this version, and by its neighbours' rules.
 
 The files in recorded/ were written once by the version in their name, and are never written again: a change that no longer
-reads them has broken a running job's neighbours, or its journal.
+reads them has broken a running job's neighbours, or its journal. A journal's is written, of the history beside it, by
+`python -m tests.proto.test_recorded`.
 """
 
 import json
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from elastic.master import codec
+from elastic.master import codec, journal
 from elastic.master import events as ev
 from elastic.master.job import Job, replay
+from elastic.master.journal import Entry, Journal
 from elastic.master.policy import Policy
-from elastic.proto import link, page
+from elastic.proto import link, page, version
 from elastic.proto import master_pb2 as pb
-from elastic.proto.errors import LinkError, ProtocolMismatch
+from elastic.proto.errors import JournalError, LinkError, ProtocolMismatch
 
 RECORDED = Path(__file__).parent / "recorded"
 MINOR = 10
@@ -102,12 +107,59 @@ def test_journal() -> None:
     assert [codec.dumps(event) for event in events] == lines
 
 
+def history(named: str) -> list[tuple[ev.Event, float]]:
+    lines = (RECORDED / f"history-{named}.jsonl").read_text().splitlines()
+    return [(codec.loads(ev.Event, json.dumps(event)), at) for at, event in map(json.loads, lines)]
+
+
 def test_a_journal_is_folded_to_the_state_that_it_meant() -> None:
     """Else a master that takes it over would go back on what was decided."""
-    history = map(json.loads, (RECORDED / "history-2.0.jsonl").read_text().splitlines())
-    entries = ((codec.loads(ev.Event, json.dumps(event)), at) for at, event in history)
-    job = replay(Job(), entries, Policy())
+    job = replay(Job(), history("2.0"), Policy())
     assert job.last_round == 3
     recorded = (RECORDED / "state-2.0.json").read_text().strip()
     assert codec.dumps(job) == recorded
     assert codec.loads(Job, recorded) == job
+
+
+WALL = 1_700_000_000.0
+"""When the recorded job began, in seconds of Unix."""
+
+
+@pytest.mark.parametrize(("named", "fits"), [("2.0", True), ("2.1", True), ("2.2", False)])
+def test_a_journals_database(tmp_path: Path, named: str, fits: bool) -> None:
+    """A snapshot, the events after it, and notes; a neighbour's has another version's name."""
+    path = tmp_path / "journal.db"
+    shutil.copyfile(RECORDED / "journal-2.0.db", path)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("update meta set value = ?", (named,))
+    if not fits:
+        with pytest.raises(JournalError, match=r"speaks version 2\.2"):
+            Journal(path)
+        return
+    with closing(Journal(path)) as opened:
+        job, wall, at, entries = opened.load()
+        (note,) = opened.notes(0)
+    assert (job.last_round, wall, at) == (2, WALL + 7.0, 7.0)
+    assert [entry.wall - WALL for entry in entries] == [entry.job for entry in entries]
+    job = replay(job, ((entry.event, entry.job) for entry in entries), Policy())
+    assert codec.dumps(job) == (RECORDED / "state-2.0.json").read_text().strip()
+    assert (note.wall, note.job, note.kind, note.reason) == (WALL, 0.0, "MasterStarted", "begins")
+
+
+def record(path: Path, events: list[tuple[ev.Event, float]]) -> None:
+    """Write today's journal of what happened: a snapshot of the first six events, and the others."""
+    journal.SNAPSHOT_EVERY = 6
+    job = Job()
+    with closing(Journal(path)) as opened:
+        opened.note(wall=WALL, job=0.0, kind=type(events[0][0]).__name__, reason="begins")
+        for number, (event, at) in enumerate(events, 1):
+            job = replay(job, [(event, at)], Policy())
+            opened.append(Entry(wall=WALL + at, job=at, event=event), fence=True)
+            if number == 6:
+                opened.compact(job, WALL + at, at)
+
+
+if __name__ == "__main__":
+    recorded = RECORDED / f"journal-{version.JOURNAL}.db"
+    recorded.touch(exist_ok=False)
+    record(recorded, history(str(version.JOURNAL)))
