@@ -38,6 +38,7 @@ MISTAKES: list[tuple[str, Sequence[str], int, str]] = [
     ("no TLS file", _tls("/nowhere/cert"), USAGE, "--tls-cert /nowhere/cert: No such file"),
     ("a TLS file of something else", _tls(str(SCRIPT)), USAGE, "no pair of a certificate and"),
     ("a token file without end", ("--token-file", "/dev/zero"), USAGE, "holds more than 4096"),
+    ("no token", ("--require-token",), USAGE, "set ELASTIC_JOB_TOKEN, or --token-file FILE"),
     ("a token file that is not", ("--token-file", "/nowhere/t"), USAGE, "/nowhere/t"),
     ("a folder that is none", ("--log-dir", "/dev/null/x"), USAGE, "cannot make /dev/null/x"),
     ("ports upside down", ("--port-range", "300-200"), USAGE, "is not a range of ports"),

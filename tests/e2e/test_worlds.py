@@ -29,6 +29,23 @@ def test_a_rank_unit_leaves_slots_idle(job: Job) -> None:
     assert len(job.told("start", round=number)) == 4
 
 
+def test_a_node_unit_leaves_a_node_waiting_for_a_place(job: Job) -> None:
+    """The third would make no whole unit; it takes the place of one that dies."""
+    flags = ("--node-unit", "2", "--last-call", "0.1")
+    job.start(*flags, nodes="2:4", nproc=1).master()
+    second = job.start(*flags, nodes="2:4", nproc=1)
+    number = job.wait_for_steps(2)
+    job.start(*flags, nodes="2:4", nproc=1)
+    job.wait_for_event("node2 attached")
+    job.wait_for_more_steps(number, 2, count=100)
+    assert job.round() == number, job.dump()
+    processes.kill(second.guardian, second.agent())
+    after = job.wait_for_steps(2, after=number)
+    assert job.told("start", round=after)[0].fields["world"] == 2, job.dump()
+    job.finish()
+    job.ends(0, -signal.SIGKILL, 0)
+
+
 def test_a_script_declares_its_unit_and_gets_a_world_that_fits(job: Job) -> None:
     script = job.folder / "unit.py"
     script.write_text(UNIT)
@@ -77,3 +94,17 @@ def test_a_failure_that_no_restart_mends_is_stopped_at_the_third(job: Job) -> No
     assert "3 times with no step" in job.report()["result"]["reason"]
     attempts = sorted(path.name for path in Path(job.folder / "logs" / "job").glob("attempt_*"))
     assert attempts == ["attempt_0", "attempt_1", "attempt_2"]
+
+
+def test_a_fault_budget_that_is_used_up_ends_the_job_with_the_reason(job: Job) -> None:
+    """One kill is paid for; the next comes before a step gave anything back."""
+    script = ("--fault", "start:kill:0:*")
+    node = job.start("--fault-budget", "1", nproc=1, script=script, log_level="WARNING")
+    job.ends(1)
+    assert len(job.told("fault")) == 2, job.dump()
+    reason = job.report()["result"]["reason"]
+    assert "ended by SIGKILL" in reason, job.dump()
+    assert "with too little progress in between" in reason, job.dump()
+    assert [line for line in node.said().splitlines() if "too little" in line] == [
+        f"elastic-run: {reason}"
+    ], job.dump()
