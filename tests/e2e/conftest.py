@@ -2,13 +2,14 @@
 
 import secrets
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Job
+from tests.e2e.harness import Job, Node
 from tests.e2e.harness.network import Network, missing
+from tests.e2e.harness.network import start as start_on
 from tests.e2e.harness.stuck import StuckFolder
 from tests.e2e.harness.stuck import stuck_folder as make_stuck_folder
 
@@ -27,6 +28,21 @@ def network() -> Iterator[Network]:
         pytest.skip(f"no network namespaces: {why}")
     with Network(f"e2e{secrets.token_hex(3)}", 3) as made:
         yield made
+
+
+@pytest.fixture(params=["loopback", pytest.param("hosts", marks=pytest.mark.netns)])
+def start(job: Job, request: pytest.FixtureRequest) -> Callable[..., Node]:
+    """Starts the job's next launcher: beside the others, or on the next host of a network, where
+    the ranks train together."""
+    if request.param == "loopback":
+        return job.start
+    network: Network = request.getfixturevalue("network")
+
+    def on_the_next_host(*flags: str, nodes: str, nproc: int) -> Node:
+        number = len(job.nodes)
+        return start_on(job, network, number, *flags, nodes=nodes, nproc=nproc, script="--torch")
+
+    return on_the_next_host
 
 
 @pytest.fixture

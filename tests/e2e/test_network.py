@@ -5,32 +5,24 @@ import socket
 
 import pytest
 
-from tests.e2e.harness import Job, Node, processes
-from tests.e2e.harness.network import Network, missing, with_resolver
+from tests.e2e.harness import Job, processes
+from tests.e2e.harness.network import Network, missing, start, with_resolver
 
 pytestmark = pytest.mark.netns
 
 
-def start(job: Job, network: Network, number: int, *flags: str, nodes: str, **more: str) -> Node:
-    job.address = network.address(0)
-    return job.start(
-        *flags,
-        nodes=nodes,
-        nproc=1,
-        prefix=network.on(number),
-        environ={"GLOO_SOCKET_IFNAME": "eth0"},
-        script=tuple(more.get("script", "").split()),
-    )
-
-
-def test_a_short_partition_is_not_noticed_by_the_ranks(job: Job, network: Network) -> None:
-    """Shorter than the lease, and the node comes back by itself."""
-    start(job, network, 0, "--lease", "60", nodes="2")
-    start(job, network, 1, "--lease", "60", nodes="2")
+@pytest.mark.parametrize(("script", "steps"), [("", 50), ("--torch", 0)])
+def test_a_short_partition_ends_no_rank(
+    job: Job, network: Network, script: str, steps: int
+) -> None:
+    """Shorter than the lease, and the node comes back by itself. Ranks that train together stand
+    still meanwhile, and go on where they were."""
+    start(job, network, 0, "--lease", "60", nodes="2", script=script)
+    start(job, network, 1, "--lease", "60", nodes="2", script=script)
     number = job.wait_for_steps(2)
     network.pull(1)
     job.wait_for_event("node1 is unreachable")
-    job.wait_for_more_steps(number, 2, count=50)
+    job.wait_for_more_steps(number, 2, count=steps)
     network.plug(1)
     job.wait_for("node1 to be back", lambda: "attached" in job.events()[-1] or None)
     job.wait_for_more_steps(number, 2)

@@ -1,8 +1,9 @@
-"""Several nodes on loopback: they come, go, die, and lose sight of the master."""
+"""Several nodes, on loopback unless a test says otherwise: they come, go, die, and lose sight of the master."""
 
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -11,13 +12,15 @@ from tests.e2e.harness import ROOT, Job, Node, processes
 from tests.e2e.harness.proxy import Proxy
 
 
-def test_nodes_join_while_others_train_and_leave_again(job: Job) -> None:
+def test_nodes_join_while_others_train_and_leave_again(
+    job: Job, start: Callable[..., Node]
+) -> None:
     flags = ("--last-call", "0.2")
-    job.start(*flags, nodes="1:3", nproc=1)
+    start(*flags, nodes="1:3", nproc=1)
     first = job.wait_for_steps(1)
-    second = job.start(*flags, nodes="1:3", nproc=1)
+    second = start(*flags, nodes="1:3", nproc=1)
     grown = job.wait_for_steps(2, after=first)
-    third = job.start(*flags, nodes="1:3", nproc=1)
+    third = start(*flags, nodes="1:3", nproc=1)
     full = job.wait_for_steps(3, after=grown)
     third.signal(signal.SIGTERM)  # one leaves, and says so
     assert third.exit_code() == 1, job.dump()
@@ -73,11 +76,13 @@ def test_a_node_that_comes_when_the_job_is_over(job: Job) -> None:
     assert "is elastic-run running on the node that owns it?" in late.said(), job.dump()
 
 
-def test_a_spare_node_takes_the_place_of_one_that_dies(job: Job) -> None:
-    job.start(nodes="2:2", nproc=1).master()  # it has the master, and not the one that dies
-    second = job.start(nodes="2:2", nproc=1)
+def test_a_spare_node_takes_the_place_of_one_that_dies(
+    job: Job, start: Callable[..., Node]
+) -> None:
+    start(nodes="2:2", nproc=1).master()  # it has the master, and not the one that dies
+    second = start(nodes="2:2", nproc=1)
     number = job.wait_for_steps(2)
-    job.start(nodes="2:2", nproc=1)
+    start(nodes="2:2", nproc=1)
     job.wait_for_event("node2 attached")
     job.wait_for_more_steps(number, 2)
     processes.kill(second.guardian, second.agent())

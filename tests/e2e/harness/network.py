@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from .job import Job, Node
+
 
 def run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -87,6 +89,27 @@ class Network:
 
     def plug(self, number: int) -> None:
         run("ip", "-n", self._switch, "link", "set", f"port{number}", "up")
+
+
+def start(
+    job: Job,
+    network: Network,
+    number: int,
+    *flags: str,
+    nodes: str,
+    nproc: int = 1,
+    script: str = "",
+) -> Node:
+    """Start a launcher on a host; the job's endpoint is on the first one."""
+    job.address = network.address(0)
+    return job.start(
+        *flags,
+        nodes=nodes,
+        nproc=nproc,
+        prefix=network.on(number),
+        environ={"GLOO_SOCKET_IFNAME": "eth0"},
+        script=tuple(script.split()),
+    )
 
 
 def with_resolver(folder: Path, server: str, names: str = "") -> tuple[str, ...]:
