@@ -133,13 +133,61 @@ def test_the_node_with_the_master_dies(job: Job) -> None:
     flags = ("--rdzv-conf", "is_host=false", "--join-timeout", "3")
     second = job.start(*flags, nodes="2:2", nproc=1)
     number = job.wait_for_steps(2)
-    parts = (first.agent(), first.master(), first.guardian)
-    processes.kill(first.guardian, number=signal.SIGSTOP)  # so that nobody is started again
-    processes.kill(*parts)
+    _lose_with_its_master(first)
     job.wait_for_more_steps_of(number, 1)  # it does not depend on its peer, and goes on
     processes.kill(job.rank(number, 1))
     job.ends(-signal.SIGKILL, 1)
     assert "no master answers at" in second.said(), job.dump()
+
+
+def _lose_with_its_master(node: Node) -> None:
+    """Everything of it in one instant; ranks and starters go with their agent."""
+    parts = (node.agent(), node.master(), node.guardian)
+    processes.kill(node.guardian, number=signal.SIGSTOP)  # so that nobody is started again
+    processes.kill(*parts)
+
+
+def test_the_node_with_the_master_is_started_again(job: Job) -> None:
+    """The same command goes on from the journal, with the node that trained on alone."""
+    first = job.start(nodes="2:2", nproc=1)
+    first.master()
+    job.start(nodes="2:2", nproc=1)
+    number = job.wait_for_steps(2)
+    _lose_with_its_master(first)
+    job.wait_for_more_steps_of(number, 1)
+    job.start(nodes="2:2", nproc=1, name="node0")
+    assert job.wait_for_steps(2, after=number) == number + 1, job.dump()
+    assert any("master is back in epoch 2" in event for event in job.events()), job.dump()
+    job.finish()
+    job.ends(-signal.SIGKILL, 0, 0)
+
+
+def test_a_launcher_dies_alone(job: Job) -> None:
+    """Its agent says so and ends all that runs there; the others go on."""
+    job.start(nodes="1:2", nproc=1).master()
+    second = job.start(nodes="1:2", nproc=1, script=("--child",))
+    job.wait_for("both in a round", lambda: _world(job, 2))
+    number, agent = job.round(), second.agent()
+    second.signal(signal.SIGKILL)
+    job.wait_for_event("node1 left: its launcher died")
+    job.wait_for_steps(1, after=number)
+    job.wait_for("its agent's end", lambda: not processes.alive(agent) or None)
+    job.finish()
+    job.ends(0, -signal.SIGKILL)
+
+
+def test_the_launcher_with_the_master_dies_alone(job: Job) -> None:
+    """Its master, told by the kernel, ends the job; nobody waits for another one."""
+    first = job.start(nodes="1:2", nproc=1, script=("--child",))
+    first.master()
+    second = job.start(nodes="1:2", nproc=1, script=("--child",))
+    job.wait_for("both in a round", lambda: _world(job, 2))
+    first.signal(signal.SIGKILL)
+    assert [node.exit_code() for node in job.nodes] == [-signal.SIGKILL, 1], job.dump()
+    last = second.said().splitlines()[-1]
+    assert last == "elastic-run: the launcher on the master's node died", job.dump()
+    job.nodes.clear()  # the first one's agent may take a moment longer
+    job.assert_nothing_left(soon=True)
 
 
 @pytest.mark.parametrize("seconds", [1, 6])
