@@ -3,12 +3,19 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 STRAYS_EVERY = 1.0
 """Seconds between looks for strays."""
+CLEANING = 6.0
+"""Seconds that those who unlink shared memory get at the end. Python's needs none, torch's 3."""
+
+_UNLINKS = re.compile(rb"resource_tracker import main|torch_shm_manager")
+"""Helpers of multiprocessing's and torch's. When the last process that they serve is gone they unlink
+the shared memory that it left, and end; SIGKILL would leave it for ever."""
 
 
 def watch(pid: int) -> "asyncio.Future[int]":
@@ -45,9 +52,11 @@ def signal_group(pid: int, number: int) -> None:
             os.kill(pid, number)
 
 
-def orphans(known: Collection[int]) -> list[int]:
-    """Our direct children that are not among `known`: what ranks left behind."""
-    return [pid for pid in _children(os.getpid()) if pid not in known]
+def orphans(known: Collection[int], *, unlinkers: bool = True) -> list[int]:
+    """Our direct children that are not among `known`: what ranks left behind. unlinkers: those too
+    who only unlink shared memory before they end by themselves."""
+    found = [pid for pid in _children(os.getpid()) if pid not in known]
+    return found if unlinkers else [pid for pid in found if not _unlinks(pid)]
 
 
 async def sweep(
@@ -58,23 +67,27 @@ async def sweep(
     """End and reap all orphans with all that descends from them; returns what would not end.
 
     `known` is asked before each look, since what is ours may change meanwhile; `settled` waits until
-    no start is under way, for a process that was just adopted looks like an orphan.
+    no start is under way, for a process that was just adopted looks like an orphan. Without it this
+    is the last sweep. Those who unlink shared memory end by themselves; only the last one waits.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + patience
+    cleaned, deadline = loop.time() + CLEANING, loop.time() + patience
+    last = settled is None
     while True:
         if settled is not None:
             await settled()
-        found = orphans(known())
+        found = orphans(known(), unlinkers=last)
         if not found:
             return []
+        thorough = last and loop.time() >= cleaned
         for pid in found:
-            kill_tree(pid)
+            kill_tree(pid, thorough=thorough)
         left = [pid for pid in found if not reap(pid)]
         if left:
-            if loop.time() > deadline:
+            now = loop.time()
+            if now > deadline:
                 return left
-            await _ended(left[0], deadline - loop.time())
+            await _ended(left[0], (cleaned if last and not thorough else deadline) - now)
 
 
 async def reap_strays(
@@ -88,11 +101,18 @@ async def reap_strays(
             reap(pid)
 
 
-def kill_tree(pid: int) -> None:
-    """SIGKILL for a process and all that descends from it."""
+def kill_tree(pid: int, *, thorough: bool = False) -> None:
+    """SIGKILL for a process and all that descends from it; thorough: also for who unlinks shared memory."""
     for descendant in _tree(pid):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(descendant, signal.SIGKILL)
+        if thorough or not _unlinks(descendant):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(descendant, signal.SIGKILL)
+
+
+def _unlinks(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return _UNLINKS.search(Path(f"/proc/{pid}/cmdline").read_bytes()) is not None
+    return False
 
 
 async def _ended(pid: int, timeout: float) -> None:

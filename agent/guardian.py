@@ -188,7 +188,7 @@ class Guardian:
 
     def _ended(self, child: _Child, code: int) -> None:
         if child is self._agent:
-            self._sweep()
+            self._sweep(last=False)
             self._hear()  # a signal that came meanwhile decides whether there is another life
         if 0 <= code != CRASHED:
             child.code = code
@@ -232,17 +232,23 @@ class Guardian:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, number)
 
-    def _sweep(self) -> None:
-        """End everything that outlived the agent, but the master."""
-        cgroup.end(self._cgroup)
+    def _sweep(self, *, last: bool) -> None:
+        """End everything that outlived the agent, but the master; who unlinks shared memory is waited
+        for in the last sweep only."""
         keep = self._stuck | {child.pid for child in self._children() if child.pid}
-        deadline = time.monotonic() + 10
-        while (left := children.orphans(keep)) and (now := time.monotonic()) < deadline:
+        began = time.monotonic()
+        cleaned, deadline = began + children.CLEANING, began + 10
+        while left := children.orphans(keep, unlinkers=last):
+            now = time.monotonic()
+            if now >= deadline:
+                break
+            if thorough := now >= cleaned:
+                cgroup.end(self._cgroup)
             for pid in left:
-                children.kill_tree(pid)
+                children.kill_tree(pid, thorough=thorough)
             ended = [children.reap(pid) for pid in left]
-            if not any(ended):
-                self._sleep(deadline - now)  # each that ends is a child of ours
+            if not any(ended):  # each that ends is a child of ours
+                self._sleep((deadline if thorough else cleaned) - now)
         self._stuck.update(left)
 
     def _end_all(self) -> None:
@@ -253,7 +259,7 @@ class Guardian:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(child.pid, 0)
                 child.pid = 0
-        self._sweep()
+        self._sweep(last=True)
         deadline = time.monotonic() + 1
         while not cgroup.end(self._cgroup) and time.monotonic() < deadline:
             self._sleep(0.01)  # the last ones are on their way out

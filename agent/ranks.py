@@ -265,9 +265,12 @@ class Ranks:
         return path if path.is_file() else None
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to every rank's process group."""
+        """Send a signal to every rank's process group; SIGKILL spares who unlinks shared memory."""
         for rank in self._running():
-            children.signal_group(rank.pid, number)
+            if number == signal.SIGKILL:
+                children.kill_tree(rank.pid)
+            else:
+                children.signal_group(rank.pid, number)
 
     def _running(self) -> list[Rank]:
         return [r for r in self.ranks if r.ended is not None and not r.ended.done()]

@@ -8,7 +8,7 @@ from pathlib import Path
 from elastic.options import Options
 from elastic.proto.errors import UsageError
 from elastic.proto.job_folder import JOURNAL
-from elastic.proto.limits import MOST_SLOTS
+from elastic.proto.limits import LONGEST_NAME, MOST_SLOTS
 
 FEWEST_FILES = 512
 """Descriptors of ranks begin at 200 (agent/fork.py), and a rank has what the shell allows."""
@@ -23,6 +23,27 @@ def open_files() -> None:
             f"this shell allows {limit} open files, elastic-run needs {FEWEST_FILES}: "
             f"ulimit -n {FEWEST_FILES}"
         )
+
+
+def names(options: Options) -> None:
+    """What the master gets to read, and what is run."""
+    if not options.entry:
+        raise UsageError("the script's name is empty: is a variable of your command line unset?")
+    texts = [("--rdzv-id", options.run_id), ("--role", options.role)]
+    texts += [("--node-id", options.node_id or "")]
+    texts += [("--label", text) for pair in options.labels.items() for text in pair]
+    for flag, text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{flag} {text!r}: it is no text in UTF-8") from error
+    if len(options.node_id or "") > LONGEST_NAME:
+        raise UsageError(f"--node-id: a node's name has {LONGEST_NAME} characters at most")
+
+
+def slots(count: int) -> None:
+    if count > MOST_SLOTS:
+        raise UsageError(f"--nproc-per-node: {count} ranks, and a node has {MOST_SLOTS} at most")
 
 
 def rank_unit(options: Options, slots: int) -> None:

@@ -142,6 +142,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    for flag, given in (("--dir", args.dir), ("--master", args.master)):
+        if given == "":  # an unset variable must not drain whatever job is the newest
+            parser.error(f"{flag} is empty: say which job, or leave it out")
     if args.dir and args.master:
         parser.error("--dir and --master both say which job: give one of them")
     if args.master and not args.master.rpartition(":")[2].isdecimal():

@@ -67,7 +67,9 @@ def _launch(options: Options) -> int:
     signals = _numbers(dict.fromkeys((*options.signals_to_handle, "SIGTERM")))
     for number in signals:  # until the guardian handles them
         signal.signal(number, _end_at_once)
+    checks.names(options)
     slots = resolve_slots(options.nproc_per_node, environ)
+    checks.slots(slots)
     checks.rank_unit(options, slots)
     _default_threads(environ, slots)
     if options.without_effect:

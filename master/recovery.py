@@ -62,8 +62,14 @@ _CRASHES = frozenset(
         signal.SIGBUS,
         signal.SIGTRAP,
         signal.SIGSYS,
+        signal.SIGALRM,
+        signal.SIGVTALRM,
+        signal.SIGPROF,
+        signal.SIGXCPU,
+        signal.SIGXFSZ,
     }
 )
+"""What a process brings upon itself: its errors, alarms that it set, limits that it was given."""
 _NETWORK_TYPES = frozenset({"DistNetworkError", "DistBackendError", "DistStoreError"})
 # What gloo, NCCL and the store say once a peer is gone; not what they say of a wrong call.
 _NETWORK_WORDS = re.compile(
@@ -143,7 +149,7 @@ def classify(failure: RankFailure) -> Cause:
     told = kind == "RuntimeError" and _NETWORK_WORDS.search(failure.message)
     if kind in _NETWORK_TYPES or told:
         return Cause.NETWORK
-    if failure.exit_code >= 0:
+    if failure.exit_code >= 0 or kind:  # a KeyboardInterrupt ends Python by SIGINT
         return Cause.ERROR
     if -failure.exit_code in _CRASHES:
         abort = -failure.exit_code == signal.SIGABRT
@@ -201,7 +207,9 @@ def charge(
             return state, Fail(cause, f"{reason}{used}", root)
         return replace(state, restarts=state.restarts + 1), Restart(cause, reason, root)
     if state.faults >= policy.fault_budget:
-        many = f"{state.faults} faults with too little progress in between"
+        many = (
+            f"{state.faults} fault{'s' * (state.faults != 1)} with too little progress in between"
+        )
         return state, Fail(cause, f"{reason}: {many}", root)
     return replace(state, faults=state.faults + 1), Restart(cause, reason, root)
 

@@ -23,7 +23,7 @@ from elastic.master.state import is_stale
 from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc, version
 from elastic.proto.errors import ProtocolMismatch
-from elastic.proto.limits import MOST_SLOTS
+from elastic.proto.limits import LONGEST_NAME, MOST_SLOTS
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         hello: pb.Hello = first.hello
         refusal = self._refusal(hello) or await self._namesake(hello)
         if refusal:
-            log.warning("refused %s: %s", hello.node_id[:256], refusal)
+            log.warning("refused %s: %s", hello.node_id[:LONGEST_NAME], refusal)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
         return hello
 
@@ -129,8 +129,10 @@ class Streams(master_pb2_grpc.MasterServicer):
             return "this master has begun another job under the same name"
         if hello.epoch > job.epoch:
             return f"this master is in epoch {job.epoch}, the agent has obeyed {hello.epoch}"
-        if not 0 < len(hello.node_id) <= 256 or not 0 < hello.slots <= MOST_SLOTS:
-            return f"a node has a name of up to 256 characters and 1 to {MOST_SLOTS} slots"
+        if not 0 < len(hello.node_id) <= LONGEST_NAME:
+            return f"a node's name has 1 to {LONGEST_NAME} characters"
+        if not 0 < hello.slots <= MOST_SLOTS:
+            return f"a node has 1 to {MOST_SLOTS} slots"
         host, _, port = hello.knock_address.rpartition(":")
         if not (0 < len(host) <= 256 and port.isdecimal() and len(port) < 6 and int(port) < 65536):
             return "a node says where it can be knocked at, as host:port"
@@ -144,7 +146,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         if await knock(node.knock_address, node.incarnation) is not KnockAnswer.ALIVE:
             return ""
         return (
-            f"a node named {hello.node_id[:256]} is in the job already, and lives at {node.host}: "
+            f"a node named {hello.node_id[:LONGEST_NAME]} is in the job already, and lives at {node.host}: "
             "give each node a --node-id of its own"
         )
 

@@ -6,6 +6,9 @@ import resource
 MOST_SLOTS = 4096
 """Of a node; its report of as many failures is one request."""
 
+LONGEST_NAME = 256
+"""Characters of a node's name."""
+
 MAX_REQUEST, MAX_ANSWER = 4 << 20, 16 << 20
 """Bytes; what the master hears, and what it says: the status of 10,000 nodes is 4 MiB and more."""
 

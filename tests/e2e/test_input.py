@@ -27,6 +27,15 @@ MISTAKES: list[tuple[str, Sequence[str], int, str]] = [
     ("nodes upside down", ("--nnodes", "3:2"), USAGE, "the least, 3, is above the most, 2"),
     ("nodes in words", ("--nnodes", "two"), USAGE, "write a number of nodes, or MIN:MAX"),
     ("no ranks", ("--nproc-per-node", "0"), USAGE, "write a number from 1 up, or gpu"),
+    ("too many ranks", ("--nproc-per-node", "5000"), USAGE, "a node has 4096 at most"),
+    (
+        "a name that is no text",
+        ("--node-id", "a\udcff"),
+        USAGE,
+        "--node-id 'a\\udcff': it is no text",
+    ),
+    ("a label that is no text", ("--label", "a=\udcff"), USAGE, "--label '\\udcff': it is no text"),
+    ("a name without end", ("--node-id", "n" * 300), USAGE, "has 256 characters at most"),
     ("no such device", ("--nproc-per-node", "tpus"), USAGE, "--nproc-per-node"),
     ("a unit that does not fit", ("--nnodes", "3:3", "--node-unit", "2"), USAGE, "--node-unit 2"),
     ("a unit that is never met", ("--rank-unit", "7"), USAGE, "--rank-unit 7: 1 node has 2 ranks"),
@@ -56,6 +65,13 @@ def test_a_command_line_that_makes_no_sense(
     said = node.said()
     assert words in said.splitlines()[-1], said
     assert "Traceback" not in said
+
+
+def test_an_empty_script_name(job: Job) -> None:
+    """As a shell makes it of a variable that is unset."""
+    node = job.start(entry=("",))
+    job.ends(USAGE)
+    assert "the script's name is empty" in node.said(), job.dump()
 
 
 SCRIPTS: list[tuple[str, Sequence[str], int, str]] = [

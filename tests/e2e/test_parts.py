@@ -86,6 +86,20 @@ def test_several_parts_in_one_instant(job: Job, parts: str) -> None:
     job.ends(0)
 
 
+def test_shared_memory_goes_with_the_ranks_that_held_it(job: Job) -> None:
+    """Whoever ends them: the agent as others of their round, the guardian after the agent, the job."""
+    node = job.start(script=("--torch", "--shared"))
+    number = job.wait_for_steps(2)
+    held = len(job.shared())
+    assert held >= 4, job.dump()
+    for part in ("rank", "agent"):
+        processes.kill(job.rank(number, 0) if part == "rank" else node.agent())
+        number = job.wait_for_steps(2, after=number)
+        job.wait_for(f"{held} pieces of shared memory", lambda: len(job.shared()) <= held or None)
+    job.finish()
+    job.ends(0)
+
+
 @pytest.mark.parametrize("on_term", ["die", "work"])
 def test_without_its_guardian_everything_ends(job: Job, on_term: str) -> None:
     node = job.start("--shutdown-timeout", "20", script=("--child", "--on-term", on_term))

@@ -266,6 +266,8 @@ def test_foreign_server(ask: Ask) -> None:
         ),
         (("--master", "host", "status"), "write HOST:PORT"),
         (("--dir", "x", "status", "--master", "h:1"), "both say which job"),
+        (("--dir", "", "drain"), "--dir is empty"),
+        (("drain", "--master", ""), "--master is empty"),
         (("--tls-ca", "x", "status"), "go together"),
         (("status", "--loudly"), "unrecognized arguments: --loudly"),
         (("logs", "--tail", "-1"), "--tail"),

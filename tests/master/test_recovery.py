@@ -1,5 +1,6 @@
 """Whose fault a failure is, and what it costs."""
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -46,7 +47,10 @@ CASES = [
     (failure(exit_code=-(10**30)), Cause.KILLED),
     (failure(error_type="ValueError", message="Connection closed by peer"), Cause.ERROR),
     (failure(error_type="RuntimeError", message="shape mismatch"), Cause.ERROR),
-    (failure(error_type="KeyboardInterrupt", exit_code=-2), Cause.KILLED),
+    (failure(error_type="KeyboardInterrupt", exit_code=-2), Cause.ERROR),
+    (failure(exit_code=-signal.SIGINT), Cause.KILLED),
+    (failure(exit_code=-signal.SIGALRM), Cause.CRASH),
+    (failure(exit_code=-signal.SIGXCPU), Cause.CRASH),
     (failure(error_type="torch.OutOfMemoryError", message="CUDA out of memory."), Cause.DEVICE_OOM),
     (failure(error_type="OutOfMemoryError"), Cause.DEVICE_OOM),
     (failure(error_type="RuntimeError", message="HIP out of memory. Tried"), Cause.DEVICE_OOM),

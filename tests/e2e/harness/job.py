@@ -365,9 +365,14 @@ class Job:
             self.wait_for("the end of every process", lambda: not self.left() or None)
         if left := self.left():
             self.fail(f"processes are left:\n{processes.table(left)}")
-        shared = set(os.listdir(self.shm if private_shm() else "/dev/shm"))
-        if shared := shared - (set() if private_shm() else self._shared):
+        if shared := self.shared():
             self.fail(f"shared memory is left: {sorted(shared)}")
+
+    def shared(self) -> set[str]:
+        """Shared memory of the job's, by name."""
+        if private_shm():
+            return set(os.listdir(self.shm))
+        return set(os.listdir("/dev/shm")) - self._shared
 
     def own_tracebacks(self, node: Node) -> list[str]:
         """Tracebacks on the launcher's stderr in which no file of the test's has a part."""

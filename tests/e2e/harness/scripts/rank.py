@@ -33,6 +33,7 @@ def parse() -> argparse.Namespace:
         "--on-term", choices=("die", "ignore", "work", "hold", "raise"), default="die"
     )
     parser.add_argument("--stray", action="store_true", help="leave a process that has ended")
+    parser.add_argument("--shared", action="store_true", help="hold shared memory of both kinds")
     parser.add_argument("--print", action="store_true", help="print every step")
     return parser.parse_args()
 
@@ -85,6 +86,18 @@ def leave_stray() -> None:
     code = "import os; pid = os.fork(); pid and print(pid, flush=True); os._exit(0)"
     found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
     tell("stray", stray=int(found.stdout))
+
+
+def share() -> list[object]:
+    """Named shared memory, by multiprocessing and by torch; helpers of theirs unlink it."""
+    from multiprocessing.shared_memory import SharedMemory
+
+    import torch
+    import torch.multiprocessing as sharing
+
+    sharing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
+    tensor: object = torch.zeros(1 << 18).share_memory_()  # type: ignore[no-untyped-call]
+    return [SharedMemory(create=True, size=1 << 20), tensor]
 
 
 def on_term(number: int, frame: object) -> None:
@@ -189,6 +202,7 @@ def main() -> None:
         leave_child()
     if ARGS.stray:
         leave_stray()
+    shared = share() if ARGS.shared else []
     fault("start")
     first = resume()
     for step in (train if ARGS.torch else count)(first):
@@ -196,6 +210,7 @@ def main() -> None:
         if step == first + 3:
             fault("step")
     fault("end")
+    del shared
     if kept is not None:
         kept.close()
     tell("end")
