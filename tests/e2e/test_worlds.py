@@ -46,6 +46,18 @@ def test_a_node_unit_leaves_a_node_waiting_for_a_place(job: Job) -> None:
     job.ends(0, -signal.SIGKILL, 0)
 
 
+def test_the_count_of_restarts_is_equal_on_every_node(job: Job) -> None:
+    """Ranks may use it to agree on something; torchrun's nodes count each for themselves."""
+    for _ in range(2):
+        fault = ("--fault", "step:exit3:1:1")
+        job.start("--max-restarts", "1", nodes="2", nproc=2, script=fault)
+    number = job.wait_for_steps(4, after=1)
+    job.finish()
+    job.ends(0)
+    counts = {line.rank: line.fields["restarts"] for line in job.told("start", round=number)}
+    assert counts == dict.fromkeys(range(4), "1"), job.dump()
+
+
 def test_a_script_declares_its_unit_and_gets_a_world_that_fits(job: Job) -> None:
     script = job.folder / "unit.py"
     script.write_text(UNIT)
