@@ -262,6 +262,11 @@ def test_several_nodes_without_an_id_share_torchruns() -> None:
     assert options("--nnodes 2 --master-addr h").run_id == "none"
 
 
+def test_the_last_call_is_short() -> None:
+    """torchrun's is 30 s."""
+    assert options("--nnodes 1:2 --rdzv-backend c10d").last_call == 1
+
+
 def test_rdzv_conf() -> None:
     found = options(
         "--rdzv-backend c10d --join-timeout 5 --last-call 6 --rdzv-conf "

@@ -23,6 +23,7 @@ class Signal:
     number: int
     when: When = When.RUNNING
     ranks: int = 2  # to wait for
+    again: bool = False  # once more, when a rank has seen the first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class Case:
     """One command line (or one a node) and its surroundings."""
 
     name: str
+    program: str = "run"  # or "launch": the module, of torch.distributed and of elastic
     args: tuple[str, ...] = ()  # after each node's own options
     nodes: tuple[tuple[str, ...], ...] = ((),)  # each node's own options
     env: Mapping[str, str] = field(default_factory=dict)
@@ -39,6 +41,7 @@ class Case:
     forks: bool = True  # also compared with ranks forked from the standby
     timeout: float = 150.0  # seconds; generous, as the machine may be busy
     hangs: bool = False  # one that runs still after `timeout` is an observation, not a failure
+    lasts: tuple[float, float] | None = None  # seconds that are as good as one another
 
 
 TWO = ("--standalone", "--nproc-per-node", "2")
@@ -116,7 +119,8 @@ LOGS_AND_CONSOLE = (
     _probe("redirects_map", *LOGS, "-r", "0:1,1:2"),
     _probe("tee_map", *LOGS, "-t", "1:3"),
     _probe("redirects_and_tee", *LOGS, "--redirects", "3", "--tee", "0:1"),
-    _probe("redirects_two_digits", *LOGS, "--redirects", "10:1"),
+    _plain("tee_two_digits", "--standalone", "--nproc-per-node", "12", *LOGS, "--tee", "10:1",
+           "probe.py", forks=False),
     _probe("logs_in_tmp", "--tee", "3"),
     _probe("log_dir_null", "--log-dir", "/dev/null"),
     _probe("log_dir_null_tee", "--log-dir", "/dev/null", "--tee", "3"),
@@ -129,6 +133,10 @@ LOGS_AND_CONSOLE = (
     _probe("duplicate_filters", *LOGS, "--tee", "3", "--duplicate-stdout-filters", "keep,last",
            "--duplicate-stderr-filters", "first"),
     _probe("duplicate_filters_no_tee", *LOGS, "--duplicate-stdout-filters", "keep"),
+    Case(name="log_limit", args=(*TWO, *LOGS, "--redirects", "1", *PROBE), forks=False,
+         env={"PROBE": "print:800", "PROBE_RANKS": "1", "ELASTIC_LOG_LIMIT": "10K"}),
+    Case(name="log_keep", args=(*TWO, *LOGS, "--tee", "1", "--max-restarts", "2", *PROBE),
+         env={"PROBE": "exit:5", "ELASTIC_LOG_KEEP": "1"}, forks=False),
     _probe("log_attempts", *LOGS, "--tee", "3", "--max-restarts", "1", do="exit-first:5",
            ranks="0", others="sleep:3"),
 )  # fmt: skip
@@ -169,9 +177,17 @@ HOW_IT_ENDS = (
 )  # fmt: skip
 
 
-def _signalled(name: str, number: int, *args: str, do: str = "wait") -> Case:
+def _signalled(
+    name: str,
+    number: int,
+    *args: str,
+    do: str = "wait",
+    again: bool = False,
+    lasts: tuple[float, float] | None = None,
+) -> Case:
+    signal = Signal(number=number, again=again)
     return Case(
-        name=name, args=(*TWO, *args, *PROBE), env={"PROBE": do}, signal=Signal(number=number)
+        name=name, args=(*TWO, *args, *PROBE), env={"PROBE": do}, signal=signal, lasts=lasts
     )
 
 
@@ -183,7 +199,9 @@ SIGNALS = (
     _signalled("sigquit", 3),
     _signalled("sigterm", 15),
     _signalled("sigusr1_handled", 10, "--signals-to-handle", "SIGTERM,SIGUSR1"),
-    _signalled("sigterm_ignored", 15, "--shutdown-timeout", "2", do="stay"),
+    _signalled("sigterm_ignored", 15, "--shutdown-timeout", "2", do="stay",
+               lasts=(2, 12)),
+    _signalled("second_sigint", 2, do="stay", again=True, lasts=(0, 20)),
     Case(name="sigterm_in_rendezvous", args=("--nnodes", "2", *C10D, *PROBE), forks=False,
          signal=Signal(number=15, when=When.RENDEZVOUS)),
     Case(name="sigint_in_rendezvous", args=("--nnodes", "2", *C10D, *PROBE), forks=False,
@@ -252,8 +270,28 @@ MISTAKES = (
     _plain("run_path_and_no_python", *TWO, "--run-path", "--no-python", "probe.py", forks=False),
 )  # fmt: skip
 
+NOT_OURS = (
+    _plain("logs_specs", *TWO, "--logs-specs", "mine", "probe.py", forks=False),
+    _plain("rdzv_plug_in", *TWO[1:], "--rdzv-backend", "mine", "--rdzv-endpoint",
+           "127.0.0.1:{port}", "probe.py", forks=False),
+    _plain("rdzv_etcd", "--rdzv-backend", "etcd", "--rdzv-endpoint", "127.0.0.1:{port}",
+           "probe.py", forks=False),
+    _plain("events", *TWO, "--event-log-handler", "console", "--monitor-interval", "0.2",
+           "--start-method", "fork", "--rdzv-conf", "mine=1", "probe.py"),
+    Case(name="monitor_interval", args=(*TWO, "--monitor-interval", "15", *PROBE), lasts=(0, 14),
+         forks=False),
+)  # fmt: skip
+
 CASES = {
     case.name: case
-    for group in (WHAT_A_RANK_SEES, LOGS_AND_CONSOLE, HOW_IT_ENDS, SIGNALS, TWO_NODES, MISTAKES)
+    for group in (
+        WHAT_A_RANK_SEES,
+        LOGS_AND_CONSOLE,
+        HOW_IT_ENDS,
+        SIGNALS,
+        TWO_NODES,
+        MISTAKES,
+        NOT_OURS,
+    )
     for case in group
 }

@@ -17,6 +17,7 @@ class Difference:
     cases: str = ".*"  # a pattern that the whole case name matches
     only_added: bool = False  # ours has the key, torchrun does not
     forked: bool = False  # seen only when ranks are forked
+    shows: tuple[str, ...] = ()  # keys that must differ in the witness; else any
     when: Callable[[Delta], bool] = lambda delta: True  # what else must hold
 
     def explains(self, case: str, delta: Delta, forked: bool) -> bool:
@@ -26,9 +27,16 @@ class Difference:
         named = re.fullmatch(self.cases, case) and re.fullmatch(self.keys, delta.key)
         return bool(named) and self.when(delta)
 
+    def shown_by(self, deltas: list[Delta]) -> bool:
+        """Whether it is seen among `deltas` of its witness."""
+        seen = {d.key for d in deltas if self.explains(self.witness, d, self.forked)}
+        return bool(seen) and seen >= set(self.shows)
+
 
 PAGE = "/memfd:elastic-page (deleted)"
 RANK = r"rank\[.*\]"
+RUN = rf"{RANK}\..*|node0\.(exit|stdout|stderr\.(ranks|omp_banner))|log\.attempt_0(/.*)?"
+RESTART_COUNT = "env.TORCHELASTIC_RESTART_COUNT"
 
 
 def _hooked(delta: Delta) -> bool:
@@ -48,6 +56,48 @@ def _an_address(delta: Delta) -> bool:
     return bool(re.fullmatch(r"\d+\.\d+\.\d+\.\d+|[0-9a-f:]+", delta.ours))
 
 
+def _refused(delta: Delta) -> bool:
+    """Ours ended with a usage error, and no rank has run."""
+    return delta.ours in (2, ABSENT, [], False)
+
+
+def _only_ours_ran(delta: Delta) -> bool:
+    """torchrun ended with a traceback, and ours well."""
+    return (delta.theirs, delta.ours) == (1, 0) or delta.theirs in (ABSENT, [])
+
+
+def _once_more(delta: Delta) -> bool:
+    """Ours, and not torchrun, started these ranks again, which say so; and the job ended well."""
+    if delta.key.endswith(RESTART_COUNT):
+        return (delta.theirs, delta.ours) == (ABSENT, "1")
+    if isinstance(delta.theirs, list):
+        return bool(delta.ours == sorted(2 * delta.theirs))
+    return (delta.theirs, delta.ours) == (1, 0) or bool(delta.theirs == ABSENT)
+
+
+def _said(delta: Delta) -> bool:
+    """Ours names what it has no use of; torchrun printed its events."""
+    said = (
+        "--monitor-interval 0.2, --start-method fork, --event-log-handler console, --rdzv-conf mine"
+    )
+    return any(line.endswith(f"without effect here: {said}") for line in delta.ours) and any(
+        "torchelastic.worker.status" in line for line in delta.theirs
+    )
+
+
+def _killed_at_once(delta: Delta) -> bool:
+    """torchrun lets ranks have another signal, and half a minute."""
+    if delta.key == "lasted":
+        return delta.theirs != "as meant" and delta.ours == "as meant"
+    return bool(delta.theirs == [*delta.ours, "SIGTERM"])
+
+
+def _hole(delta: Delta) -> bool:
+    """The beginning of the file takes no room, and the rest is as it was."""
+    hole = len(delta.ours) - len(delta.ours.lstrip("\0"))
+    return hole > 0 and bool(delta.theirs[hole:] == delta.ours[hole:])
+
+
 def _half_as_often(delta: Delta) -> bool:
     """Rounds 0 to 2 are alike, and 3 to 5 are not there."""
     if isinstance(delta.theirs, list) and isinstance(delta.ours, list):
@@ -63,7 +113,26 @@ DIFFERENCES = (
         when=lambda delta: (delta.theirs, delta.ours) in ((1, 2), (True, False)),
         cases=r"(pet_)?bad\w*|zero_nproc|nproc_gpu|nnodes_\w+|negative_restarts|module_and_no_python",
     ),
-    Difference(id="unknown-signal", keys=".*", cases="bad_signal", witness="bad_signal"),
+    Difference(
+        id="unknown-signal", keys=RUN, cases="bad_signal", witness="bad_signal", when=_refused,
+        shows=("node0.exit",),
+    ),
+    Difference(
+        id="logs-specs", keys=RUN, cases="logs_specs", witness="logs_specs", when=_refused,
+        shows=("node0.exit",),
+    ),
+    Difference(
+        id="backends", keys=RUN, cases="rdzv_(plug_in|etcd)", witness="rdzv_plug_in",
+        when=_refused, shows=("node0.exit",),
+    ),
+    Difference(
+        id="without-effect", keys=r"node0\.stderr\.launcher", cases="events", witness="events",
+        when=_said,
+    ),
+    Difference(
+        id="monitor-interval", keys="lasted", cases="monitor_interval",
+        witness="monitor_interval", when=lambda delta: delta.ours == "as meant",
+    ),
     Difference(id="help", keys=r"node\d\.stdout", cases="help", witness="help"),
     Difference(
         id="elastic-variables", keys=RANK + r"\.env\.ELASTIC_\w+", witness="env", only_added=True
@@ -106,12 +175,24 @@ DIFFERENCES = (
         id="outermost-frame", keys=RANK + r"\.outermost_frame", witness="env", forked=True
     ),
     Difference(
-        id="two-digit-ranks", keys=r".*", cases="redirects_two_digits",
-        witness="redirects_two_digits",
+        id="two-digit-ranks", cases="tee_two_digits", witness="tee_two_digits",
+        keys=rf"{RANK}\..*|node0\.(exit|stdout|stderr\.ranks)"
+        r"|log\.attempt_0(/\d+)?|log\.attempt_0/10/stdout\.log",
+        when=_only_ours_ran, shows=("node0.exit", "log.attempt_0/10/stdout.log"),
     ),
     Difference(
-        id="whose-fault", keys=r".*", cases="killed_first|terminated_first",
-        witness="killed_first",
+        id="log-limit", keys=r"log\.attempt_0/1/stdout\.log", cases="log_limit",
+        witness="log_limit", when=_hole,
+    ),
+    Difference(
+        id="log-keep", keys=r"log\.attempt_1(/[01](/stdout\.log)?)?", cases="log_keep",
+        witness="log_keep", when=lambda delta: delta.ours == ABSENT,
+    ),
+    Difference(
+        id="whose-fault", cases="killed_first|terminated_first", witness="killed_first",
+        keys=r"rank\[0\.[01]\.1\]\..*|log\.attempt_1(/[01])?|node0\.(exit|stdout|stderr\.ranks)",
+        when=_once_more,
+        shows=("node0.exit", f"rank[0.0.1].{RESTART_COUNT}", f"rank[0.1.1].{RESTART_COUNT}"),
     ),
     Difference(
         id="deterministic", keys=rf"{RANK}.*|log\.attempt_.*|node0\.(stdout|stderr\.ranks)",
@@ -122,21 +203,26 @@ DIFFERENCES = (
         witness="exit_3_other_waits",
     ),
     Difference(
+        id="second-interrupt", keys=r"lasted|signals\[0\.[01]\.[01]\]", cases="second_sigint",
+        witness="second_sigint", when=_killed_at_once, shows=("lasted",),
+    ),
+    Difference(
         id="leftovers", keys="children_left", cases="child_left_.*",
         witness="child_left_by_failure",
     ),
     Difference(
-        id="restart-everywhere",
-        keys=rf"{RANK}.*|node\d\.(stdout|stderr\.ranks)|log\.attempt_1/0.*",
-        cases="static_restart", witness="static_restart",
+        id="restart-everywhere", cases="static_restart", witness="static_restart",
+        keys=r"rank\[0\.0\.1\]\..*|log\.attempt_1/0|node0\.(stdout|stderr\.ranks)",
+        when=_once_more, shows=(f"rank[0.0.1].{RESTART_COUNT}", "node0.stdout"),
     ),
     Difference(
         id="failure-everywhere", keys=r"node\d\.exit", cases="static_one_fails",
         witness="static_one_fails", when=lambda delta: (delta.theirs, delta.ours) == (999, 1),
     ),
     Difference(
-        id="restart-count", keys=rf"{RANK}.*|log\.attempt_1/[01]", cases="c10d_restart",
-        witness="c10d_restart",
+        id="restart-count", cases="c10d_restart", witness="c10d_restart",
+        keys=r"rank\[0\.0\.1\]\..*|log\.attempt_1/0", when=_once_more,
+        shows=(f"rank[0.0.1].{RESTART_COUNT}",),
     ),
 )  # fmt: skip
 

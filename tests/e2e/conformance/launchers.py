@@ -1,15 +1,10 @@
-"""The launchers that are compared. Each is a command prefix."""
-
-import sys
+"""The launchers that are compared."""
 
 from .runner import Launcher
 
-TORCHRUN = Launcher(name="torchrun", prefix=(sys.executable, "-m", "torch.distributed.run"))
-TORCHRUN_WARM = Launcher(name="torchrun", prefix=TORCHRUN.prefix, warm="")
+TORCHRUN = Launcher(name="torchrun", package="torch.distributed")
+TORCHRUN_WARM = Launcher(name="torchrun", package="torch.distributed", warm="")
 ELASTIC_SPAWNED = Launcher(
-    name="elastic-run, spawned",
-    prefix=(sys.executable, "-m", "elastic.run", "--rank-start", "spawn"),
+    name="elastic-run, spawned", package="elastic", flags=("--rank-start", "spawn")
 )
-ELASTIC_FORKED = Launcher(
-    name="elastic-run, forked", prefix=(sys.executable, "-m", "elastic.run"), warm="elastic-standby"
-)
+ELASTIC_FORKED = Launcher(name="elastic-run, forked", package="elastic", warm="elastic-standby")

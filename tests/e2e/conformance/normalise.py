@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from .cases import CASES
 from .runner import ROOT, Observation
 
 Flat = dict[str, Any]  # key path -> JSON value
@@ -85,9 +86,10 @@ def normalise(seen: Observation) -> Flat:
     """Flatten an observation to `key -> value`, equal for two runs that are alike."""
     text = _Text(seen)
     folders = _RankFolders(seen)
-    flat: Flat = {"children_left": list(seen.children_left)}
-    if seen.case == "sigterm_ignored":
-        flat["waited"] = "2-12 s" if 2 <= seen.seconds < 12 else f"{seen.seconds:.0f} s"
+    flat: Flat = {"children_left": list(seen.children_left), "ranks_left": list(seen.ranks_left)}
+    if lasts := CASES[seen.case].lasts:
+        as_meant = lasts[0] <= seen.seconds < lasts[1]
+        flat["lasted"] = "as meant" if as_meant else f"{seen.seconds:.0f} s"
     for node, code in enumerate(seen.exits):
         flat[f"node{node}.exit"] = code if code >= 0 else 128 - code  # as a shell has it
         flat[f"node{node}.stdout"] = sorted(text(seen.stdout[node]).splitlines())

@@ -27,14 +27,19 @@ CARELESS = 0.05  # seconds between looks at a folder
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """A launcher is a command prefix.
+    """A launcher is a package whose module a case names.
 
     warm: if not None, restart each case once, when a sibling of the ranks of this title is ready.
     """
 
     name: str
-    prefix: tuple[str, ...]
+    package: str
+    flags: tuple[str, ...] = ()
     warm: str | None = None
+
+    def command(self, program: str) -> tuple[str, ...]:
+        """What goes before the arguments of a case."""
+        return (sys.executable, "-m", f"{self.package}.{program}", *self.flags)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,7 @@ class Observation:
     dumps: Mapping[str, object]  # file name in the out folder -> JSON
     files: Mapping[str, str | None]  # below tmp/ and work/logs: text; None for a folder
     children_left: tuple[str, ...]
+    ranks_left: tuple[str, ...]
     seconds: float  # from the signal, or else from the start, to the last launcher's end
     launcher_pids: tuple[int, ...]
     port: int
@@ -87,12 +93,12 @@ def _run(case: Case, launcher: Launcher, tmp: Path) -> Observation:
             _await_moment(case.signal, nodes, out, port)
             started = time.monotonic()
             nodes[0].send_signal(case.signal.number)
+            if case.signal.again:
+                _until(lambda: any(out.glob("signals.*")) or nodes[0].poll() is not None, 60)
+                nodes[0].send_signal(case.signal.number)
         deadline = time.monotonic() + case.timeout
         exits = tuple(_wait(case, launcher, node, deadline) for node in nodes)
         seconds = time.monotonic() - started
-    children = tuple(
-        path.name for path in sorted(out.glob("child.*")) if _alive(json.loads(path.read_text()))
-    )
     numbers = range(len(nodes))
     return Observation(
         case=case.name,
@@ -106,7 +112,8 @@ def _run(case: Case, launcher: Launcher, tmp: Path) -> Observation:
             if path.name.partition(".")[0] in ("rank", "signals", "sum")
         },
         files=_tree(tmp),
-        children_left=children,
+        children_left=_still_there(out, "child"),
+        ranks_left=_still_there(out, "pid"),
         seconds=seconds,
         launcher_pids=tuple(node.pid for node in nodes),
         port=port,
@@ -135,7 +142,7 @@ def _launched(
             ):
                 nodes.append(
                     subprocess.Popen(
-                        [*HEAR_ALL, *launcher.prefix, *_restarts(case, launcher)]
+                        [*HEAR_ALL, *launcher.command(case.program), *_restarts(case, launcher)]
                         + [_fill(arg, fill) for arg in (*own, *case.args)],
                         cwd=work,
                         env=_environment(tmp, number)
@@ -243,9 +250,14 @@ def _tree(tmp: Path) -> dict[str, str | None]:
     return found
 
 
+def _still_there(out: Path, kind: str) -> tuple[str, ...]:
+    """Names of the files that hold the pid of a process that has not ended."""
+    return tuple(p.name for p in sorted(out.glob(f"{kind}.*")) if _alive(json.loads(p.read_text())))
+
+
 def _alive(pid: int) -> bool:
     try:
-        return "(sleep) Z" not in Path(f"/proc/{pid}/stat").read_text()
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
 

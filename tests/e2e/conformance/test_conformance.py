@@ -37,7 +37,7 @@ SOAK = {
     "zero_nproc", "missing_module", "static_two_uneven", "terminated_first", "auto_c10d",
     "recorded_zero", "sub_folder", "negative_restarts", "bad_backend", "exit_negative",
     "restarts_used_up", "raises", "rdzv_id", "child_left_by_success", "no_script", "text",
-    "bad_redirects",
+    "bad_redirects", "second_sigint", "rdzv_etcd",
 }  # fmt: skip
 """What is run only with -m soak: close relatives of cases that are run by default."""
 
@@ -118,15 +118,36 @@ def test_forked(case: Case, observed: Observed) -> None:
 def test_difference_is_observed(row: Difference, observed: Observed) -> None:
     theirs, ours = (TORCHRUN_WARM, ELASTIC_FORKED) if row.forked else (TORCHRUN, ELASTIC_SPAWNED)
     found = compare(observed(row.witness, theirs), observed(row.witness, ours))
-    assert any(row.explains(row.witness, delta, row.forked) for delta in found), (
-        f"{row.id} is gone: drop it here and in docs/torchrun.md"
-    )
+    assert row.shown_by(found), f"{row.id} is gone: drop it here and in docs/torchrun.md"
 
 
 def test_differences_are_documented() -> None:
     text = (ROOT / "docs" / "torchrun.md").read_text()
     rows = re.findall(r"^\| `([a-z0-9-]+)` \|", text, re.MULTILINE)
     assert rows == [row.id for row in DIFFERENCES]
+
+
+def test_what_no_comparison_shows_is_tested_elsewhere() -> None:
+    text = (ROOT / "docs" / "torchrun.md").read_text()
+    table = text.partition("## What differs that no comparison can show")[2]
+    rows = re.findall(r"^\| (?!torchrun|-).*\|$", table, re.MULTILINE)
+    assert rows
+    for row in rows:
+        named = re.findall(r"`([\w/.]+)::(\w+)`", row)
+        assert named, f"no test: {row}"
+        for file, name in named:
+            assert f"def {name}(" in (ROOT / file).read_text(), (file, name)
+
+
+def test_a_rank_of_two_digits_has_its_streams_where_it_is_told(observed: Observed) -> None:
+    ours = observed("tee_two_digits", ELASTIC_SPAWNED)
+    assert ours["node0.exit"] == 0
+    logs = [key for key in ours if re.fullmatch(r"log\.attempt_0/\d+/.*", key)]
+    assert logs == ["log.attempt_0/10/stdout.log"]
+    said = [f"@@ out 10 {line}" for line in ("first", "keep this", "last")]
+    assert ours[logs[0]].splitlines() == said
+    prefixed = [line for line in ours["node0.stdout"] if not line.startswith("@@")]
+    assert prefixed == sorted(f"[default10]:{line}" for line in said)
 
 
 def test_witnesses_exist() -> None:

@@ -241,6 +241,9 @@ def act(what: str, seen: "list[str]") -> None:
         wait_for_signal(seen, leave=False)
     elif kind == "sleep":
         time.sleep(float(value))
+    elif kind == "print":
+        for _ in range(int(value)):
+            sys.stdout.write("@@ one more of many lines\n")
     elif kind == "read":
         print("@@ read", sys.stdin.readline().strip())
     elif kind == "child":
@@ -253,6 +256,7 @@ def main(main_name: str, main_file: "str | None") -> None:
     """Warm up, write down, print, act."""
     warm_up()
     write("rank", observe(main_name, main_file))
+    write("pid", os.getpid())
     rank = os.environ.get("RANK", "x")
     for line in ("first", "keep this", "last"):
         # In one write each: eight ranks share one descriptor, and print() writes the end apart.
