@@ -165,6 +165,15 @@ TORCHRUN = (
 )
 """torchrun's flags, in torchrun's order (argparse lists ambiguous matches in it)."""
 
+USE_ENV = Flag(
+    name="use-env",
+    switch=True,
+    in_environment=False,
+    help="Ranks find their local rank in LOCAL_RANK alone; else also as the script's first "
+    "argument, --local-rank=N.",
+)
+"""torch.distributed.launch's own flag."""
+
 OURS = (
     Flag(name="node-unit", type=int, default=1, metavar="N", help="Nodes: only multiples of N."),
     Flag(

@@ -1,4 +1,7 @@
-"""torch.distributed.launcher's `LaunchConfig` and `elastic_launch`, by way of `elastic-run`.
+"""What torch.distributed has under such names, by way of `elastic-run`.
+
+`python -m elastic.launch` takes the place of `python -m torch.distributed.launch`. From Python,
+torch.distributed.launcher's `LaunchConfig` and `elastic_launch`:
 
     from elastic.launch import LaunchConfig, elastic_launch
 
@@ -40,7 +43,7 @@ from types import FrameType
 from typing import Any
 
 import elastic
-from elastic.agent import call, prctl
+from elastic.agent import call
 from elastic.flags import OURS
 from elastic.proto import env
 from elastic.proto.errors import JobFailed, UsageError
@@ -329,7 +332,7 @@ def _run(
 ) -> tuple[int, int]:
     """Run elastic-run to its end; returns its exit code, and the signal passed on to it or 0."""
     received = 0
-    command = [sys.executable, "-m", "elastic.launch", str(os.getpid()), *argv]
+    command = [sys.executable, "-m", "elastic.child", str(os.getpid()), *argv]
     launcher = subprocess.Popen(command, env=environ)
 
     def pass_on(number: int, _: FrameType | None) -> None:
@@ -384,13 +387,12 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _main(argv: Sequence[str]) -> int:
-    """elastic-run, as the child of a launching process that it does not outlive."""
+def main() -> int:
+    """`python -m elastic.launch`: elastic-run, whose scripts get `--local-rank` as an argument."""
     from elastic import run
 
-    prctl.set_pdeathsig(signal.SIGTERM)
-    return run.main(argv[1:]) if os.getppid() == int(argv[0]) else 1
+    return run.main(local_rank=True)
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))
+    sys.exit(main())

@@ -13,7 +13,7 @@ from typing import Literal
 
 from elastic import dlrover_flags, slurm, values
 from elastic.endpoint import Backend, ignored_conf, meeting
-from elastic.flags import OURS, TORCHRUN
+from elastic.flags import OURS, TORCHRUN, USE_ENV
 from elastic.parser import HelpFormatter, Parser
 from elastic.proto.errors import UsageError
 
@@ -216,23 +216,27 @@ _AS_PARSED = (
 )
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
+def parse(argv: Sequence[str], environ: Mapping[str, str], *, local_rank: bool = False) -> Options:
     """The options of `argv` (without the program's name), with defaults from `environ`.
 
+    local_rank: as `python -m torch.distributed.launch`, which tells a script its local rank by an
+    argument, unless it gets --use-env.
     As torchrun, prints usage and one line, and raises SystemExit(2), where they make no sense.
     """
-    parser = make_parser(environ)
+    parser = make_parser(environ, local_rank=local_rank)
     args = parser.parse(argv)
     try:
+        if local_rank and not args.use_env:
+            _add_local_rank(args)
         return _options(args, environ)
     except UsageError as error:
         parser.error(str(error))
 
 
-def make_parser(environ: Mapping[str, str]) -> Parser:
-    """The parser of `elastic-run`, with defaults from `environ`."""
+def make_parser(environ: Mapping[str, str], *, local_rank: bool = False) -> Parser:
+    """The parser of `elastic-run`, or of `elastic.launch`, with defaults from `environ`."""
     parser = Parser(
-        prog="elastic-run",
+        prog="python -m elastic.launch" if local_rank else "elastic-run",
         usage="%(prog)s [flags] script.py [arguments of the script]\n"
         "       %(prog)s [flags] -m module [arguments]\n"
         "       %(prog)s [flags] --no-python program [arguments]",
@@ -251,6 +255,15 @@ def make_parser(environ: Mapping[str, str]) -> Parser:
         "--numa-binding). They may be abbreviated.",
         abbreviate=True,
     )
+    if local_rank:
+        parser.add_flags(
+            "torch.distributed.launch's flag",
+            (USE_ENV,),
+            environ,
+            "PET_",
+            description="It has no variable.",
+            abbreviate=True,
+        )
     parser.add_flags(
         "Elastic's flags",
         OURS,
@@ -322,6 +335,12 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         without_effect=(*without_effect, *where.without_effect, *ignored_conf(conf, where.backend)),
         **{name: getattr(args, name) for name in _AS_PARSED},
     )
+
+
+def _add_local_rank(args: argparse.Namespace) -> None:
+    if args.no_python:
+        raise UsageError("--no-python: a program gets no --local-rank, so give --use-env too")
+    args.training_script_args.insert(0, "--local-rank=${local_rank}")
 
 
 def _says_where(args: argparse.Namespace) -> bool:

@@ -38,11 +38,19 @@ from elastic.proto.security import TOKEN, Security, read_token
 log = logging.getLogger("elastic")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job's node to its end; returns the exit code."""
+def main(argv: Sequence[str] | None = None, *, local_rank: bool = False) -> int:
+    """Run a job's node to its end; returns the exit code.
+
+    local_rank: the command line is one of torch.distributed.launch (`elastic/options.py`).
+    """
     _fill_standard_streams()
-    options = cli.parse(sys.argv[1:] if argv is None else argv, os.environ)
+    options = cli.parse(sys.argv[1:] if argv is None else argv, os.environ, local_rank=local_rank)
     _log_to_stderr()
+    if local_rank:
+        log.warning(
+            "elastic.launch, as torch.distributed.launch, is deprecated: use elastic-run, and read "
+            "LOCAL_RANK from the environment instead of --local-rank"
+        )
     try:
         checks.open_files()
         return _launch(options)

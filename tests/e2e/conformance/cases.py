@@ -66,6 +66,11 @@ def _plain(name: str, *args: str, forks: bool = True, **env: str) -> Case:
     return Case(name=name, args=args, env=env, forks=forks)
 
 
+def _launch(name: str, *args: str, forks: bool = False) -> Case:
+    """A command line of `python -m torch.distributed.launch`."""
+    return Case(name=name, program="launch", args=(*TWO, *args), forks=forks)
+
+
 WHAT_A_RANK_SEES = (
     _probe("env"),
     _plain("bare", "probe.py"),
@@ -109,6 +114,12 @@ WHAT_A_RANK_SEES = (
     _plain("inherited_rank_variables", *TWO, "probe.py", RANK="5", WORLD_SIZE="9", LOCAL_RANK="3",
            MASTER_ADDR="elsewhere", MASTER_PORT="7"),
     _plain("allreduce", *TWO, "allreduce.py"),
+    _launch("launch", "probe.py", "--x", "${local_rank}", forks=True),
+    _launch("launch_module", "-m", "pkg.worker", "--a"),
+    _launch("launch_run_path", "--run-path", "probe.py", "--x"),
+    _launch("launch_use_env", "--use-env", "probe.py", "--x"),
+    _launch("launch_use_env_underscore", "--use_env", "--no-python", "{python}", "probe.py"),
+    _launch("launch_use_env_short", "--use", "probe.py"),
     Case(name="stdin", args=("--standalone", "probe.py"), stdin="hello\n", env={"PROBE": "read"},
          forks=False),
 )  # fmt: skip
@@ -267,6 +278,9 @@ MISTAKES = (
     _plain("missing_module", *TWO, "-m", "absent", forks=False),
     _plain("missing_binary", *TWO, "--no-python", "./absent", forks=False),
     _plain("module_and_no_python", *TWO, "-m", "--no-python", "pkg.worker", forks=False),
+    _launch("launch_no_python", "--no-python", "{python}", "probe.py"),
+    _launch("launch_unknown_option", "--local-rank", "1", "probe.py"),
+    _plain("use_env", *TWO, "--use-env", "probe.py", forks=False),
     _plain("run_path_and_no_python", *TWO, "--run-path", "--no-python", "probe.py", forks=False),
 )  # fmt: skip
 

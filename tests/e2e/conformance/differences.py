@@ -88,7 +88,7 @@ def _said(delta: Delta) -> bool:
 def _killed_at_once(delta: Delta) -> bool:
     """torchrun lets ranks have another signal, and half a minute."""
     if delta.key == "lasted":
-        return delta.theirs != "as meant" and delta.ours == "as meant"
+        return bool(delta.theirs != "as meant" and delta.ours == "as meant")
     return bool(delta.theirs == [*delta.ours, "SIGTERM"])
 
 
@@ -111,7 +111,8 @@ DIFFERENCES = (
     Difference(
         id="usage", keys=r"node0\.(exit|stderr\.omp_banner)", witness="bad_nproc",
         when=lambda delta: (delta.theirs, delta.ours) in ((1, 2), (True, False)),
-        cases=r"(pet_)?bad\w*|zero_nproc|nproc_gpu|nnodes_\w+|negative_restarts|module_and_no_python",
+        cases=r"(pet_)?bad\w*|zero_nproc|nproc_gpu|nnodes_\w+|negative_restarts|module_and_no_python"
+        "|launch_no_python",
     ),
     Difference(
         id="unknown-signal", keys=RUN, cases="bad_signal", witness="bad_signal", when=_refused,
@@ -138,7 +139,7 @@ DIFFERENCES = (
         id="elastic-variables", keys=RANK + r"\.env\.ELASTIC_\w+", witness="env", only_added=True
     ),
     Difference(
-        id="run-path", cases="run_path.*", witness="run_path",
+        id="run-path", cases="(launch_)?run_path.*", witness="run_path",
         keys=RANK + r"\.(?!argv|cwd|env|name|umask)\w+",
     ),
     Difference(id="hook", keys=RANK + r"\.env\.PYTHONPATH", witness="env", when=_hooked),
