@@ -12,6 +12,7 @@ from typing import Any
 
 from elastic.agent import children, error_file, guardian, prctl
 from elastic.agent.failures import with_failure
+from elastic.agent.file_timer import Server, Timer
 from elastic.agent.log_reads import LogReads
 from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.retiring import Retiring, time_left
@@ -79,6 +80,8 @@ class Agent:
         knocks = await asyncio.start_server(self._answer_knock, sock=self._knock_socket)
         uplink = loop.create_task(self._uplink.run(self._patience))
         loop.set_exception_handler(self._mishap)
+        pipe = self._settings.timer_pipe
+        timers = None if pipe is None else Server(pipe, self._timer_expired)
         beats = self._spawn(self._beat())
         strays = self._spawn(children.reap_strays(self._known, self._starters.settled))
         work = loop.create_task(self._obey())
@@ -100,6 +103,8 @@ class Agent:
             for task in (uplink, beats, strays, work):
                 task.cancel()
             knocks.close()
+            if timers is not None:
+                timers.close()
             for parts in (self._spares, self._stores, self._starters):
                 parts.kill()
             await self._sweep(lambda: self._retiring.stuck)
@@ -291,6 +296,10 @@ class Agent:
             fits = world % message.ranks == 0
             reason = "" if fits else f"{world} ranks are no multiple of {message.ranks}"
             rank.answer(link.UnitAnswered(reason=reason))
+
+    def _timer_expired(self, timer: Timer) -> None:
+        if self._ranks is not None:
+            self._ranks.expire(timer)
 
     # --- signs of life -----------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ def common_environment(settings: AgentSettings) -> dict[str, str]:
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(settings.signals),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
+    if settings.timer_pipe is not None:
+        own["TORCHELASTIC_TIMER_FILE"] = settings.timer_pipe
     return base | resolver(base) | startup_path(base) | own
 
 

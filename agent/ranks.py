@@ -12,6 +12,7 @@ from pathlib import Path
 
 from elastic.agent import children, logs, numa, oom
 from elastic.agent.environment import rank_environment
+from elastic.agent.file_timer import Timer
 from elastic.agent.logs import AttemptLogs, RankStreams
 from elastic.agent.settings import AgentSettings
 from elastic.agent.spares import Spares
@@ -39,6 +40,8 @@ class Rank:
         self.environ: dict[str, str] = {}
         self.streams: RankStreams | None = None
         self.error: link.ErrorNote | None = None
+        self.expired: Timer | None = None
+        """What it was ended for, if it was."""
         self.exit_code: int | None = None
         self.ended: asyncio.Future[int] | None = None
         self.page: mmap.mmap | None = None
@@ -235,6 +238,9 @@ class Ranks:
         )
         if told.exit_code > 0 and (full := self._logs.full):
             told.what, told.message = pb.RankFailure.LOG, _plain(str(full))
+        elif rank.expired is not None and told.exit_code == -rank.expired.signal:
+            told.what = pb.RankFailure.TIMER
+            told.message = f"its timer {rank.expired.scope!r} expired"
         elif rank.error is not None:
             told.error_type = _plain(rank.error.type)
             told.message = _plain(rank.error.message)
@@ -263,6 +269,17 @@ class Ranks:
             return None
         path = Path(rank.streams.error_file)
         return path if path.is_file() else None
+
+    def expire(self, timer: Timer) -> None:
+        """End the rank that holds `timer`, or of whose session the process is that does."""
+        try:
+            leader = os.getsid(timer.pid)
+        except (ProcessLookupError, PermissionError):
+            return
+        for rank in self._running():
+            if rank.pid == leader:
+                rank.expired = timer
+                os.kill(rank.pid, timer.signal)
 
     def send_signal(self, number: int) -> None:
         """Send a signal to every rank's process group; SIGKILL spares who unlinks shared memory."""

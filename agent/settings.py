@@ -72,6 +72,8 @@ class AgentSettings:
     """node, socket, exclusive or core-complex."""
     gpu_nodes: tuple[int, ...] = ()
     """NUMA node of each GPU, where `numa_binding` is given."""
+    timer_pipe: str | None = None
+    """Where ranks tell torch's countdown timers (agent/file_timer.py); None: nowhere."""
     open_files: int | None = None
     """Descriptors that a rank may have, as what started us; None: as many as the agent."""
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")

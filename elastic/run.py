@@ -21,7 +21,7 @@ from typing import NoReturn
 from elastic import checks, slurm
 from elastic import options as cli
 from elastic.addresses import look_up, own_address
-from elastic.agent import cgroup
+from elastic.agent import cgroup, file_timer
 from elastic.agent.guardian import Guardian
 from elastic.agent.numa import gpu_nodes
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
@@ -228,6 +228,7 @@ def _agent_settings(
         virtual_local_rank=options.virtual_local_rank,
         numa_binding=options.numa_binding,
         gpu_nodes=tuple(gpu_nodes()) if options.numa_binding else (),
+        timer_pipe=file_timer.pipe(workload.environ),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         signals=options.signals_to_handle,
         drain_signals=options.drain_signals,

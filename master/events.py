@@ -41,6 +41,8 @@ class Failed(StrEnum):
     """A rank that its node could not start: no fault of the script's."""
     LOG = "log"
     """A rank that failed while no space was left for its log files, which it writes itself."""
+    TIMER = "timer"
+    """A rank that was ended because it held a timer for longer than it had asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

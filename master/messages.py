@@ -21,6 +21,7 @@ _FAILED = {
     pb.RankFailure.STORE: Failed.STORE,
     pb.RankFailure.START: Failed.START,
     pb.RankFailure.LOG: Failed.LOG,
+    pb.RankFailure.TIMER: Failed.TIMER,
 }
 _KINDS = {"wait": pb.Directive.WAIT, "run": pb.Directive.RUN, "exit": pb.Directive.EXIT}
 

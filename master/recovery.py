@@ -139,6 +139,8 @@ def classify(failure: RankFailure) -> Cause:
         return Cause.NO_START
     if failure.what is Failed.LOG:
         return Cause.NO_LOG
+    if failure.what is Failed.TIMER:  # a signal, but one that the script had asked for
+        return Cause.ERROR
     if failure.oom_killed:
         return Cause.KERNEL_OOM
     if "OutOfMemoryError" in failure.error_type or _DEVICE_OOM.search(failure.message):

@@ -165,10 +165,12 @@ class RankFailure(_message.Message):
         STORE: _ClassVar[RankFailure.What]
         START: _ClassVar[RankFailure.What]
         LOG: _ClassVar[RankFailure.What]
+        TIMER: _ClassVar[RankFailure.What]
     RANK: RankFailure.What
     STORE: RankFailure.What
     START: RankFailure.What
     LOG: RankFailure.What
+    TIMER: RankFailure.What
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]

@@ -1,6 +1,7 @@
 """What may happen to a rank, and to what it started."""
 
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,48 @@ def test_without_restarts_a_rank_that_fails_ends_the_job(job: Job, how: str, wor
     assert words in job.nodes[0].said(), job.dump()
     assert words in job.report()["result"]["reason"]
     assert job.round() == 1, job.dump()
+
+
+TIMED = """
+import json, os, subprocess, sys, time
+
+def tell(pid, end):
+    told = {"pid": pid, "scope_id": "step", "expiration_time": end, "signal": 9}
+    with open(os.environ["TORCHELASTIC_TIMER_FILE"], "wb", buffering=0) as pipe:
+        pipe.write(json.dumps(told).encode() + b"\\n")
+
+if sys.argv[1:] == ["child"]:
+    tell(os.getpid(), time.time() + 0.1)
+    time.sleep(600)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if os.environ["RANK"] == "0":
+        with open(os.environ["TORCHELASTIC_TIMER_FILE"], "wb", buffering=0) as pipe:
+            pipe.write(b"\\xff{[" * 50_000 + b"\\n")
+        for pid in (1, os.getppid(), os.getpgid(os.getppid()), int(sys.argv[1])):
+            tell(pid, time.time())
+        subprocess.run([sys.executable, __file__, "child"])
+    time.sleep(600)
+"""
+
+
+def test_a_timer_that_expires_ends_a_rank_and_nobody_else(job: Job) -> None:
+    """Whatever is written about whom; held by a process that a rank started, it is the rank's."""
+    script = job.folder / "timed.py"
+    script.write_text(TIMED)
+    bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        entry = (str(script), str(bystander.pid))
+        environ = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+        job.start("--max-restarts", "1", environ=environ, entry=entry)
+        job.ends(0)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+    assert job.report()["restarts_by_cause"] == {"script error": 1}, job.dump()
+    assert "rank 0 on node0 was ended by SIGKILL: its timer 'step' expired" in job.dump()
+    assert "is started again" not in job.nodes[0].said(), job.dump()
+    assert not list(job.folder.glob("elastic-timers-*"))
 
 
 def test_all_ranks_at_once(job: Job) -> None:

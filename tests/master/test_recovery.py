@@ -33,6 +33,7 @@ CASES = [
     (failure(exit_code=-15), Cause.KILLED),
     (failure(exit_code=-1), Cause.KILLED),
     (failure(exit_code=-9, oom_killed=True), Cause.KERNEL_OOM),
+    (failure(exit_code=-9, what=Failed.TIMER), Cause.ERROR),
     (failure(exit_code=-11), Cause.CRASH),
     (failure(exit_code=-6), Cause.CRASH),
     (failure(exit_code=-8), Cause.CRASH),

@@ -114,6 +114,11 @@ WHAT_A_RANK_SEES = (
     _plain("inherited_rank_variables", *TWO, "probe.py", RANK="5", WORLD_SIZE="9", LOCAL_RANK="3",
            MASTER_ADDR="elsewhere", MASTER_PORT="7"),
     _plain("allreduce", *TWO, "allreduce.py"),
+    _probe("timers", TORCHELASTIC_ENABLE_FILE_TIMER="1"),
+    _probe("timers_given", TORCHELASTIC_ENABLE_FILE_TIMER="1",
+           TORCHELASTIC_TIMER_FILE="{tmp}/pipe"),
+    _probe("timers_off", TORCHELASTIC_ENABLE_FILE_TIMER="true",
+           TORCHELASTIC_TIMER_FILE="{tmp}/pipe"),
     _launch("launch", "probe.py", "--x", "${local_rank}", forks=True),
     _launch("launch_module", "-m", "pkg.worker", "--a"),
     _launch("launch_run_path", "--run-path", "probe.py", "--x"),
@@ -181,6 +186,8 @@ HOW_IT_ENDS = (
             ("raise", "raise", "sleep:20"), ("exit", "exit:3", "sleep:20"), ("zero", "exit:0", "")
         )
     ),
+    _plain("timer_expires", *TWO, "timed.py", TORCHELASTIC_ENABLE_FILE_TIMER="1",
+           TORCHELASTIC_ERROR_FILE="{tmp}/error.json", forks=False),
     Case(name="child_left_by_success", args=("--standalone", "probe.py"),
          env={"PROBE": "child:session"}),
     Case(name="child_left_by_failure", args=("--standalone", "probe.py"),

@@ -196,6 +196,11 @@ DIFFERENCES = (
         shows=("node0.exit", f"rank[0.0.1].{RESTART_COUNT}", f"rank[0.1.1].{RESTART_COUNT}"),
     ),
     Difference(
+        id="timers", keys=r"node0\.exit|ranks_left", cases="timer_expires",
+        witness="timer_expires", shows=("node0.exit", "ranks_left"),
+        when=lambda delta: (delta.theirs, delta.ours) in ((137, 1), (["pid.0.0.0"], [])),
+    ),
+    Difference(
         id="deterministic", keys=rf"{RANK}.*|log\.attempt_.*|node0\.(stdout|stderr\.ranks)",
         cases="same_failure", witness="same_failure", when=_half_as_often,
     ),

@@ -16,6 +16,7 @@ UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
 REPLACED = (
     (UUID, "<uuid>"),
     (re.compile(r"torchelastic_[a-z0-9_]{8}"), "torchelastic_<random>"),
+    (re.compile(r"<tmp>/tmp/(watchdog_timer_<uuid>|elastic-timers-\d+)"), "<some pipe>"),
     (re.compile(r"(?<=/)(<uuid>|none|[A-Za-z0-9.-]+)_[a-z0-9_]{8}(?=/attempt_|$)"), r"\1_<random>"),
     (re.compile(r"\d{4}-\d\d-\d\d[_ T]\d\d:\d\d:\d\d([.,]\d+)?"), "<time>"),
     (re.compile(r"\b([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ "), r"\1<time> <pid> "),

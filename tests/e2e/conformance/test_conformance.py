@@ -38,7 +38,7 @@ SOAK = {
     "recorded_zero", "sub_folder", "negative_restarts", "bad_backend", "exit_negative",
     "restarts_used_up", "raises", "rdzv_id", "child_left_by_success", "no_script", "text",
     "bad_redirects", "second_sigint", "rdzv_etcd",
-    "launch_module", "launch_run_path", "launch_use_env_short", "launch_unknown_option", "use_env",
+    "timers_off", "launch_module", "launch_run_path", "launch_use_env_short", "launch_unknown_option", "use_env",
 }  # fmt: skip
 """What is run only with -m soak: close relatives of cases that are run by default."""
 

@@ -67,6 +67,11 @@ def signal_masks() -> "dict[str, list[str]]":
     return masks
 
 
+def is_pipe(path: str) -> bool:
+    """Whether there is a named pipe."""
+    return os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode)
+
+
 def command_line() -> "list[str]":
     """As `ps` shows it."""
     with open("/proc/self/cmdline") as file:
@@ -127,6 +132,7 @@ def observe(main_name: str, main_file: "str | None") -> "dict[str, object]":
         "os_threads": len(os.listdir("/proc/self/task")),
         "excepthook": sys.excepthook is sys.__excepthook__,
         "torch_preloaded": "torch" in sys.modules,
+        "timer_pipe": is_pipe(os.environ.get("TORCHELASTIC_TIMER_FILE", "")),
         "hashes": hash("a") if os.environ.get("PYTHONHASHSEED") else None,
     }
 
