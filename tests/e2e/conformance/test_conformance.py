@@ -128,9 +128,20 @@ def test_differences_are_documented() -> None:
     assert rows == [row.id for row in DIFFERENCES]
 
 
+def test_how_much_is_run_by_default_is_documented() -> None:
+    text = (ROOT / "docs" / "torchrun.md").read_text()
+    twice = sum(case.forks for case in CASES.values())
+    assert f"runs {len(CASES)} command lines under both, {twice} of them twice" in text
+    assert (
+        f"`make test` runs {len(CASES) - len(SOAK)} of them afresh and {len(QUICK)} forked" in text
+    )
+    rare = " and ".join(f"`{row.id}`" for row in DIFFERENCES if _in_soak(row))
+    assert f"all rows but {rare}; the others run only in `make soak`" in text
+
+
 def test_what_no_comparison_shows_is_tested_elsewhere() -> None:
     text = (ROOT / "docs" / "torchrun.md").read_text()
-    table = text.partition("## What differs that no comparison can show")[2]
+    table = text.partition("## What differs that no comparison can show")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (?!torchrun|-).*\|$", table, re.MULTILINE)
     assert rows
     for row in rows:
