@@ -251,8 +251,12 @@ def _tree(tmp: Path) -> dict[str, str | None]:
 
 
 def _still_there(out: Path, kind: str) -> tuple[str, ...]:
-    """Names of the files that hold the pid of a process that has not ended."""
-    return tuple(p.name for p in sorted(out.glob(f"{kind}.*")) if _alive(json.loads(p.read_text())))
+    """Names of the files that hold the pid of a process that lives, and is not about to end."""
+    pids = {path.name: json.loads(path.read_text()) for path in sorted(out.glob(f"{kind}.*"))}
+    end = time.monotonic() + 1
+    while any(map(_alive, pids.values())) and time.monotonic() < end:
+        time.sleep(CARELESS)
+    return tuple(name for name, pid in pids.items() if _alive(pid))
 
 
 def _alive(pid: int) -> bool:
