@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 Phase = pb.NodeReport
 
+REPORT_RATE = 20 << 20
+"""Bytes a second of reports: each holds all failures so far, and hundreds of ranks fail at once."""
+
 
 class Agent:
     """One life of a node's agent. Everything runs on one event loop."""
@@ -56,6 +59,8 @@ class Agent:
         """A rank of this round has finished a step."""
         self._report = pb.NodeReport()
         """What runs here; told when that ended, and in each Hello."""
+        self._telling: asyncio.TimerHandle | None = None
+        self._tell_after = 0.0
         self._unit = 0
         self._order: pb.Directive | None = None
         self._ordered = asyncio.Event()
@@ -273,7 +278,15 @@ class Agent:
 
     def _tell(self, report: pb.NodeReport) -> None:
         self._report = report
-        self._uplink.send(pb.FromAgent(report=report))
+        if self._telling is None:
+            loop = asyncio.get_running_loop()
+            self._telling = loop.call_at(self._tell_after, self._say_report)
+
+    def _say_report(self) -> None:
+        self._telling = None
+        took = self._report.ByteSize() / REPORT_RATE
+        self._tell_after = asyncio.get_running_loop().time() + took
+        self._uplink.send(pb.FromAgent(report=self._report))
 
     def _message_seen(self, rank: Rank, message: link.Message) -> None:
         ranks = self._ranks

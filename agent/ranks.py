@@ -172,7 +172,7 @@ class Ranks:
         spare = self._spares.take(rank.local_rank)
         if spare is not None:
             with contextlib.suppress(OSError):
-                spare.order(spec, fds)
+                await spare.order(spec, fds)
                 rank.started_by, rank.pid, rank.ended = "spare", spare.pid, spare.ended
                 return
         rank.started_by, rank.pid = await self._starters.start(spec, fds)

@@ -12,7 +12,7 @@ from elastic.agent import fork
 from elastic.agent.spec import StartSpec
 from elastic.proto import env
 
-READY = b"ready"
+READY, TAKEN = b"ready", b"taken"
 
 
 def wait(request: fork.Request) -> fork.Request:
@@ -34,6 +34,7 @@ def wait(request: fork.Request) -> fork.Request:
     fds = array.array("i")
     for _, _, payload in control:
         fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    orders.send(TAKEN)
     orders.close()
     spec = StartSpec.from_json(fork.read_memory(fds[0]))
     os.close(fds[0])

@@ -3,6 +3,7 @@
 import array
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ from elastic.agent import children
 from elastic.agent.environment import mark
 from elastic.agent.gpus import Gpus
 from elastic.agent.settings import AgentSettings
-from elastic.agent.spare import READY
+from elastic.agent.spare import READY, TAKEN
 from elastic.agent.spec import StartSpec
 from elastic.agent.starter import StartFailed, memory_file
 from elastic.agent.starters import Starters, changes
@@ -26,6 +27,8 @@ NEEDS = 3 << 30
 """Bytes free on a device before a spare is forked there; it takes about 0.7 GB."""
 SHORT = 1 << 30
 """Bytes free below which a spare is given up."""
+PATIENCE = 1.0
+"""Seconds that a spare gets to say that it has its orders."""
 LOOK = 0.01
 """Seconds between looks at a device that is being emptied; NVML offers no event for it."""
 
@@ -38,6 +41,7 @@ class Spare:
         self.ended = children.watch(pid)
         self.ready = False
         self._orders = orders
+        self._taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(orders, self._readable)
 
     def _readable(self) -> None:
@@ -45,11 +49,27 @@ class Spare:
         with contextlib.suppress(OSError):
             data = self._orders.recv(64)
         self.ready = data == READY
+        if data != READY and not self._taken.done():
+            self._taken.set_result(data == TAKEN)
         if not data:
             self.close()
 
-    def order(self, spec: StartSpec, fds: Mapping[str, int]) -> None:
-        """Make it the rank of `spec`. Raises OSError if it is gone."""
+    async def order(self, spec: StartSpec, fds: Mapping[str, int]) -> None:
+        """Make it the rank of `spec`. Raises OSError if it is gone; one whose device is being given
+        back after a SIGKILL takes no orders, though it looks alive."""
+        try:
+            self._send(spec, fds)
+            async with asyncio.timeout(PATIENCE):
+                if not await self._taken:
+                    raise ConnectionResetError(errno.ECONNRESET, "the spare rank is gone")
+        except OSError:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            raise
+        finally:
+            self.close()
+
+    def _send(self, spec: StartSpec, fds: Mapping[str, int]) -> None:
         fd = memory_file(spec.to_json())
         try:
             rights = array.array("i", (fd, *fds.values()))
@@ -57,7 +77,6 @@ class Spare:
             self._orders.sendmsg([",".join(fds).encode()], control, socket.MSG_NOSIGNAL)
         finally:
             os.close(fd)
-            self.close()
 
     def close(self) -> None:
         """Give it up, unless it has its orders."""

@@ -56,16 +56,27 @@ async def main(script: Path) -> dict[str, object]:
     while spares.pids:
         await asyncio.sleep(0.01)
     seen["taken after its death"] = spares.take(0) is not None
-    await spares.fork(0, "cpu")
-    await ready(spares)
-    spare = spares.take(0)
-    assert spare is not None
     environ = {**node.workload.environ, "RANK": "3", "SEEN": "by the rank"}
     spec = StartSpec(
         kind="script", target=str(script), args=("x",), environ=environ, cwd="/",
         python=sys.executable,
     )  # fmt: skip
-    spare.order(spec, {"stdout": 2, "stderr": 2})
+    await spares.fork(0, "cpu")
+    await ready(spares)
+    dying = spares.take(0)
+    assert dying is not None
+    os.kill(
+        dying.pid, signal.SIGSTOP
+    )  # as one that SIGKILL has reached, and the driver still holds
+    try:
+        await dying.order(spec, {"stdout": 2, "stderr": 2})
+    except OSError:
+        seen["took no orders"] = await dying.ended
+    await spares.fork(0, "cpu")
+    await ready(spares)
+    spare = spares.take(0)
+    assert spare is not None
+    await spare.order(spec, {"stdout": 2, "stderr": 2})
     seen["exit"] = await spare.ended
     seen["pid"] = spare.pid
     await spares.fork(0, "cpu")

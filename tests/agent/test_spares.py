@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,12 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     pid = seen.pop("pid")
-    assert seen == {"taken after its death": False, "exit": 5, "left": False}, done.stderr
+    assert seen == {
+        "taken after its death": False,
+        "took no orders": -signal.SIGKILL,
+        "exit": 5,
+        "left": False,
+    }, done.stderr
     assert json.loads((tmp_path / "rank.json").read_text()) == {
         "argv": ["x"],
         "rank": "3",
