@@ -209,6 +209,30 @@ def test_the_way_to_the_master_is_cut_and_ranks_go_on(job: Job, seconds: int) ->
         job.ends(0)
 
 
+def test_a_node_that_is_drained_and_cut_off_does_not_come_back(job: Job) -> None:
+    """It would be taken into a round once more, while its ranks save."""
+    with Proxy(job.address, job.port) as proxy:
+        first = job.start("--lease", "2", nodes="1:2", nproc=1)
+        first.master()
+        through = ("--rdzv-endpoint", f"127.0.0.1:{proxy.port}", "--rdzv-conf", "is_host=false")
+        hold = ("--on-term", "hold")
+        second = job.start(*through, "--drain-timeout", "100", nodes="1:2", nproc=1, script=hold)
+        job.wait_for("both in a round", lambda: _world(job, 2))
+        number = job.round()
+        ask(job, "drain", "node1")
+        job.wait_for("its rank's signal", lambda: job.told("term", round=number, rank=1) or None)
+        alone = job.wait_for_steps(1, after=number)
+        proxy.cut()
+        processes.kill(second.agent(), number=signal.SIGSTOP)  # so that no knock is answered
+        job.wait_for_event("node1 is lost")
+        processes.kill(second.agent(), number=signal.SIGCONT)
+        proxy.mend()
+        job.wait_for_more_steps(alone, 1, count=200)
+        assert job.round() == alone, job.dump()
+        job.finish()
+        job.ends(0, 213)
+
+
 def test_an_agent_that_is_stuck_for_a_while(job: Job) -> None:
     """Stopped, it answers nobody and its node is given up; once it goes on, it joins again."""
     node = job.start()
@@ -269,22 +293,25 @@ def test_a_node_that_leaves_while_the_master_is_away(job: Job) -> None:
 
 
 def test_who_is_told_to_end_just_after_another_gives_its_ranks_their_whole_grace(job: Job) -> None:
-    """A cancelled job's launchers get their signals one by one; the first one's reaches the master."""
-    flags = ("--shutdown-timeout", "100", "--last-call", "10")
-    start = partial(job.start, *flags, nodes="1:3", nproc=1, script=("--on-term", "hold"))
-    start().master()
+    """A cancelled job's launchers get their signals one by one; the first one's reaches the master.
+    The store of their round stays, too."""
+    flags = ("--shutdown-timeout", "100", "--last-call", "10", "--failure-grace", "4")
+    start = partial(job.start, *flags, nodes="1:4", nproc=1, script=("--on-term", "hold"))
+    first = start()
+    first.master()
     second, third = start(), start()
-    number = job.wait_for_steps(3)
-    ranks = [job.rank(number, rank) for rank in range(3)]
+    start()
+    number = job.wait_for_steps(4)
+    ranks = [job.rank(number, rank) for rank in range(4)]
     third.signal(signal.SIGTERM)
-    job.wait_for("the others' signals", lambda: len(job.told("term", round=number)) == 3 or None)
-    second.signal(signal.SIGTERM)
-    job.wait_for("the end of who got no signal", lambda: not processes.alive(ranks[0]) or None)
-    assert processes.alive(ranks[1]), job.dump()
-    assert processes.alive(ranks[2]), job.dump()
+    job.wait_for("the others' signals", lambda: len(job.told("term", round=number)) == 4 or None)
+    for node in (second, first):
+        node.signal(signal.SIGTERM)
+    job.wait_for("the end of who got no signal", lambda: not processes.alive(ranks[3]) or None)
+    assert all(map(processes.alive, ranks[:3])), job.dump()
     job.finish()
-    job.ends(0, 1, 1)
-    assert {line.rank for line in job.told("saved", round=number)} == {1, 2}, job.dump()
+    job.ends(1)
+    assert _saved(job, number) == {0: True, 1: True, 2: True}, job.dump()
 
 
 def _one_may_leave(job: Job) -> tuple[Node, Node, int]:

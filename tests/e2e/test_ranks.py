@@ -181,6 +181,21 @@ def test_a_rank_that_cannot_save_says_so(job: Job, end: str, code: int) -> None:
         assert node.said().count(line) == 1, job.dump()
 
 
+def test_a_signal_during_a_drain_leaves_its_result(job: Job) -> None:
+    """Slurm warns, and then ends the step: it is requeued if its launcher says that it was drained."""
+    node = job.start("--drain-timeout", "100", script=("--on-term", "hold"))
+    number = job.wait_for_steps(2)
+    job.ctl("drain")
+    job.wait_for("the ranks' signal", lambda: len(job.told("term", round=number)) == 2 or None)
+    node.signal(signal.SIGTERM)
+    job.wait_for(
+        "the launcher's word", lambda: "SIGTERM: ending, with up to" in node.said() or None
+    )
+    job.finish()
+    job.ends(213)
+    assert {line.rank for line in job.told("saved")} == {0, 1}, job.dump()
+
+
 def test_a_rank_that_ignores_the_signal_is_killed_once_its_time_is_over(job: Job) -> None:
     node = job.start("--shutdown-timeout", "1", script=("--on-term", "ignore"))
     job.wait_for_steps(2)

@@ -343,6 +343,15 @@ def test_the_store_of_a_finished_node_dies() -> None:
     assert core.restarts() == {"store lost": 1}
 
 
+def test_a_store_that_dies_after_rank_0_failed_is_the_cause() -> None:
+    """Both are told of as rank 0's."""
+    core = running("a", "b")
+    core.feed(failed("a", 1, CLOSED))
+    core.feed(failed("a", 1, CLOSED, failure(what=ev.Failed.STORE)))
+    core.feed(ev.Tick(), 10.0)
+    assert core.restarts() == {"store lost": 1}
+
+
 def test_a_failed_node_cannot_finish() -> None:
     core = running("a", "b")
     core.feed(failed("a", 1, CLOSED))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,7 +151,7 @@ async def test_who_is_back_takes_no_turn_of_those_that_are_knocked_at(
 @within(20)
 async def test_who_came_back_while_the_disk_was_full_is_not_lost(small_disk: Path) -> None:
     """Its lease ran out meanwhile, and nothing could be written."""
-    policy = Policy(min_nodes=1, max_nodes=2, lease=4.0)
+    policy = Policy(min_nodes=1, max_nodes=2, lease=8.0)
     async with serving(small_disk, policy) as (shell, streams):
         a, b = Stream(streams, "a"), Stream(streams, "b", knock_address=SILENT)
         for each in (a, b):
@@ -166,9 +167,35 @@ async def test_who_came_back_while_the_disk_was_full_is_not_lost(small_disk: Pat
             await asyncio.sleep(0.01)
         back = Stream(streams, "b", RUNS)
         await back.heard.get()
+        for _ in range(100):  # agents say such things with every heartbeat
+            a.say(unit=pb.UnitDeclared(round=1, unit=3))
+            a.say(leaving=pb.Leaving(reason="taken away", drain=True))
+        while not a.said.empty():
+            await asyncio.sleep(0.01)
         ballast.unlink()
         while shell.stuck:
             await asyncio.sleep(0.01)
         assert shell.job.nodes[NodeId("b")].state is NodeState.ATTACHED
         assert not shell.job.ledger.restarts
         assert shell.job.last_round == 1
+        assert shell.job.unit == 1, "what is said again was kept"
+
+
+@within(30)
+async def test_who_is_back_is_heard_by_a_master_that_stood_still(tmp_path: Path) -> None:
+    """Another node's word comes first, and time that nobody could be heard in takes nothing."""
+    policy = Policy(min_nodes=1, max_nodes=2, lease=5.0)
+    async with serving(tmp_path, policy) as (shell, streams):
+        a, b = Stream(streams, "a"), Stream(streams, "b", knock_address=SILENT)
+        for each in (a, b):
+            await each.ordered(RUN)
+        await b.end()
+        while shell.job.nodes[NodeId("b")].unanswered < SILENT_KNOCKS:
+            await asyncio.sleep(0.01)
+        a.say(unit=pb.UnitDeclared(round=1, unit=2))
+        back = Stream(streams, "b", RUNS, knock_address=SILENT)
+        time.sleep(policy.lease + 1)  # noqa: ASYNC251 - as when the machine is suspended
+        await back.heard.get()
+        while shell.job.nodes[NodeId("b")].state is not NodeState.ATTACHED:
+            await asyncio.sleep(0.01)
+        assert not shell.job.ledger.restarts

@@ -1,0 +1,51 @@
+"""The agent's stream to its master."""
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+
+from elastic.agent.uplink import Uplink
+from elastic.proto import master_pb2 as pb
+from elastic.proto import master_pb2_grpc, version
+from elastic.proto.security import Security
+
+
+class BusyMaster(master_pb2_grpc.MasterServicer):
+    """Welcomes an agent, and reads on only when it is told to."""
+
+    def __init__(self) -> None:
+        self.reads = asyncio.Event()
+        self.heard: list[str | None] = []
+
+    async def Attach(self, requests: Any, context: Any) -> None:
+        await context.read()
+        ours = pb.Version(major=version.WIRE.major, minor=version.WIRE.minor)
+        await context.write(pb.ToAgent(welcome=pb.Welcome(version=ours, epoch=1)))
+        await self.reads.wait()
+        while (message := await context.read()) is not grpc.aio.EOF:
+            self.heard.append(message.WhichOneof("body"))
+
+
+def test_a_goodbye_waits_until_a_busy_master_has_read_it_all() -> None:
+    async def test() -> None:
+        server, master = grpc.aio.server(), BusyMaster()
+        master_pb2_grpc.add_MasterServicer_to_server(master, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        uplink = Uplink(f"127.0.0.1:{port}", Security(), pb.Hello, lambda message: None)
+        run = asyncio.create_task(uplink.run(lambda: 60.0))
+        await uplink.attached.wait()
+        uplink.send(pb.FromAgent(heartbeat=pb.Heartbeat()))
+        uplink.send(pb.FromAgent(report=pb.NodeReport()))
+        uplink.leave("its launcher got SIGTERM")
+        goodbye = asyncio.create_task(uplink.goodbye(30.0))
+        _, waits = await asyncio.wait({goodbye}, timeout=0.2)
+        assert waits, "it did not wait for the master"
+        master.reads.set()
+        await goodbye
+        await run
+        assert master.heard == ["heartbeat", "report", "leaving"]
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(test(), 60.0))
