@@ -299,16 +299,16 @@ def test_who_is_told_to_end_just_after_another_gives_its_ranks_their_whole_grace
     start = partial(job.start, *flags, nodes="1:4", nproc=1, script=("--on-term", "hold"))
     first = start()
     first.master()
-    second, third = start(), start()
-    start()
+    second, third, fourth = start(), start(), start()
     number = job.wait_for_steps(4)
     ranks = [job.rank(number, rank) for rank in range(4)]
     third.signal(signal.SIGTERM)
     job.wait_for("the others' signals", lambda: len(job.told("term", round=number)) == 4 or None)
     for node in (second, first):
         node.signal(signal.SIGTERM)
-    job.wait_for("the end of who got no signal", lambda: not processes.alive(ranks[3]) or None)
-    assert all(map(processes.alive, ranks[:3])), job.dump()
+    job.wait_for_steps(1, after=number)  # of who got no signal
+    assert [processes.alive(rank) for rank in ranks] == [True, True, True, False], job.dump()
+    fourth.signal(signal.SIGTERM)
     job.finish()
     job.ends(1)
     assert _saved(job, number) == {0: True, 1: True, 2: True}, job.dump()
