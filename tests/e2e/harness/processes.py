@@ -1,8 +1,10 @@
 """What /proc says: which processes belong to a job, and how they hang together."""
 
 import contextlib
+import math
 import os
 import signal
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +70,15 @@ def cpu_seconds(pid: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return 0.0
+
+
+def began(pid: int) -> float:
+    """When a process began, by CLOCK_MONOTONIC; infinity when there is none of that number."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+        return int(fields[19]) / os.sysconf("SC_CLK_TCK") - asleep
+    return math.inf
 
 
 def alive(pid: int) -> bool:
