@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from elastic.agent import children, error_file, guardian, prctl
-from elastic.agent.failures import with_failure
 from elastic.agent.file_timer import Server, Timer
 from elastic.agent.log_reads import LogReads
+from elastic.agent.outcome import Outcome
 from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.retiring import Retiring, time_left
 from elastic.agent.settings import AgentSettings
@@ -27,11 +27,6 @@ from elastic.proto.errors import ElasticError, MasterRefused, MasterUnreachable
 from elastic.proto.limits import lift_open_files
 
 log = logging.getLogger(__name__)
-
-Phase = pb.NodeReport
-
-REPORT_RATE = 20 << 20
-"""Bytes a second of reports: each holds all failures so far, and hundreds of ranks fail at once."""
 
 
 class Agent:
@@ -57,10 +52,7 @@ class Agent:
         self._looking: asyncio.Task[None] | None = None
         self._stepped = False
         """A rank of this round has finished a step."""
-        self._report = pb.NodeReport()
-        """What runs here; told when that ended, and in each Hello."""
-        self._telling: asyncio.TimerHandle | None = None
-        self._tell_after = 0.0
+        self._outcome = Outcome(self._uplink.send)
         self._unit = 0
         self._order: pb.Directive | None = None
         self._ordered = asyncio.Event()
@@ -153,7 +145,7 @@ class Agent:
             role=settings.role,
             labels=dict(settings.labels),
             node_rank=settings.node_rank,
-            report=self._report,
+            report=self._outcome.report,
             spare_store=self._stores.address,
         )
 
@@ -187,17 +179,17 @@ class Agent:
             if order.kind == pb.Directive.WAIT:
                 self._stores.retire()
                 self._stores.discard(order.store)
-                self._report = pb.NodeReport(round=order.round, phase=Phase.IDLE)
+                self._outcome.idle(order.round)
                 if order.prepare and self._preparing is None:
                     self._starters.prepare()
                     self._preparing = self._spawn(self._say_prepared())
-            elif self._ranks is None and order.round > self._report.round:
+            elif self._ranks is None and order.round > self._outcome.round:
                 await self._cleared(order)
                 if not self._ordered.is_set():
                     await self._start_ranks(order)
 
     async def _start_ranks(self, order: pb.Directive) -> None:
-        self._report = pb.NodeReport(round=order.round, phase=Phase.RUNNING)
+        self._outcome.running(order.round)
         try:
             if not self._stores.use(order.store) and order.node_rank == 0:
                 self._store_lost()  # nobody serves it; the next round gets our new one
@@ -210,7 +202,7 @@ class Agent:
             failure = pb.RankFailure(
                 rank=order.first_rank, exit_code=1, what=pb.RankFailure.START, message=str(error)
             )
-            self._fail(failure)
+            self._outcome.failed(failure)
             return
         kinds = ", ".join(sorted({rank.started_by for rank in self._ranks.ranks}))
         log.info("round %d: %d ranks started by %s", order.round, len(self._ranks.ranks), kinds)
@@ -256,37 +248,23 @@ class Agent:
 
     def _exit_seen(self, rank: Rank) -> None:
         ranks = self._ranks
-        if ranks is None or self._report.round != ranks.round:
+        if ranks is None or self._outcome.round != ranks.round:
             return
-        if not self._report.failures and (rank.exit_code or ranks.finished):
+        if not self._outcome.failures and (rank.exit_code or ranks.finished):
             self._send_heartbeat()  # how far they came, before what ended it
         if rank.exit_code:
-            if not self._report.failures:
+            if not self._outcome.failures:
                 self._error_file = ranks.error_file(rank)
-            self._fail(ranks.failure(rank))
+            self._outcome.failed(ranks.failure(rank))
         elif ranks.finished:
-            self._tell(pb.NodeReport(round=ranks.round, phase=Phase.FINISHED))
-
-    def _fail(self, failure: pb.RankFailure) -> None:
-        self._tell(with_failure(self._report, failure))
+            self._outcome.finished()
 
     def _store_lost(self) -> None:
-        self._fail(pb.RankFailure(what=pb.RankFailure.STORE, exit_code=1, message="the store died"))
+        failure = pb.RankFailure(what=pb.RankFailure.STORE, exit_code=1, message="the store died")
+        self._outcome.failed(failure)
 
     def _spare_changed(self, address: str) -> None:
         self._uplink.send(pb.FromAgent(spare_store=pb.SpareStore(address=address)))
-
-    def _tell(self, report: pb.NodeReport) -> None:
-        self._report = report
-        if self._telling is None:
-            loop = asyncio.get_running_loop()
-            self._telling = loop.call_at(self._tell_after, self._say_report)
-
-    def _say_report(self) -> None:
-        self._telling = None
-        took = self._report.ByteSize() / REPORT_RATE
-        self._tell_after = asyncio.get_running_loop().time() + took
-        self._uplink.send(pb.FromAgent(report=self._report))
 
     def _message_seen(self, rank: Rank, message: link.Message) -> None:
         ranks = self._ranks
@@ -339,7 +317,7 @@ class Agent:
 
     def _send_heartbeat(self) -> None:
         beat = pb.Heartbeat(
-            round=self._report.round, plain=self._starters.plain, prepared=self._starters.prepared
+            round=self._outcome.round, plain=self._starters.plain, prepared=self._starters.prepared
         )
         if self._ranks is not None:
             beat.ranks.extend(rank.progress() for rank in self._ranks.ranks)
@@ -380,7 +358,7 @@ class Agent:
         await self._uplink.goodbye(1.0)
         if order.exit_code == 1:
             log.error("%s", order.reason)
-            failures = self._report.failures
+            failures = self._outcome.failures
             code = failures[0].exit_code if failures else None
             environ = self._settings.workload.environ
             error_file.hand_on(self._error_file, environ, order.reason, code)
@@ -390,7 +368,7 @@ class Agent:
 
     async def _leave(self, number: int) -> int:
         """A signal to the launcher, or a process that does not end: this node leaves."""
-        started = self._report.round > 0
+        started = self._outcome.round > 0
         if self._retiring.unkillable:
             reason, code = self._retiring.unkillable, 1
         elif not number:

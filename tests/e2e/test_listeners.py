@@ -93,7 +93,7 @@ REFUSED: list[tuple[pb.FromAgent, str]] = [
     (hello(epoch=1 << 40), "is in epoch"),
     (hello(slots=0), "1 to 4096 slots"),
     (hello(slots=1 << 31), "1 to 4096 slots"),
-    (hello(node_id=""), "a node has a name"),
+    (hello(node_id=""), "a node's name has 1 to 256 characters"),
     (pb.FromAgent(leaving=pb.Leaving(reason="x")), "the first message is Hello"),
     (pb.FromAgent(), "the first message is Hello"),
     (hello(node_id="x" * (5 << 20)), "larger"),

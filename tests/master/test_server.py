@@ -97,7 +97,7 @@ FAR = pb.Version(major=version.WIRE.major, minor=version.WIRE.minor + 2)
         ({"epoch": 7}, "this master is in epoch 1, the agent has obeyed 7"),
         ({"version": FAR}, "the agent speaks version 1.2, this side 1.0"),
         ({"version": pb.Version(major=9)}, "the agent speaks version 9.0"),
-        ({"node_id": ""}, "a node has a name"),
+        ({"node_id": ""}, "a node's name has 1 to 256 characters"),
         ({"slots": 0}, "1 to 4096 slots"),
         ({"slots": 5000}, "1 to 4096 slots"),
     ],

@@ -109,7 +109,7 @@ def _run(case: Case, launcher: Launcher, tmp: Path) -> Observation:
         dumps={
             path.name: json.loads(path.read_text())
             for path in sorted(out.iterdir())
-            if path.name.partition(".")[0] in ("rank", "signals", "sum")
+            if path.name.partition(".")[0] in ("rank", "signals", "sum") and path.suffix != ".part"
         },
         files=_tree(tmp),
         children_left=_still_there(out, "child"),

@@ -1,0 +1,37 @@
+"""A node's word on how its round ended."""
+
+import asyncio
+
+from elastic.agent.outcome import Outcome
+from elastic.proto import master_pb2 as pb
+
+
+def test_hundreds_of_failures_are_told_whole_and_not_each_with_all_before_it() -> None:
+    async def test() -> list[pb.NodeReport]:
+        told: asyncio.Queue[pb.FromAgent] = asyncio.Queue()
+        outcome = Outcome(told.put_nowait)
+        outcome.running(3)
+        reports = []
+        for rank in range(400):
+            outcome.failed(pb.RankFailure(rank=rank, exit_code=1, log_tail="x" * 4096))
+            await asyncio.sleep(0)  # deaths are seen one by one
+        while not reports or len(reports[-1].failures) < 400:
+            reports.append((await told.get()).report)
+        return reports
+
+    reports = asyncio.run(asyncio.wait_for(test(), 60.0))
+    assert len(reports[0].failures) == 1, "the first one waited"
+    assert all(report.round == 3 for report in reports)
+    assert sum(report.ByteSize() for report in reports) < 20 * reports[-1].ByteSize()
+
+
+def test_the_end_of_a_round_is_told_at_once() -> None:
+    async def test() -> pb.NodeReport:
+        told: asyncio.Queue[pb.FromAgent] = asyncio.Queue()
+        outcome = Outcome(told.put_nowait)
+        outcome.running(2)
+        assert told.empty(), "that it runs is no news"
+        outcome.finished()
+        return (await told.get()).report
+
+    assert asyncio.run(asyncio.wait_for(test(), 60.0)).phase == pb.NodeReport.FINISHED
