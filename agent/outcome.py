@@ -1,7 +1,7 @@
 """What runs on a node, and how it ended, as its master is told."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from elastic.agent.failures import with_failure
 from elastic.proto import master_pb2 as pb
@@ -25,8 +25,8 @@ class Outcome:
         return self.report.round
 
     @property
-    def failures(self) -> list[pb.RankFailure]:
-        return list(self.report.failures)
+    def failures(self) -> Sequence[pb.RankFailure]:
+        return self.report.failures
 
     def idle(self, number: int) -> None:
         self.report = pb.NodeReport(round=number, phase=pb.NodeReport.IDLE)

@@ -202,7 +202,7 @@ class Ranks:
         if code > 0 and rank.error is not None and rank.error.type != "KeyboardInterrupt":
             return f"{rank.error.type}: {rank.error.message}".partition("\n")[0]
         asked = {signal.SIGKILL, signal.SIGTERM, self._stop_signal}
-        return signal.Signals(-code).name if code < 0 and -code not in asked else ""
+        return f"signal {-code}" if code < 0 and -code not in asked else ""
 
     def _spec(self, rank: Rank, error_file: str) -> StartSpec:
         work = self._settings.workload

@@ -167,9 +167,18 @@ def test_a_signal_to_the_launcher_is_the_ranks_at_once_and_they_have_time(job: J
     assert job.report()["result"]["outcome"] == "stopped", "the same command goes on with it"
 
 
-@pytest.mark.parametrize(("end", "code"), [("signal", 1), ("drain", 213)])
-def test_a_rank_that_cannot_save_says_so(job: Job, end: str, code: int) -> None:
-    node = job.start(script=("--on-term", "raise"), log_level="WARNING")
+@pytest.mark.parametrize(
+    ("end", "code", "how", "words"),
+    [
+        ("signal", 1, "raise", "OSError: cannot save"),
+        ("drain", 213, "raise", "OSError: cannot save"),
+        ("signal", 1, "alarm", f"signal {signal.SIGRTMAX - 1}"),
+    ],
+)
+def test_a_rank_that_cannot_save_says_so(
+    job: Job, end: str, code: int, how: str, words: str
+) -> None:
+    node = job.start(script=("--on-term", how), log_level="WARNING")
     job.wait_for_steps(2)
     if end == "drain":
         job.ctl("drain")
@@ -177,7 +186,7 @@ def test_a_rank_that_cannot_save_says_so(job: Job, end: str, code: int) -> None:
         node.signal(signal.SIGTERM)
     job.ends(code)
     for rank in range(2):
-        line = f"rank {rank} failed while it stopped: OSError: cannot save\n"
+        line = f"rank {rank} failed while it stopped: {words}\n"
         assert node.said().count(line) == 1, job.dump()
 
 

@@ -30,7 +30,7 @@ def parse() -> argparse.Namespace:
         "--child", action="store_true", help="leave a process in a session of its own"
     )
     parser.add_argument(
-        "--on-term", choices=("die", "ignore", "work", "hold", "raise"), default="die"
+        "--on-term", choices=("die", "ignore", "work", "hold", "raise", "alarm"), default="die"
     )
     parser.add_argument("--stray", action="store_true", help="leave a process that has ended")
     parser.add_argument("--shared", action="store_true", help="hold shared memory of both kinds")
@@ -104,6 +104,8 @@ def on_term(number: int, frame: object) -> None:
     tell("term")
     if ARGS.on_term == "raise":
         raise OSError("cannot save")
+    if ARGS.on_term == "alarm":
+        os.kill(os.getpid(), signal.SIGRTMAX - 1)
     if ARGS.on_term == "work":
         time.sleep(0.5)  # what a script does to save its state
         tell("saved")
