@@ -148,17 +148,23 @@ async def test_who_is_back_takes_no_turn_of_those_that_are_knocked_at(
         assert dict(shell.job.ledger.restarts) == {"node lost": 1}
 
 
+async def one_of_two(shell: Shell, streams: Streams) -> Stream:
+    """Two train, then b's stream ends, and knocks at it go unanswered; returns a's."""
+    a, b = Stream(streams, "a"), Stream(streams, "b", knock_address=SILENT)
+    for each in (a, b):
+        await each.ordered(RUN)
+    await b.end()
+    while shell.job.nodes[NodeId("b")].unanswered < SILENT_KNOCKS:
+        await asyncio.sleep(0.01)
+    return a
+
+
 @within(20)
 async def test_who_came_back_while_the_disk_was_full_is_not_lost(small_disk: Path) -> None:
     """Its lease ran out meanwhile, and nothing could be written."""
     policy = Policy(min_nodes=1, max_nodes=2, lease=8.0)
     async with serving(small_disk, policy) as (shell, streams):
-        a, b = Stream(streams, "a"), Stream(streams, "b", knock_address=SILENT)
-        for each in (a, b):
-            await each.ordered(RUN)
-        await b.end()
-        while shell.job.nodes[NodeId("b")].unanswered < SILENT_KNOCKS:
-            await asyncio.sleep(0.01)
+        a = await one_of_two(shell, streams)
         ballast = small_disk / "ballast"
         with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
             while True:
@@ -186,12 +192,7 @@ async def test_who_is_back_is_heard_by_a_master_that_stood_still(tmp_path: Path)
     """Another node's word comes first, and time that nobody could be heard in takes nothing."""
     policy = Policy(min_nodes=1, max_nodes=2, lease=5.0)
     async with serving(tmp_path, policy) as (shell, streams):
-        a, b = Stream(streams, "a"), Stream(streams, "b", knock_address=SILENT)
-        for each in (a, b):
-            await each.ordered(RUN)
-        await b.end()
-        while shell.job.nodes[NodeId("b")].unanswered < SILENT_KNOCKS:
-            await asyncio.sleep(0.01)
+        a = await one_of_two(shell, streams)
         a.say(unit=pb.UnitDeclared(round=1, unit=2))
         back = Stream(streams, "b", RUNS, knock_address=SILENT)
         time.sleep(policy.lease + 1)  # noqa: ASYNC251 - as when the machine is suspended
