@@ -23,6 +23,7 @@ from elastic.agent.stores import Stores
 from elastic.agent.uplink import Uplink
 from elastic.proto import knock, link, version
 from elastic.proto import master_pb2 as pb
+from elastic.proto.deaf import deafen
 from elastic.proto.errors import ElasticError, MasterRefused, MasterUnreachable
 from elastic.proto.limits import lift_open_files
 
@@ -67,12 +68,7 @@ class Agent:
         """Work until told to end; returns the launcher's exit code."""
         prctl.set_child_subreaper()
         loop = asyncio.get_running_loop()
-        for name in self._settings.drain_signals:
-            loop.add_signal_handler(getattr(signal, name), self._ask_drain, name)
-        for name in self._settings.signals:
-            number = getattr(signal, name)
-            loop.add_signal_handler(number, self._take_signal, number)
-        loop.add_signal_handler(guardian.NO_MASTER, self._take_signal, 0)
+        handled = self._handle_signals(loop)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what came while this life started, too
         knocks = await asyncio.start_server(self._answer_knock, sock=self._knock_socket)
         uplink = loop.create_task(self._uplink.run(self._patience))
@@ -105,6 +101,18 @@ class Agent:
             for parts in (self._spares, self._stores, self._starters):
                 parts.kill()
             await self._sweep(lambda: self._retiring.stuck)
+            deafen(handled)
+
+    def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> list[int]:
+        numbers: list[int] = [guardian.NO_MASTER]
+        loop.add_signal_handler(guardian.NO_MASTER, self._take_signal, 0)
+        for name in self._settings.drain_signals:
+            numbers.append(getattr(signal, name))
+            loop.add_signal_handler(numbers[-1], self._ask_drain, name)
+        for name in self._settings.signals:
+            numbers.append(getattr(signal, name))
+            loop.add_signal_handler(numbers[-1], self._take_signal, numbers[-1])
+        return numbers
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task whose exception ends this life of the agent."""

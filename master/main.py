@@ -22,6 +22,7 @@ from elastic.master.state import Job
 from elastic.master.streams import Streams
 from elastic.proto import job_folder, master_pb2_grpc
 from elastic.proto.client import open_server
+from elastic.proto.deaf import deafen
 from elastic.proto.errors import ElasticError, JournalFull, UsageError
 from elastic.proto.exit_code import CRASHED
 from elastic.proto.limits import lift_open_files
@@ -89,6 +90,11 @@ async def serve(settings: MasterSettings) -> None:
         task.cancel()
     await server.stop(grace=0.2)
     journal.close()
+
+
+async def _serve(settings: MasterSettings) -> None:
+    await serve(settings)
+    deafen((signal.SIGTERM,))
 
 
 async def _stop_when(
@@ -179,7 +185,7 @@ def main(settings: MasterSettings) -> int:
     """Serve; returns the exit code of the process."""
     _make_room()
     try:
-        asyncio.run(serve(settings))
+        asyncio.run(_serve(settings))
     except ElasticError as error:
         log.error("%s", error)
         return 1
