@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +104,17 @@ class Agent:
             await self._sweep(lambda: self._retiring.stuck)
             deafen(handled)
 
-    def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> list[int]:
-        numbers: list[int] = [guardian.NO_MASTER]
-        loop.add_signal_handler(guardian.NO_MASTER, self._take_signal, 0)
+    def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> Iterable[int]:
+        """Returns their numbers."""
+        handlers: dict[int, Callable[[], None]] = {}
         for name in self._settings.drain_signals:
-            numbers.append(getattr(signal, name))
-            loop.add_signal_handler(numbers[-1], self._ask_drain, name)
+            handlers[signal.Signals[name]] = partial(self._ask_drain, name)
         for name in self._settings.signals:
-            numbers.append(getattr(signal, name))
-            loop.add_signal_handler(numbers[-1], self._take_signal, numbers[-1])
-        return numbers
+            handlers[signal.Signals[name]] = partial(self._take_signal, signal.Signals[name])
+        handlers[guardian.NO_MASTER] = partial(self._take_signal, 0)
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        return handlers
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task whose exception ends this life of the agent."""

@@ -1,14 +1,12 @@
 """Several nodes, on loopback unless a test says otherwise: they come, go, die, and lose sight of the master."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from tests.e2e.harness import ROOT, Job, Node, processes
+from tests.e2e.harness import Job, Node, processes
 from tests.e2e.harness.proxy import Proxy
 
 
@@ -53,17 +51,12 @@ def test_a_node_that_comes_while_the_job_ends(job: Job) -> None:
     """It is told so and starts nothing. The end lasts as long as a rank that ignores SIGTERM."""
     job.start("--drain-timeout", "8", nodes="1:2", nproc=1, script=("--on-term", "ignore"))
     number = job.wait_for_steps(1)
-    ask(job, "drain")
+    job.ctl("drain")
     job.wait_for("the signal", lambda: job.told("term", round=number) or None)
     late = job.start("--rdzv-conf", "is_host=false", nodes="1:2", nproc=1)
     assert late.exit_code() == 213, job.dump()
     job.ends(213, 213)
     assert job.round() == number, job.dump()
-
-
-def ask(job: Job, *verb: str) -> None:
-    where = ("--master", f"{job.address}:{job.port}")
-    subprocess.run([sys.executable, "-m", "elastic.ctl", *where, *verb], cwd=ROOT, check=True)
 
 
 def test_a_node_that_comes_when_the_job_is_over(job: Job) -> None:
@@ -219,7 +212,7 @@ def test_a_node_that_is_drained_and_cut_off_does_not_come_back(job: Job) -> None
         second = job.start(*through, "--drain-timeout", "100", nodes="1:2", nproc=1, script=hold)
         job.wait_for("both in a round", lambda: _world(job, 2))
         number = job.round()
-        ask(job, "drain", "node1")
+        job.ctl("drain", "node1")
         job.wait_for("its rank's signal", lambda: job.told("term", round=number, rank=1) or None)
         alone = job.wait_for_steps(1, after=number)
         proxy.cut()
@@ -359,7 +352,7 @@ def _saved(job: Job, number: int) -> dict[int, bool]:
 
 def test_a_round_keeps_its_store_while_its_ranks_drain(job: Job) -> None:
     first, second, number = _two_train(job, "hold")
-    ask(job, "drain", "node1")
+    job.ctl("drain", "node1")
     job.wait_for("both to have SIGTERM", lambda: len(job.told("term", round=number)) == 2)
     job.finish()
     assert second.exit_code() == 213, job.dump()
@@ -370,7 +363,7 @@ def test_a_round_keeps_its_store_while_its_ranks_drain(job: Job) -> None:
 
 def test_a_round_keeps_its_store_while_the_next_one_begins(job: Job) -> None:
     _, _, number = _two_train(job, "die")
-    ask(job, "restart")
+    job.ctl("restart")
     _next(job, number)
     job.finish()
     job.ends(0)
@@ -385,7 +378,7 @@ def test_the_next_round_needs_the_port_of_a_store_that_is_kept(job: Job) -> None
     job.start(*flags, nodes="2", nproc=1, script=("--on-term", "hold"))
     number = job.wait_for_steps(2)
     for _ in range(2):
-        ask(job, "restart")
+        job.ctl("restart")
         number = _next(job, number)
     processes.kill(job.rank(number, 0))
     _next(job, number)
@@ -396,7 +389,7 @@ def test_the_next_round_needs_the_port_of_a_store_that_is_kept(job: Job) -> None
 def test_a_drained_node_serves_its_store_until_ranks_elsewhere_have_saved(job: Job) -> None:
     """Its own are gone; and it does not stay for all of their time."""
     first, _, number = _two_train(job, "die")
-    ask(job, "drain")
+    job.ctl("drain")
     job.wait_for("the store to stay", lambda: "ranks of other nodes still use" in first.said())
     job.wait_for("the signal", lambda: job.told("term", round=number, rank=1) or None)
     job.finish()
