@@ -31,6 +31,9 @@ FIRST_FD = 200
 
 _FDS = 16
 
+_DEAF_HERE = {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTOU}
+"""Signals that we ignore whether the launcher was told to or not: Python two, the agent the third."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -195,9 +198,12 @@ def _inherit(fd: int) -> int:
 
 
 def _reset_signals() -> None:
+    """As if the launcher had executed the program: it is deaf to what the launcher was told to be
+    deaf to, as by `nohup` or `trap '' USR1`, and to nothing else."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        with contextlib.suppress(OSError, ValueError):
-            signal.signal(number, signal.SIG_DFL)
+        if number in _DEAF_HERE or signal.getsignal(number) is not signal.SIG_IGN:
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

@@ -96,8 +96,9 @@ def default_threads(environ: dict[str, str]) -> int:
 
 
 def _restore_signals() -> None:
-    """What Python sets when it starts; all else is at its default by now."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """What Python sets when it starts; all else is as its parent left it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 

@@ -227,7 +227,7 @@ def script(tmp_path: Path, body: str) -> subprocess.Popen[str]:
     path.write_text(textwrap.dedent(body))
     environ = {**os.environ, "FIFO": str(tmp_path / "fifo"), "STATE": str(tmp_path / "state")}
     return subprocess.Popen(
-        [sys.executable, str(path), "an", "argument"],
+        ["env", "--default-signal=INT", sys.executable, str(path), "an", "argument"],
         env=environ,
         text=True,
         stdout=subprocess.PIPE,

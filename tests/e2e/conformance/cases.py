@@ -40,6 +40,7 @@ class Case:
     signal: Signal | None = None
     forks: bool = True  # also compared with ranks forked from the standby
     timeout: float = 150.0  # seconds; generous, as the machine may be busy
+    deaf: tuple[str, ...] = ()  # signals that the launchers are started with ignored
     hangs: bool = False  # one that runs still after `timeout` is an observation, not a failure
     lasts: tuple[float, float] | None = None  # seconds that are as good as one another
 
@@ -160,7 +161,7 @@ LOGS_AND_CONSOLE = (
 HOW_IT_ENDS = (
     _probe("exit_3", do="exit:3"),
     _probe("exit_3_one", do="exit:3", ranks="1"),
-    _probe("exit_3_other_waits", do="exit:3", ranks="1", others="wait"),
+    _probe("exit_3_other_saves", do="exit:3", ranks="1", others="save"),
     _probe("exit_256", do="exit:256"),
     _probe("exit_negative", do="exit:-1"),
     _probe("raises", do="raise", ranks="0"),
@@ -217,6 +218,8 @@ SIGNALS = (
     _signalled("sigquit", 3),
     _signalled("sigterm", 15),
     _signalled("sigusr1_handled", 10, "--signals-to-handle", "SIGTERM,SIGUSR1"),
+    Case(name="started_deaf", args=(*TWO, "--signals-to-handle", "SIGTERM", *PROBE),
+         deaf=("HUP", "INT", "USR1", "TERM")),
     _signalled("sigterm_ignored", 15, "--shutdown-timeout", "2", do="stay",
                lasts=(2, 12)),
     _signalled("second_sigint", 2, do="stay", again=True, lasts=(0, 20)),

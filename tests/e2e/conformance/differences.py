@@ -205,8 +205,8 @@ DIFFERENCES = (
         cases="same_failure", witness="same_failure", when=_half_as_often,
     ),
     Difference(
-        id="failure-grace", keys=r"signals\[.*\]", cases="exit_3_other_waits|segv",
-        witness="exit_3_other_waits",
+        id="failure-grace", keys=r"signals\[.*\]", cases="exit_3_other_saves|segv",
+        witness="exit_3_other_saves",
     ),
     Difference(
         id="second-interrupt", keys=r"lasted|signals\[0\.[01]\.[01]\]", cases="second_sigint",

@@ -19,8 +19,8 @@ from .cases import Case, Signal, When
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 KEPT = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
-# A shell without job control starts what it puts in the background deaf to these two.
-HEAR_ALL = ("env", "--default-signal=INT,QUIT")
+# A shell without job control starts what it puts in the background deaf to two of these, nohup to HUP.
+HEAR = ("env", "--default-signal=HUP,INT,QUIT")
 STILL_RUNNING = 999  # in place of an exit code
 CARELESS = 0.05  # seconds between looks at a folder
 
@@ -142,7 +142,12 @@ def _launched(
             ):
                 nodes.append(
                     subprocess.Popen(
-                        [*HEAR_ALL, *launcher.command(case.program), *_restarts(case, launcher)]
+                        [
+                            *HEAR,
+                            *_deafness(case),
+                            *launcher.command(case.program),
+                            *_restarts(case, launcher),
+                        ]
                         + [_fill(arg, fill) for arg in (*own, *case.args)],
                         cwd=work,
                         env=_environment(tmp, number)
@@ -164,6 +169,10 @@ def _launched(
             if node.poll() is None:
                 _kill(node.pid)
                 node.wait()
+
+
+def _deafness(case: Case) -> tuple[str, ...]:
+    return (f"--ignore-signal={','.join(case.deaf)}",) if case.deaf else ()
 
 
 def _restarts(case: Case, launcher: Launcher) -> tuple[str, ...]:

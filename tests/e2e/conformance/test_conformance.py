@@ -22,7 +22,9 @@ pytestmark = pytest.mark.timeout(600)  # a case has limits of its own, meant for
 needs_elastic_run = pytest.mark.skipif(
     not (ROOT / "elastic" / "run.py").exists(), reason="there is no elastic-run in this checkout"
 )
-QUICK = {"env", "module", "macro", "tee_3", "exit_3", "recorded_raise", "sigterm", "static_two"}
+QUICK = {
+    "env", "module", "macro", "tee_3", "exit_3", "recorded_raise", "sigterm", "started_deaf", "static_two",
+}  # fmt: skip
 """What is also run forked by default."""
 SOAK = {
     "bare", "nproc_cpu", "underscores", "module_long", "absolute_path", "no_python_binary",

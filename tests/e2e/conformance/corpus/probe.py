@@ -191,11 +191,12 @@ def resting(title: str) -> str:
     return ", ".join(sorted(states[pid] for pid in ours))
 
 
-def listen() -> "list[str]":
-    """Note each signal from now on, in the list that is returned."""
+def listen(takes: float = 0.0) -> "list[str]":
+    """Note each signal from now on, `takes` seconds after it came, in the list that is returned."""
     seen: list[str] = []
 
     def handler(number: int, _: object) -> None:
+        time.sleep(takes)
         seen.append(signal.Signals(number).name)
         write("signals", seen)
 
@@ -241,7 +242,7 @@ def act(what: str, seen: "list[str]") -> None:
     elif kind == "kill" or (kind == "kill-first" and first):
         os.kill(os.getpid(), int(value))
         time.sleep(DEADLINE_S)
-    elif kind == "wait":
+    elif kind in ("wait", "save"):
         wait_for_signal(seen, leave=True)
     elif kind == "stay":
         wait_for_signal(seen, leave=False)
@@ -271,7 +272,9 @@ def main(main_name: str, main_file: "str | None") -> None:
     ranks = os.environ.get("PROBE_RANKS")
     mine = ranks is None or rank in ranks.split(",")
     what = os.environ.get("PROBE" if mine else "PROBE_OTHERS", "")
-    seen = listen() if what in ("wait", "stay") else []  # before anybody fails
+    listens = what in ("wait", "stay", "save")
+    # before anybody fails
+    seen = listen(takes=1.0 if what == "save" else 0.0) if listens else []
     all_have_spoken()
     act(what, seen)
 
