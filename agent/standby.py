@@ -47,7 +47,7 @@ def main(args: list[str]) -> None:
     if request is None:
         return
     if request.spec.kind == "store":
-        _become_store(request)
+        store.become(request)
     if request.spec.kind == "spare":
         request = spare.wait(request)
     environ = fork.prepare(request)
@@ -169,14 +169,6 @@ def _settle() -> None:
             vars(module).pop("__warningregistry__", None)
     gc.collect()
     gc.freeze()
-
-
-def _become_store(request: fork.Request) -> None:
-    environ = fork.prepare(request)
-    variables = env.process_environment()
-    variables.clear()
-    variables.update(environ)
-    store.serve(request.fds["listen"], request.fds.get("link"))
 
 
 if __name__ == "__main__":

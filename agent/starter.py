@@ -1,4 +1,4 @@
-"""The agent's end of a starter: one protocol for the spawner and the standby.
+"""The agent's end of a starter: one protocol for spawner, standby and nursery.
 
 Over a SOCK_SEQPACKET pair, one small JSON object a datagram:
 
@@ -38,9 +38,10 @@ _PROGRAMS: dict[str, tuple[str, tuple[str, ...]]] = {
     # -I -S: the spawner needs the standard library only, and starts the sooner.
     "spawner": ("elastic.agent.spawner", ("-I", "-S")),
     "standby": ("elastic.agent.standby", ("-u",)),
+    "nursery": ("elastic.agent.nursery", ()),
 }
 
-STANDBY_ENVIRONMENT = {
+FORKED_ENVIRONMENT = {
     # A fork loses every thread of an OpenMP pool, so there must be none.
     "OMP_NUM_THREADS": "1",
     # CUDA that was initialised before a fork is lost in the child; NVML is not.
@@ -77,7 +78,7 @@ class Preloaded:
 
 
 class Starter:
-    """A spawner or a standby process. Use it from one event loop, and launch it in the main thread:
+    """A process that starts others. Use it from one event loop, and launch it in the main thread:
     the program asks to be killed when the thread that started it ends.
 
     The agent must be a child subreaper (`prctl.set_child_subreaper`) before the first `start`.
@@ -111,7 +112,7 @@ class Starter:
         python: str = sys.executable,
         stderr: int | None = None,
     ) -> "Starter":
-        """Start a program, `spawner` or `standby`, that runs until `kill`, or until we end.
+        """Start a program, one of `_PROGRAMS`, that runs until `kill`, or until we end.
 
         For a standby, `environ` is the script's at its first import of torch; a rank's page and link
         are taken out of it. `stderr` is a descriptor for what the program itself says (default:
@@ -121,8 +122,8 @@ class Starter:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         variables = {k: v for k, v in environ.items() if k not in (env.PAGE_FD, env.LINK_FD)}
-        if kind == "standby":
-            variables |= STANDBY_ENVIRONMENT
+        if kind != "spawner":
+            variables |= FORKED_ENVIRONMENT
         with theirs:
             process = subprocess.Popen(  # noqa: ASYNC220 - a vfork, and rare
                 boot.command(python, module, str(theirs.fileno()), flags=flags),

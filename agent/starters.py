@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 
 from elastic.agent.environment import common_environment, mark
 from elastic.agent.settings import AgentSettings
@@ -22,6 +22,9 @@ BUILD_TIMEOUT = 10.0
 
 START_TIMEOUT = 30.0
 """Seconds that a starter gets to start a process, before it is ended and another asked."""
+
+MOST_NURSERIES = 5
+"""Of one agent, one after the other died; from then on stores are spawned."""
 
 _OF_A_RANK = env.OF_TORCHRUN | {
     "CUDA_VISIBLE_DEVICES",
@@ -54,6 +57,8 @@ class Starters:
         self._settings = settings
         self._spawner: Starter | None = None
         self._standby: Starter | None = None
+        self._nursery: Starter | None = None
+        """In the standby's place where no rank is forked: stores are."""
         self._notes: dict[int, Mapping[str, str | None]] = {}
         """What each local rank had changed in its environment before it imported torch."""
         self.plain = False
@@ -63,7 +68,8 @@ class Starters:
         self._modules_known = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
-        self._keeping = False
+        self._kept: set[str] = set()
+        """Starters that are built, and built again when they die."""
         self.reason = _never(settings)
         """Why ranks are not forked; empty while they may be."""
         self._ahead = False
@@ -75,6 +81,7 @@ class Starters:
         self.standby_ready = asyncio.Event()
         self._built = asyncio.Event()
         """The standby is ready, or of no use."""
+        self.nursery_ready = asyncio.Event()
         self.threads: int | None = None
         """Intra-op threads that the script asks for before it imports torch."""
 
@@ -85,20 +92,28 @@ class Starters:
 
     @property
     def pids(self) -> set[int]:
-        return {s.pid for s in (self._spawner, self._standby) if s and not s.died.is_set()}
+        return {s.pid for s in self._all() if not s.died.is_set()}
+
+    def _all(self) -> list[Starter]:
+        return [s for s in (self._spawner, self._standby, self._nursery) if s is not None]
+
+    @property
+    def forks_stores(self) -> bool:
+        """A store is a matter of milliseconds now."""
+        return self._ready_standby() is not None or self._ready_nursery() is not None
 
     async def start(self, spec: StartSpec, fds: Mapping[str, int]) -> tuple[str, int]:
         """Start a process; returns who did and its pid. Raises StartFailed."""
         fork = True
         for _ in range(5):
-            standby = await self._usable_standby() if fork else None
-            starter = standby or await self._ensure_spawner()
+            forker = await self._forker(spec) if fork else None
+            starter = forker or await self._ensure_spawner()
             try:
                 return starter.kind, await self._ask(starter, spec, fds)
             except StarterDied:
                 continue
             except StartFailed as error:
-                if starter is not standby:
+                if starter is not forker:
                     raise
                 fork = False
                 if isinstance(error, Unfit):
@@ -132,6 +147,7 @@ class Starters:
         if self._standby is not None:
             self._standby.kill()  # it holds torch in memory, for nobody
         log.warning("ranks are spawned, not forked: %s", reason)
+        asyncio.get_running_loop().call_later(PATIENCE, self.build)
 
     async def settled(self) -> None:
         """Wait until no start is under way."""
@@ -149,11 +165,16 @@ class Starters:
             if not self._under_way:
                 self.idle.set()
 
-    async def _usable_standby(self) -> Starter | None:
+    async def _forker(self, spec: StartSpec) -> Starter | None:
         """One that is being built imports what a spawned rank would have to, and began before it."""
-        if self._keeping and not self.reason:
+        if self.reason:
+            return self._ready_nursery() if spec.kind == "store" else None
+        if "standby" in self._kept:
             await self._built.wait()
         return self._ready_standby()
+
+    def _ready_nursery(self) -> Starter | None:
+        return self._nursery if self.nursery_ready.is_set() else None
 
     def _ready_standby(self) -> Starter | None:
         standby = self._standby
@@ -189,6 +210,7 @@ class Starters:
             return
         self.plain = not any(notes)
         if self.reason:
+            asyncio.get_running_loop().call_later(PATIENCE, self.build)
             return
         if self._ahead and not self.plain:
             self._spawn_from_now_on(
@@ -224,12 +246,37 @@ class Starters:
             self.build()
 
     def build(self) -> None:
-        """Build the standby now, in the background, if it is known how."""
-        if self._environ is None or self._keeping:
-            return
-        self._keeping = True
-        task = asyncio.get_running_loop().create_task(self._keep_standby())
-        self._tasks.add(task)
+        """Build the standby now, in the background, if it is known how; or what takes its place."""
+        if self.reason:
+            self._keep("nursery", self._keep_nursery)
+        elif self._environ is not None:
+            self._keep("standby", self._keep_standby)
+
+    def _keep(self, kind: str, keeper: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Begin to, if nobody does."""
+        if kind not in self._kept:
+            self._kept.add(kind)
+            self._tasks.add(asyncio.get_running_loop().create_task(keeper()))
+
+    async def _keep_nursery(self) -> None:
+        for _ in range(MOST_NURSERIES):
+            try:
+                nursery = self._nursery = await Starter.launch(
+                    "nursery",
+                    environ=self._own_environ(),
+                    cwd=self._settings.workload.cwd,
+                    python=self._settings.workload.python,
+                )
+            except OSError as error:
+                log.info("stores are spawned: %s", error)
+                return
+            with contextlib.suppress(StarterDied):
+                if (await nursery.ready()).threads != 1:
+                    nursery.kill()
+                    return
+                self.nursery_ready.set()
+            await nursery.died.wait()
+            self.nursery_ready.clear()
 
     async def _keep_standby(self) -> None:
         quick_deaths = 0
@@ -279,6 +326,5 @@ class Starters:
         """For good; who sweeps reaps them."""
         for task in self._tasks:
             task.cancel()
-        for starter in (self._standby, self._spawner):
-            if starter is not None:
-                starter.kill()
+        for starter in self._all():
+            starter.kill()

@@ -11,7 +11,9 @@ import socket
 import sys
 from datetime import timedelta
 
+from elastic.agent import fork
 from elastic.agent.prctl import set_pdeathsig
+from elastic.proto import env
 
 TIMEOUT = timedelta(seconds=60)
 _PROOF = "elastic/proof"
@@ -52,6 +54,15 @@ def serve(listen: int, ready: int | None) -> None:
         os.close(ready)
     while True:
         signal.pause()
+
+
+def become(request: fork.Request) -> None:
+    """In a fork of a process that has torch imported: be the store that was asked for."""
+    environ = fork.prepare(request)
+    variables = env.process_environment()
+    variables.clear()
+    variables.update(environ)
+    serve(request.fds["listen"], request.fds.get("link"))
 
 
 def _address(listen: int) -> tuple[str, int]:

@@ -142,7 +142,7 @@ class Stores:
             self._spare.lost = True
             asyncio.get_running_loop().call_later(PAUSE, self._renew_after, self._spare)
             return
-        if self._starters.standby_ready.is_set():
+        if self._starters.forks_stores:
             self._ensure(self._spare)  # a fork, in milliseconds; an exec would cost ranks a core
         self._changed(self._spare.address)
 

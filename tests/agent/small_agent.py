@@ -125,7 +125,7 @@ async def _handle(request: dict[str, Any], starters: dict[str, Any]) -> dict[str
             found = await starters[name].preload(request["modules"])
             return {"loaded": found.loaded, "refused": found.refused, "seconds": found.seconds}
         case "store":
-            return await _store(request, starters[name])
+            return await _store(request, starters[name], starters["spawner"])
         case "start_dying":
             return await _start_dying(request, starters[name])
         case "die":
@@ -162,7 +162,7 @@ async def _start(request: dict[str, Any], starter: Any) -> dict[str, Any]:
     }
 
 
-async def _store(request: dict[str, Any], starter: Any) -> dict[str, Any]:
+async def _store(request: dict[str, Any], starter: Any, spawner: Any) -> dict[str, Any]:
     """A store, a script that uses it (its port as an argument), and the store's end."""
     from elastic.agent.ports import listen
     from elastic.agent.spec import StartSpec
@@ -184,7 +184,7 @@ async def _store(request: dict[str, Any], starter: Any) -> dict[str, Any]:
     said = await reader.readline()
     seconds = time.monotonic() - before
     client = rank_spec(target=request["client"], args=[host, str(port)])
-    used = await _start({"spec": client}, starter)
+    used = await _start({"spec": client}, spawner)
     os.kill(pid, signal.SIGTERM)
     return {"said": said.decode(), "seconds": seconds, "exit": await _exit(pid), "used": used}
 

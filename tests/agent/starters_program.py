@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -66,7 +67,49 @@ async def lasting(node: AgentSettings) -> list[object]:
     await gone.wait()
     own.build()
     seen += [await run(own), "PYTHONHASHSEED" in own.reason, own.standby_ready.is_set()]
-    return [*seen, len(own.pids)]
+    await own.nursery_ready.wait()
+    return [*seen, await store(own), standby in own.pids, len(own.pids)]
+
+
+async def store(own: starters.Starters) -> str:
+    """Start a store and see it serve; returns who did."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ready, told = os.pipe()
+    spec = StartSpec(
+        kind="store", target="127.0.0.1", args=(), environ=dict(os.environ), cwd="/",
+        python=sys.executable,
+    )  # fmt: skip
+    kind, pid = await own.start(spec, {"listen": listener.fileno(), "link": told})
+    os.close(told)
+    said = asyncio.Event()
+    asyncio.get_running_loop().add_reader(ready, said.set)
+    await said.wait()
+    assert os.read(ready, 6) == b"ready\n"
+    os.kill(pid, signal.SIGKILL)
+    await children.watch(pid)
+    return kind
+
+
+async def nursery(node: AgentSettings) -> list[object]:
+    """Ranks are spawned by request, and stores forked once there is what forks them."""
+    own = starters.Starters(replace(node, fork_ranks=False))
+    seen: list[object] = [await store(own), own.forks_stores]
+    own.note_modules(())
+    await own.nursery_ready.wait()
+    seen += [await store(own), await run(own), own.forks_stores]
+    (victim,) = own.pids - {spawner(own)}
+    os.kill(victim, signal.SIGKILL)
+    while own.nursery_ready.is_set():
+        await asyncio.sleep(0)
+    seen.append(await store(own))
+    await own.nursery_ready.wait()
+    return [*seen, await store(own)]
+
+
+def spawner(own: starters.Starters) -> int:
+    """Its pid: the only one that has not imported torch."""
+    (found,) = [p for p in own.pids if "torch" not in Path(f"/proc/{p}/maps").read_text()]
+    return found
 
 
 async def stuck(node: AgentSettings) -> list[object]:
@@ -95,7 +138,7 @@ async def reaped(node: AgentSettings) -> list[object]:
 
 
 CASES: dict[str, Callable[[AgentSettings], Awaitable[list[object]]]] = {
-    case.__name__: case for case in (momentary, lasting, stuck, reaped)
+    case.__name__: case for case in (momentary, lasting, stuck, reaped, nursery)
 }
 
 

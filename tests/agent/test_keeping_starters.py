@@ -62,7 +62,7 @@ def test_a_momentary_lack_does_not_end_forking(program: Program) -> None:
 
 @case(["lasting"])
 def test_a_standby_that_is_no_use_any_more_is_ended_and_not_built_again(program: Program) -> None:
-    assert program.says() == ["spawner", "spawner", True, False, 1]
+    assert program.says() == ["spawner", "spawner", True, False, "nursery", False, 2]
 
 
 @case(["stuck"])
@@ -72,6 +72,11 @@ def test_another_spawner_takes_the_place_of_one_that_no_signal_ends(
     freezer.freeze(program.says())
     program.hears("it is frozen")
     assert program.says() == ["spawner", "spawner", False]
+
+
+@case(["nursery"])
+def test_stores_are_forked_where_ranks_are_spawned(program: Program) -> None:
+    assert program.says() == ["spawner", False, "nursery", "spawner", True, "spawner", "nursery"]
 
 
 @case(["reaped"])

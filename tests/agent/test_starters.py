@@ -21,7 +21,7 @@ STARTERS = ("spawner", "standby")
 @pytest.fixture(scope="module")
 def agent() -> Iterator[SmallAgent]:
     agent = SmallAgent()
-    for starter in STARTERS:
+    for starter in (*STARTERS, "nursery"):
         assert agent.launch(starter)["threads"] == 1
     yield agent
     agent.close()
@@ -317,6 +317,7 @@ def test_preload(agent: SmallAgent, tmp_path: Path) -> None:
     agent.launch("standby")
 
 
+@pytest.mark.parametrize("starter", [*STARTERS, "nursery"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_store(agent: SmallAgent, tmp_path: Path, starter: str, host: str) -> None:
     text = """
