@@ -166,12 +166,19 @@ class Starters:
                 self.idle.set()
 
     async def _forker(self, spec: StartSpec) -> Starter | None:
-        """One that is being built imports what a spawned rank would have to, and began before it."""
+        """One that is being built imports what a spawned process would have to, and began before."""
         if self.reason:
-            return self._ready_nursery() if spec.kind == "store" else None
+            return await self._usable_nursery() if spec.kind == "store" else None
         if "standby" in self._kept:
             await self._built.wait()
         return self._ready_standby()
+
+    async def _usable_nursery(self) -> Starter | None:
+        if self._nursery is not None and self._nursery.busy:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BUILD_TIMEOUT):
+                    await self.nursery_ready.wait()
+        return self._ready_nursery()
 
     def _ready_nursery(self) -> Starter | None:
         return self._nursery if self.nursery_ready.is_set() else None

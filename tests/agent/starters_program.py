@@ -91,19 +91,18 @@ async def store(own: starters.Starters) -> str:
 
 
 async def nursery(node: AgentSettings) -> list[object]:
-    """Ranks are spawned by request, and stores forked once there is what forks them."""
+    """Ranks are spawned by request, and stores forked as soon as there is, or will be, what forks them."""
     own = starters.Starters(replace(node, fork_ranks=False))
     seen: list[object] = [await store(own), own.forks_stores]
     own.note_modules(())
-    await own.nursery_ready.wait()
-    seen += [await store(own), await run(own), own.forks_stores]
+    while len(own.pids) < 2:
+        await asyncio.sleep(0)
+    seen += [own.forks_stores, await store(own), own.forks_stores, await run(own)]
     (victim,) = own.pids - {spawner(own)}
     os.kill(victim, signal.SIGKILL)
     while own.nursery_ready.is_set():
         await asyncio.sleep(0)
-    seen.append(await store(own))
-    await own.nursery_ready.wait()
-    return [*seen, await store(own)]
+    return [*seen, own.forks_stores, await store(own)]
 
 
 def spawner(own: starters.Starters) -> int:

@@ -76,7 +76,7 @@ def test_another_spawner_takes_the_place_of_one_that_no_signal_ends(
 
 @case(["nursery"])
 def test_stores_are_forked_where_ranks_are_spawned(program: Program) -> None:
-    assert program.says() == ["spawner", False, "nursery", "spawner", True, "spawner", "nursery"]
+    assert program.says() == ["spawner", False, False, "nursery", True, "spawner", False, "nursery"]
 
 
 @case(["reaped"])
