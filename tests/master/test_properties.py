@@ -212,13 +212,17 @@ def test_time_alone_settles_everything(
     world = World(policy)
     world.play(history)
     for _ in range(40):
-        for node in tuple(world.job.nodes.values()) * SILENT_KNOCKS:
-            if node.asked and node.state is NodeState.UNREACHABLE:
-                silent = (node.node_id, node.incarnation, KnockAnswer.SILENT)
-                world.feed(ev.Knocked((silent,)))
-        if world.wake is None or world.job.result is not None:
-            break
-        world.now, world.wake = max(world.now, world.wake), None
+        asked = [
+            node
+            for node in world.job.nodes.values()
+            if node.asked and node.state is NodeState.UNREACHABLE
+        ]
+        for node in asked * SILENT_KNOCKS:
+            silent = (node.node_id, node.incarnation, KnockAnswer.SILENT)
+            world.feed(ev.Knocked((silent,)))
+        if world.job.result is not None or (world.wake is None and not asked):
+            break  # the shell knocks at who was asked until it is back, or gone
+        world.now, world.wake = max(world.now, world.wake or 0.0), None
         world.feed(ev.Tick())
     else:
         raise AssertionError("it wakes up for ever")
