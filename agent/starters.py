@@ -181,7 +181,10 @@ class Starters:
         return self._ready_nursery()
 
     def _ready_nursery(self) -> Starter | None:
-        return self._nursery if self.nursery_ready.is_set() else None
+        nursery = self._nursery
+        if nursery is None or not self.nursery_ready.is_set():
+            return None
+        return None if nursery.died.is_set() else nursery
 
     def _ready_standby(self) -> Starter | None:
         standby = self._standby
@@ -331,6 +334,7 @@ class Starters:
 
     def kill(self) -> None:
         """For good; who sweeps reaps them."""
+        self._kept |= {"standby", "nursery"}  # a timer may still ask for one
         for task in self._tasks:
             task.cancel()
         for starter in self._all():
