@@ -5,6 +5,8 @@ ElasticError
 ├── ProtocolMismatch      the other side speaks a version too far from ours
 ├── LinkError             bytes on a rank's link that are no message
 ├── PageError             bytes that are no progress page
+├── SlotError             a snapshot slot that is empty, torn or damaged, or does not fit
+├── CheckpointError       a checkpoint that cannot be made, found or read
 ├── StarterDied           the process that starts ranks died; a new one takes its place
 ├── JournalError          the journal cannot be read or written
 ├── MasterUnreachable     no master answered in time
@@ -35,6 +37,14 @@ class LinkError(ElasticError):
 
 class PageError(ElasticError):
     """Bytes that are no progress page."""
+
+
+class SlotError(ElasticError):
+    """A snapshot slot is empty, torn or damaged, or does not fit."""
+
+
+class CheckpointError(ElasticError):
+    """A checkpoint cannot be made, found or read."""
 
 
 class StarterDied(ElasticError):

@@ -34,6 +34,14 @@ LINK = Version(1, 0)
 """Messages between a rank and its agent."""
 
 
+SLOT = Version(1, 0)
+"""Layout of a snapshot slot."""
+
+
+CHECKPOINT = Version(1, 0)
+"""Files of a checkpoint: shards and manifest."""
+
+
 def parse(text: object) -> Version | None:
     """What `str` of a version says; None where it is none."""
     found = re.fullmatch(r"(\d{1,6})\.(\d{1,6})", text, re.ASCII) if isinstance(text, str) else None

@@ -1,0 +1,218 @@
+"""A rank's share of a checkpoint as the bytes of a safetensors file, in a slot and on storage alike.
+
+    8 bytes   length of the header, little-endian
+    header    JSON: {"__metadata__": {"elastic": <JSON>}, <name>: {dtype, shape, data_offsets}, ...}
+    data      tensors without a gap, those of the widest elements first, so that each is aligned
+    values    the last entry, `elastic.values`: typed JSON of what is no tensor
+
+A tensor's entry has the shape of the rank's piece. What safetensors cannot say is in the metadata's
+JSON: {"v": "1.0", "pieces": {name: [global shape, offset]}, "dtypes": {name: dtype}, "ties": {name:
+name}}. Only pieces that are not the whole tensor are there; `dtypes` are those
+that safetensors does not have, whose entry is of plain bytes; a tie names a tensor of the same memory.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic.proto import version
+from elastic.proto.errors import CheckpointError
+
+VALUES = "elastic.values"
+ALIGN = 4096
+"""The data begins at a multiple of this many bytes, so that direct I/O can read it alone."""
+_ROOM = 160
+"""Bytes of header for the values' entry, whose numbers have up to 19 digits."""
+LONGEST_HEADER = 100_000_000
+"""Bytes; safetensors' own limit."""
+
+SIZES = {
+    "float64": 8, "int64": 8, "uint64": 8, "complex64": 8, "float32": 4, "int32": 4, "uint32": 4,
+    "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int8": 1, "uint8": 1, "bool": 1,
+    "complex128": 16, "complex32": 4, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1, "float4_e2m1fn_x2": 1,
+}  # fmt: skip
+"""Bytes of an element of every dtype that a checkpoint keeps, by torch's name."""
+
+_CODES = {
+    "float64": "F64", "int64": "I64", "uint64": "U64", "complex64": "C64", "float32": "F32",
+    "int32": "I32", "uint32": "U32", "float16": "F16", "bfloat16": "BF16", "int16": "I16",
+    "uint16": "U16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "int8": "I8",
+    "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+_NAMES = {code: name for name, code in _CODES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A box of a logical tensor, as one rank holds it; the whole of it where nothing is sharded."""
+
+    name: str
+    dtype: str
+    """torch's name, one of `SIZES`."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    offset: tuple[int, ...]
+    """Of the box in it."""
+    extent: tuple[int, ...]
+    """Shape of the box."""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.extent) * SIZES[self.dtype]
+
+    @property
+    def whole(self) -> bool:
+        return self.shape == self.extent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """What an image holds and where; offsets count from the image's first byte."""
+
+    header: bytes = field(repr=False)
+    """Everything before the data."""
+    pieces: dict[str, Piece]
+    starts: dict[str, int]
+    ties: dict[str, str]
+    """A name to the one whose bytes it shares."""
+    values_at: int
+    values_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.values_at + self.values_bytes
+
+
+def lay_out(pieces: Sequence[Piece], ties: Mapping[str, str], values_bytes: int) -> Image:
+    """Where everything goes. The same pieces give the same place to each, whatever the values' size.
+
+    Raises `CheckpointError` for a name that is taken twice.
+    """
+    order = sorted(pieces, key=lambda piece: -SIZES[piece.dtype])
+    entries: dict[str, Any] = {}
+    offsets: dict[str, int] = {}
+    end = 0
+    for piece in order:
+        if piece.name in entries or piece.name in ties or piece.name in (VALUES, "__metadata__"):
+            raise CheckpointError(f"{piece.name!r} is the name of two tensors in the state")
+        offsets[piece.name] = end
+        entries[piece.name] = _entry(piece, end)
+        end += piece.nbytes
+    entries["__metadata__"] = {"elastic": _metadata(order, ties)}
+    header = _header(
+        entries, {"dtype": "U8", "shape": [values_bytes], "data_offsets": [end, end + values_bytes]}
+    )
+    return Image(
+        header=header,
+        pieces={piece.name: piece for piece in order},
+        starts={name: len(header) + at for name, at in offsets.items()},
+        ties=dict(ties),
+        values_at=len(header) + end,
+        values_bytes=values_bytes,
+    )
+
+
+def _entry(piece: Piece, start: int) -> dict[str, Any]:
+    code = _CODES.get(piece.dtype)
+    shape = list(piece.extent) if code else [piece.nbytes]
+    return {"dtype": code or "U8", "shape": shape, "data_offsets": [start, start + piece.nbytes]}
+
+
+def _metadata(pieces: Sequence[Piece], ties: Mapping[str, str]) -> str:
+    fields = {
+        "v": str(version.CHECKPOINT),
+        "pieces": {p.name: [p.shape, p.offset] for p in pieces if not p.whole},
+        "dtypes": {p.name: [p.dtype, p.extent] for p in pieces if p.dtype not in _CODES},
+        "ties": ties,
+    }
+    return _json(fields)
+
+
+def _header(entries: dict[str, Any], values: dict[str, Any]) -> bytes:
+    """With spaces at its end, as safetensors allows, so that its length is not that of the values."""
+    length = -(-(8 + len(_json(entries)) + _ROOM) // ALIGN) * ALIGN
+    if length - 8 > LONGEST_HEADER:
+        raise CheckpointError(
+            f"a rank's tensors have names of {length} bytes in all, which is too long"
+        )
+    text = _json(entries | {VALUES: values}).encode()
+    return (length - 8).to_bytes(8, "little") + text.ljust(length - 8)
+
+
+def _json(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def header_bytes(start: bytes | memoryview) -> int:
+    """How many bytes the header has, with its length, by an image's first 8 bytes."""
+    length = int.from_bytes(start[:8], "little")
+    if len(start) < 8 or not 2 <= length <= LONGEST_HEADER:
+        raise CheckpointError("it is no safetensors file: its header has no sensible length")
+    return 8 + length
+
+
+def parse(header: bytes, image_bytes: int) -> Image:
+    """An image's header, taken apart and checked: every tensor lies within `image_bytes`.
+
+    Raises `CheckpointError` where it is no image of ours, or damaged.
+    """
+    try:
+        entries = json.loads(header[8:])
+        fields = json.loads(entries.pop("__metadata__")["elastic"])
+        theirs = version.parse(fields["v"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError("it is no shard of a checkpoint of ours") from error
+    if theirs is None:
+        raise CheckpointError("it is a shard of a checkpoint without a version")
+    version.check("the checkpoint", theirs, version.CHECKPOINT)
+    try:
+        return _parse(header, entries, fields, image_bytes)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError("the header of a checkpoint's shard is damaged") from error
+
+
+def _parse(header: bytes, entries: dict[str, Any], fields: dict[str, Any], total: int) -> Image:
+    pieces: dict[str, Piece] = {}
+    starts: dict[str, int] = {}
+    values = (0, 0)
+    for name, entry in entries.items():
+        start, end = (len(header) + int(at) for at in entry["data_offsets"])
+        if not len(header) <= start <= end <= total:
+            raise ValueError(f"{name!r} lies outside the file")
+        if name == VALUES:
+            values = (start, end)
+            continue
+        dtype, extent = fields["dtypes"].get(name) or (_NAMES[entry["dtype"]], entry["shape"])
+        shape, offset = fields["pieces"].get(name) or (extent, [0] * len(extent))
+        piece = Piece(
+            name=name, dtype=dtype, shape=_sizes(shape), offset=_sizes(offset),
+            extent=_sizes(extent),
+        )  # fmt: skip
+        if piece.nbytes != end - start or not _within(piece):
+            raise ValueError(f"{name!r} has sizes that make no sense")
+        pieces[name], starts[name] = piece, start
+    ties = {str(name): str(fields["ties"][name]) for name in fields["ties"]}
+    if not set(ties.values()) <= pieces.keys():
+        raise ValueError("a tie to nothing")
+    return Image(
+        header=header, pieces=pieces, starts=starts, ties=ties,
+        values_at=values[0], values_bytes=values[1] - values[0],
+    )  # fmt: skip
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    sizes = tuple(value)
+    if not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
+        raise ValueError("sizes are numbers of 0 or more")
+    return sizes
+
+
+def _within(piece: Piece) -> bool:
+    return len(piece.shape) == len(piece.offset) == len(piece.extent) and all(
+        offset + extent <= size
+        for size, offset, extent in zip(piece.shape, piece.offset, piece.extent, strict=True)
+    )

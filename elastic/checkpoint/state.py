@@ -1,0 +1,281 @@
+"""The state that a script hands over, as logical tensors and typed JSON, and the way back.
+
+A name is the path to a tensor: `model.layers.0.weight`, `optimizer.state.model.layers.0.weight.step`.
+Wrappers leave no trace in it (DDP's `module.`, `torch.compile`'s `_orig_mod.`), and an optimizer's
+tensors are named by their parameter, so that a name means the same in every world.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+import torch.utils._pytree as pytree
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn.parallel import DistributedDataParallel
+
+from elastic.checkpoint import typed_json
+from elastic.checkpoint.image import SIZES, Piece
+from elastic.proto.errors import CheckpointError
+
+_WRAPPER = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_checkpoint_wrapped_module)\.")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Modules, optimizers, schedulers, samplers: whatever keeps its state in a dict."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where this rank is. Ranks of a node are consecutive."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+    @property
+    def node(self) -> range:
+        """The ranks of this node."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.local_world_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """This rank's piece of one tensor of the state."""
+
+    piece: Piece
+    tensor: torch.Tensor
+    """The piece itself, as the script has it, on its device; of any strides."""
+    holders: tuple[int, ...]
+    """The ranks that hold the same piece, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """A state, taken apart."""
+
+    parts: dict[str, Part]
+    ties: dict[str, str]
+    """The name of a tensor that is another one, and that one's."""
+    values: str
+    """The rest, as typed JSON."""
+
+
+def collect(state: Mapping[str, Any], place: Place) -> Collected:
+    """Take `state` apart; no tensor is copied, and no other rank is asked.
+
+    Raises `CheckpointError`, which names the place, for what a checkpoint cannot keep.
+    """
+    tree, replicas = export(state)
+    store = _Store(place, replicas)
+    values = typed_json.encode(tree, "", store)
+    return Collected(parts=store.parts, ties=store.ties, values=values)
+
+
+def export(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, tuple[int, ...]]]:
+    """`state` with a plain tree in the place of every object that keeps its state in a dict.
+
+    Also the ranks that keep a tensor of that tree equal, by the tensor's `id`.
+    """
+    exporter = _Exporter()
+    for path, module in modules(state):
+        exporter.meet(path, module)
+    return exporter.export(dict(state)), exporter.replicas
+
+
+def modules(value: Any, path: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
+    """The modules in a state, with their paths."""
+    if isinstance(value, torch.nn.Module):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from modules(item, f"{path}.{key}" if path else str(key))
+
+
+def unwrap(module: torch.nn.Module) -> tuple[torch.nn.Module, tuple[int, ...]]:
+    """The module that a script built, and the ranks that DDP keeps it equal on, if any."""
+    ranks: tuple[int, ...] = ()
+    while True:
+        if isinstance(module, DistributedDataParallel):
+            ranks = tuple(sorted(dist.get_process_group_ranks(module.process_group)))
+            module = module.module
+        elif isinstance(getattr(module, "_orig_mod", None), torch.nn.Module):  # torch.compile's
+            module = module._orig_mod  # type: ignore[assignment]
+        else:
+            return module, ranks
+
+
+def clean(name: str) -> str:
+    """A parameter's name without what wrappers add to it."""
+    return _WRAPPER.sub("", name)
+
+
+class _Exporter:
+    """Knows the parameters of all modules, so that an optimizer's state can be named by them."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._ranks: dict[int, tuple[int, ...]] = {}
+        self.replicas: dict[int, tuple[int, ...]] = {}
+
+    def meet(self, path: str, module: torch.nn.Module) -> None:
+        inner, ranks = unwrap(module)
+        for name, parameter in inner.named_parameters():
+            self._names.setdefault(id(parameter), f"{path}.{clean(name)}")
+            self._ranks.setdefault(id(parameter), ranks)
+
+    def export(self, value: Any) -> Any:
+        if type(value) is dict:
+            return {key: self.export(item) for key, item in value.items()}
+        if isinstance(value, torch.nn.Module):
+            return self._module(value)
+        if isinstance(value, torch.optim.Optimizer):
+            return self._optimizer(value)
+        if isinstance(value, Stateful) and not isinstance(value, type):
+            return value.state_dict()
+        return value
+
+    def _module(self, module: torch.nn.Module) -> dict[str, Any]:
+        inner, ranks = unwrap(module)
+        tree = {clean(key): value for key, value in inner.state_dict().items()}
+        if ranks:  # buffers are each rank's own
+            for name, _ in inner.named_parameters(remove_duplicate=False):
+                if clean(name) in tree:
+                    self.replicas[id(tree[clean(name)])] = ranks
+        return tree
+
+    def _optimizer(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Its `state_dict` with names in the place of the numbers of parameters."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        tree = optimizer.state_dict()
+        numbers = [n for group in tree["param_groups"] for n in group["params"]]
+        names: dict[Any, str] = {}
+        for number, parameter in zip(numbers, parameters, strict=True):
+            names[number] = self._names.get(id(parameter), f"parameter {number}")
+        state = {}
+        for number, parameter in zip(numbers, parameters, strict=True):
+            if number in tree["state"]:
+                state[names[number]] = tree["state"][number]
+                self._note(tree["state"][number], self._ranks.get(id(parameter), ()))
+        groups = [
+            group | {"params": [names[number] for number in group["params"]]}
+            for group in tree["param_groups"]
+        ]
+        return tree | {"state": state, "param_groups": groups}
+
+    def _note(self, state: Any, ranks: tuple[int, ...]) -> None:
+        if ranks:
+            for value in pytree.tree_leaves(state):
+                if isinstance(value, torch.Tensor):
+                    self.replicas[id(value)] = ranks
+
+
+@dataclass(slots=True)
+class _Store:
+    """Gathers the tensors that the encoder meets."""
+
+    place: Place
+    replicas: Mapping[int, tuple[int, ...]]
+    parts: dict[str, Part] = field(default_factory=dict)
+    ties: dict[str, str] = field(default_factory=dict)
+    _seen: dict[tuple[Any, ...], str] = field(default_factory=dict)
+
+    def __call__(self, tensor: torch.Tensor, path: str) -> str:
+        if path in self.parts or path in self.ties:
+            raise CheckpointError(f"{path!r} is the name of two tensors in the state")
+        part = self._part(tensor, path)
+        memory = _memory(part)
+        if memory in self._seen:
+            self.ties[path] = self._seen[memory]
+        else:
+            if memory is not None:
+                self._seen[memory] = path
+            self.parts[path] = part
+        return path
+
+    def _part(self, tensor: torch.Tensor, path: str) -> Part:
+        if isinstance(tensor, DTensor):
+            return _sharded(tensor, path)
+        _check(tensor, path)
+        shape = tuple(tensor.shape)
+        return Part(
+            piece=Piece(
+                name=path, dtype=_dtype(tensor), shape=shape, offset=(0,) * len(shape), extent=shape
+            ),
+            tensor=tensor.detach(),
+            holders=self.replicas.get(id(tensor), (self.place.rank,)),
+        )
+
+
+def _sharded(tensor: DTensor, path: str) -> Part:
+    mesh, placements = tensor.device_mesh, tensor.placements
+    local = tensor.to_local().detach()
+    _check(local, path)
+    if any(placement.is_partial() for placement in placements):
+        raise CheckpointError(
+            f"{path} is a DTensor with a partial sum, which a checkpoint cannot keep"
+        )
+    extent, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    if tuple(extent) != tuple(local.shape):
+        raise CheckpointError(
+            f"{path} is a DTensor whose piece is no box ({list(placements)}), which a checkpoint "
+            "cannot keep"
+        )
+    return Part(
+        piece=Piece(
+            name=path, dtype=_dtype(local), shape=tuple(tensor.shape), offset=tuple(offset),
+            extent=tuple(extent),
+        ),
+        tensor=local,
+        holders=_holders(tensor),
+    )  # fmt: skip
+
+
+def _holders(tensor: DTensor) -> tuple[int, ...]:
+    """The ranks with the same piece: those that differ from us only where it is replicated."""
+    mesh = tensor.device_mesh
+    place = mesh.get_coordinate()
+    if place is None:
+        return ()
+    index = tuple(
+        slice(None) if placement.is_replicate() else coordinate
+        for placement, coordinate in zip(tensor.placements, place, strict=True)
+    )
+    return tuple(sorted(mesh.mesh[index].flatten().tolist()))
+
+
+def _check(tensor: torch.Tensor, path: str) -> None:
+    reason = ""
+    if tensor.layout != torch.strided:
+        reason = f"is a tensor of layout {tensor.layout}"
+    elif tensor.is_quantized:
+        reason = "is a quantized tensor"
+    elif tensor.is_meta:
+        reason = "is on the meta device: it has no values yet"
+    elif type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        reason = f"is a {type(tensor).__module__}.{type(tensor).__qualname__}"
+    elif _dtype(tensor) not in SIZES:
+        reason = f"is a tensor of {tensor.dtype}"
+    if reason:
+        raise CheckpointError(f"{path} {reason}, which a checkpoint cannot keep")
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _memory(part: Part) -> tuple[Any, ...] | None:
+    """What tells that two tensors are one; None for an empty one."""
+    t = part.tensor
+    if not t.numel():
+        return None
+    return t.device, t.data_ptr(), tuple(t.shape), t.stride(), t.dtype, t.is_conj(), t.is_neg()

@@ -1,0 +1,222 @@
+"""A slot: one snapshot of one rank, in memory that outlives the rank and its agent.
+
+A slot is a memfd that the guardian holds. Its image is, byte by byte, the safetensors file that a
+flush writes and a peer receives, so a checksum is made once, in the copy, and travels with the bytes.
+All numbers are native (one host, one byte order). Version 1.0:
+
+| offset       | size  | type   | field        | meaning                                               |
+|-------------:|------:|--------|--------------|-------------------------------------------------------|
+|            0 |     8 | bytes  | magic        | `ELASTICS`                                            |
+|            8 |     2 | uint16 | major        | version of the layout                                 |
+|           10 |     2 | uint16 | minor        |                                                       |
+|           12 |     4 | uint32 | chunk_bytes  | of image that one checksum vouches for: 8 MiB         |
+|           16 |     8 | uint64 | commit       | `generation`, once all else is written; 0 before      |
+|           24 |     8 | uint64 | generation   | grows each time that the slot is written              |
+|           32 |     8 | int64  | step         | finished optimizer steps                              |
+|           40 |     8 | int64  | round        | of the job, in which it was written                   |
+|           48 |     4 | uint32 | rank         | global, of the writer                                 |
+|           52 |     4 | uint32 | world_size   | of that round                                         |
+|           56 |     8 | uint64 | image_bytes  |                                                       |
+|           64 |     8 | uint64 | image_offset | a multiple of 4096                                    |
+|           72 |     8 | uint64 | digest       | xxh3 of bytes 8 to 16, 24 to 72, the job and checksums |
+|           80 |   176 |        |              | reserved, zero                                        |
+|          256 |   128 | bytes  | job          | UTF-8, filled up with zeros                           |
+|          384 |  3712 |        |              | reserved, zero                                        |
+|         4096 | 8 x n | uint64 | checksums    | xxh3 of each chunk of the image, the last one shorter |
+| image_offset |       | bytes  | image        |                                                       |
+
+**Who may touch it.** A writer holds an exclusive lock on the memfd, a reader a shared one, each on an
+open file description of its own (`claim`). The kernel drops a lock with its holder, so no death
+leaves a slot locked, and nothing changes under a reader.
+"""
+
+import fcntl
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from elastic.proto import version
+from elastic.proto.errors import SlotError
+
+MAGIC = b"ELASTICS"
+CHUNK = 8 << 20
+"""Bytes of image under one checksum."""
+PAGE = 4096
+JOB_BYTES = 128
+
+_VERSION = struct.Struct("=HHI")  # at 8
+_STAMP = struct.Struct("=QqqIIQQ")  # at 24: generation to image_offset
+_WORD = struct.Struct("=Q")
+_COMMIT, _STAMP_AT, _DIGEST, _JOB = 16, 24, 72, 256
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock, with 64-bit offsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """Whose snapshot it is, and of when."""
+
+    job: str
+    step: int
+    round: int
+    rank: int
+    world_size: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What a committed slot holds. Its chunks are not verified yet: `verify`."""
+
+    stamp: Stamp
+    image: memoryview
+    checksums: tuple[int, ...]
+    chunk_bytes: int
+
+    def chunk(self, index: int) -> memoryview:
+        """The bytes that `checksums[index]` vouches for."""
+        return self.image[index * self.chunk_bytes : (index + 1) * self.chunk_bytes]
+
+
+def create(size: int) -> int:
+    """A new empty slot of `size` bytes; returns its descriptor (close-on-exec). No page is touched."""
+    fd = os.memfd_create("elastic-slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    return fd
+
+
+def bytes_for(image_bytes: int) -> int:
+    """Of memory that a slot for such an image needs."""
+    return _image_offset(image_bytes) + -(-image_bytes // PAGE) * PAGE
+
+
+def chunks_of(image_bytes: int, chunk_bytes: int = CHUNK) -> int:
+    """How many checksums such an image has."""
+    return -(-image_bytes // chunk_bytes)
+
+
+def checksum(data: memoryview | bytes) -> int:
+    """Of one chunk."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def claim(fd: int, *, exclusive: bool) -> int | None:
+    """Lock the slot behind `fd` for writing or for reading, if that can be had at once.
+
+    Returns a new descriptor that holds the lock until it is closed, or None. Raises `OSError`.
+    """
+    own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    kind = fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK
+    try:
+        fcntl.fcntl(own, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+    except BlockingIOError:
+        os.close(own)
+        return None
+    except BaseException:
+        os.close(own)
+        raise
+    return own
+
+
+class Writing:
+    """A snapshot that is being written: nobody takes it for one until `commit`.
+
+    `slot` is all of the memfd, mapped for writing, and claimed. What it held is gone from here on.
+    Raises `SlotError` where the image does not fit, or the job's name does not.
+    """
+
+    def __init__(self, slot: memoryview, stamp: Stamp, image_bytes: int) -> None:
+        job = stamp.job.encode()
+        if len(job) > JOB_BYTES:
+            raise SlotError(f"a job's name has up to {JOB_BYTES} bytes in a slot, not {len(job)}")
+        if bytes_for(image_bytes) > len(slot):
+            raise SlotError(
+                f"an image of {image_bytes} bytes does not fit into {len(slot)} of slot"
+            )
+        self._slot = slot
+        self._words = slot[:PAGE].cast("Q")
+        self._generation = stamp.generation
+        self._words[_COMMIT // 8] = 0
+        offset = _image_offset(image_bytes)
+        slot[0:8] = MAGIC
+        _VERSION.pack_into(slot, 8, *version.SLOT, CHUNK)
+        _STAMP.pack_into(
+            slot, _STAMP_AT, stamp.generation, stamp.step, stamp.round, stamp.rank,
+            stamp.world_size, image_bytes, offset,
+        )  # fmt: skip
+        slot[_JOB : _JOB + JOB_BYTES] = job.ljust(JOB_BYTES, b"\0")
+        self.image = slot[offset : offset + image_bytes]
+
+    def commit(self, checksums: Sequence[int]) -> None:
+        """The image is whole, and these are its chunks' checksums."""
+        count = chunks_of(len(self.image))
+        if len(checksums) != count:
+            raise SlotError(f"{count} checksums are needed, {len(checksums)} were given")
+        struct.pack_into(f"={count}Q", self._slot, PAGE, *checksums)
+        self._words[_DIGEST // 8] = _digest(self._slot, count)
+        self._words[_COMMIT // 8] = self._generation
+
+
+def read(slot: memoryview) -> Snapshot:
+    """The snapshot in a slot; all sizes are checked, and all but the image's bytes is verified.
+
+    Raises `SlotError` where there is none, whole, and `ProtocolMismatch` where the version is too far.
+    """
+    if len(slot) < PAGE or bytes(slot[:8]) != MAGIC:
+        raise SlotError("the slot is empty")
+    major, minor, chunk_bytes = _VERSION.unpack_from(slot, 8)
+    version.check("the slot", version.Version(major, minor), version.SLOT)
+    (commit,) = _WORD.unpack_from(slot, _COMMIT)
+    generation, step, round_, rank, world_size, length, offset = _STAMP.unpack_from(slot, _STAMP_AT)
+    if not generation or commit != generation:
+        raise SlotError(f"the snapshot of step {step} was not finished")
+    if not chunk_bytes or offset % PAGE or offset + length > len(slot):
+        raise SlotError("the slot's header is damaged: its sizes make no sense")
+    count = chunks_of(length, chunk_bytes)
+    if PAGE + 8 * count > offset:
+        raise SlotError("the slot's header is damaged: its sizes make no sense")
+    if _WORD.unpack_from(slot, _DIGEST)[0] != _digest(slot, count):
+        raise SlotError("the slot's header is damaged: its checksum does not match")
+    stamp = Stamp(
+        job=bytes(slot[_JOB : _JOB + JOB_BYTES]).rstrip(b"\0").decode(errors="replace"),
+        step=step,
+        round=round_,
+        rank=rank,
+        world_size=world_size,
+        generation=generation,
+    )
+    return Snapshot(
+        stamp=stamp,
+        image=slot[offset : offset + length],
+        checksums=struct.unpack_from(f"={count}Q", slot, PAGE),
+        chunk_bytes=chunk_bytes,
+    )
+
+
+def verify(snapshot: Snapshot) -> list[int]:
+    """The chunks whose bytes are not those that were written; empty where all is well."""
+    return [
+        index
+        for index, expected in enumerate(snapshot.checksums)
+        if checksum(snapshot.chunk(index)) != expected
+    ]
+
+
+def _image_offset(image_bytes: int) -> int:
+    return PAGE + -(-8 * chunks_of(image_bytes) // PAGE) * PAGE
+
+
+def _digest(slot: memoryview, chunks: int) -> int:
+    digest = xxhash.xxh3_64()
+    for start, end in (
+        (8, _COMMIT),
+        (_STAMP_AT, _DIGEST),
+        (_JOB, _JOB + JOB_BYTES),
+        (PAGE, PAGE + 8 * chunks),
+    ):
+        digest.update(slot[start:end])
+    return digest.intdigest()

@@ -1,0 +1,228 @@
+"""Slots: what is committed is read, nothing else ever is, and a lock goes with its holder."""
+
+import mmap
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.proto import slot
+from elastic.proto.errors import ProtocolMismatch, SlotError
+
+ROOT = Path(__file__).parents[2]
+STAMP = slot.Stamp(job="job", step=7, round=2, rank=1, world_size=4, generation=3)
+
+
+@contextmanager
+def mapped(fd: int) -> Iterator[memoryview]:
+    memory = mmap.mmap(fd, 0)
+    view = memoryview(memory)
+    yield view  # what was cut from it may live on
+
+
+def write(view: memoryview, image: bytes, stamp: slot.Stamp = STAMP) -> None:
+    writing = slot.Writing(view, stamp, len(image))
+    writing.image[:] = image
+    writing.commit(
+        [slot.checksum(image[at : at + slot.CHUNK]) for at in range(0, len(image), slot.CHUNK)]
+    )
+
+
+def memory_for(image: bytes) -> memoryview:
+    return memoryview(bytearray(slot.bytes_for(len(image))))
+
+
+@given(st.binary(max_size=9000), st.integers(0, 2**40), st.integers(1, 2**40))
+def test_what_is_committed_is_read(image: bytes, step: int, generation: int) -> None:
+    view = memory_for(image)
+    stamp = slot.Stamp(job="jöb", step=step, round=0, rank=0, world_size=1, generation=generation)
+    write(view, image, stamp)
+    snapshot = slot.read(view)
+    assert snapshot.stamp == stamp
+    assert snapshot.image == image
+    assert slot.verify(snapshot) == []
+
+
+def test_an_image_of_several_chunks_is_verified_chunk_by_chunk() -> None:
+    image = random.Random(0).randbytes(2 * slot.CHUNK + 17)
+    view = memory_for(image)
+    write(view, image)
+    snapshot = slot.read(view)
+    assert len(snapshot.checksums) == 3
+    snapshot.image[slot.CHUNK + 5] ^= 1
+    snapshot.image[-1] ^= 1
+    assert slot.verify(snapshot) == [1, 2]
+
+
+def test_a_smaller_image_fits_into_the_slot_of_a_larger_one() -> None:
+    view = memory_for(bytes(5 * slot.PAGE))
+    write(view, bytes(5 * slot.PAGE))
+    write(view, b"small")
+    assert bytes(slot.read(view).image) == b"small"
+
+
+def test_what_is_not_committed_is_not_read() -> None:
+    view = memory_for(b"first")
+    with pytest.raises(SlotError, match="empty"):
+        slot.read(view)
+    write(view, b"first")
+    again = slot.Stamp(job="job", step=8, round=2, rank=1, world_size=4, generation=4)
+    writing = slot.Writing(view, again, 5)
+    with pytest.raises(SlotError, match="step 8 was not finished"):
+        slot.read(view)
+    writing.image[:] = b"other"
+    with pytest.raises(SlotError, match="step 8 was not finished"):
+        slot.read(view)
+
+
+@given(st.data())
+def test_damage_to_the_header_or_checksums_is_found(data: st.DataObject) -> None:
+    image = b"some bytes"
+    view = memory_for(image)
+    write(view, image)
+    covered = [*range(16), *range(16, 80), *range(256, 384), *range(slot.PAGE, slot.PAGE + 8)]
+    at = data.draw(st.sampled_from(covered))
+    view[at] ^= data.draw(st.integers(1, 255))
+    try:
+        snapshot = slot.read(view)
+    except (SlotError, ProtocolMismatch):
+        return
+    assert at in (10, 11), "only a neighbouring minor version may still be read"
+    assert snapshot.stamp == STAMP
+
+
+@given(st.integers(0, 2**32), st.integers(4096, 8192))
+def test_hostile_bytes_are_refused(seed: int, size: int) -> None:
+    view = memoryview(bytearray(random.Random(seed).randbytes(size)))
+    view[:8] = slot.MAGIC
+    struct.pack_into("=HHI", view, 8, 1, 0, slot.CHUNK)
+    view[16:24] = view[24:32]  # a commit word that matches
+    with pytest.raises(SlotError):
+        slot.read(view)
+
+
+def test_another_major_version_is_refused_in_a_sentence() -> None:
+    view = memory_for(b"x")
+    write(view, b"x")
+    struct.pack_into("=H", view, 8, 2)
+    with pytest.raises(ProtocolMismatch, match=r"the slot speaks version 2\.0"):
+        slot.read(view)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    view = memory_for(b"x" * 100)
+    with pytest.raises(SlotError, match="does not fit"):
+        slot.Writing(view, STAMP, len(view))
+    with pytest.raises(SlotError, match="128 bytes"):
+        slot.Writing(
+            view, slot.Stamp(job="j" * 129, step=0, round=0, rank=0, world_size=1, generation=1), 1
+        )
+    with pytest.raises(SlotError, match="1 checksums are needed, 0 were given"):
+        slot.Writing(view, STAMP, 1).commit([])
+
+
+# --- whose turn it is ----------------------------------------------------------------------------
+
+
+def test_one_writer_or_many_readers() -> None:
+    fd = slot.create(slot.bytes_for(10))
+    writer = slot.claim(fd, exclusive=True)
+    assert writer is not None
+    assert slot.claim(fd, exclusive=False) is None
+    assert slot.claim(fd, exclusive=True) is None
+    os.close(writer)
+    readers = [slot.claim(fd, exclusive=False) for _ in range(2)]
+    assert None not in readers
+    assert slot.claim(fd, exclusive=True) is None
+
+
+def test_nobody_can_shrink_a_slot_under_its_reader() -> None:
+    fd = slot.create(8192)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 0)
+
+
+HOLDER = """
+import os, sys
+from elastic.proto import slot
+assert slot.claim(int(sys.argv[1]), exclusive=sys.argv[2] == "True") is not None
+executed, held = os.pipe()  # closed on exec
+if os.fork() == 0:
+    os.execvp("sleep", ["sleep", "1000"])  # a child that outlives it
+os.close(held)
+os.read(executed, 1)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_a_lock_goes_with_its_holder(exclusive: bool) -> None:
+    fd = slot.create(8192)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(fd), str(exclusive)],
+        pass_fds=[fd],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        start_new_session=True,
+    ) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"\n"
+            assert slot.claim(fd, exclusive=True) is None
+            holder.kill()
+            holder.wait()
+            assert slot.claim(fd, exclusive=True) is not None
+        finally:
+            os.killpg(holder.pid, signal.SIGKILL)
+
+
+WRITER = """
+import itertools, mmap, sys
+from elastic.proto import slot
+view = memoryview(mmap.mmap(int(sys.argv[1]), 0))
+print(flush=True)
+for n in itertools.count(1):
+    stamp = slot.Stamp(job="job", step=n, round=0, rank=0, world_size=1, generation=n)
+    image = n.to_bytes(8, "little") * 4096
+    writing = slot.Writing(view, stamp, len(image))
+    writing.image[:] = image
+    writing.commit([slot.checksum(image)])
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_nothing_torn() -> None:
+    """Each of 40 writers is killed while it writes; what it left is whole or not a snapshot."""
+    moments = random.Random(0)
+    found = {"whole": 0, "unfinished": 0}
+    for _ in range(40):
+        fd = slot.create(slot.bytes_for(8 * 4096))
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(fd)], pass_fds=[fd], stdout=subprocess.PIPE, cwd=ROOT
+        ) as writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            for _ in range(moments.randrange(2000)):
+                os.sched_yield()
+            writer.kill()
+        with mapped(fd) as view:
+            try:
+                snapshot = slot.read(view)
+            except SlotError:
+                found["unfinished"] += 1
+                continue
+            assert slot.verify(snapshot) == []
+            assert snapshot.image == snapshot.stamp.step.to_bytes(8, "little") * 4096
+            found["whole"] += 1
+        os.close(fd)
+    assert sum(found.values()) == 40
