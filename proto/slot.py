@@ -4,26 +4,26 @@ A slot is a memfd that the guardian holds. Its image is, byte by byte, the safet
 flush writes and a peer receives, so a checksum is made once, in the copy, and travels with the bytes.
 All numbers are native (one host, one byte order). Version 1.0:
 
-| offset       | size  | type   | field        | meaning                                               |
-|-------------:|------:|--------|--------------|-------------------------------------------------------|
-|            0 |     8 | bytes  | magic        | `ELASTICS`                                            |
-|            8 |     2 | uint16 | major        | version of the layout                                 |
-|           10 |     2 | uint16 | minor        |                                                       |
-|           12 |     4 | uint32 | chunk_bytes  | of image that one checksum vouches for: 8 MiB         |
-|           16 |     8 | uint64 | commit       | `generation`, once all else is written; 0 before      |
-|           24 |     8 | uint64 | generation   | grows each time that the slot is written              |
-|           32 |     8 | int64  | step         | finished optimizer steps                              |
-|           40 |     8 | int64  | round        | of the job, in which it was written                   |
-|           48 |     4 | uint32 | rank         | global, of the writer                                 |
-|           52 |     4 | uint32 | world_size   | of that round                                         |
-|           56 |     8 | uint64 | image_bytes  |                                                       |
-|           64 |     8 | uint64 | image_offset | a multiple of 4096                                    |
-|           72 |     8 | uint64 | digest       | xxh3 of bytes 8 to 16, 24 to 72, the job and checksums |
-|           80 |   176 |        |              | reserved, zero                                        |
-|          256 |   128 | bytes  | job          | UTF-8, filled up with zeros                           |
-|          384 |  3712 |        |              | reserved, zero                                        |
-|         4096 | 8 x n | uint64 | checksums    | xxh3 of each chunk of the image, the last one shorter |
-| image_offset |       | bytes  | image        |                                                       |
+| offset       | size   | type   | field        | meaning                                              |
+|-------------:|-------:|--------|--------------|------------------------------------------------------|
+|            0 |      8 | bytes  | magic        | `ELASTICS`                                           |
+|            8 |      2 | uint16 | major        | version of the layout                                |
+|           10 |      2 | uint16 | minor        |                                                      |
+|           12 |      4 | uint32 | chunks       | parts of the image that have a checksum each         |
+|           16 |      8 | uint64 | commit       | `generation`, once all else is written; 0 before     |
+|           24 |      8 | uint64 | generation   | grows each time that the slot is written             |
+|           32 |      8 | int64  | step         | finished optimizer steps                             |
+|           40 |      8 | int64  | round        | of the job, in which it was written                  |
+|           48 |      4 | uint32 | rank         | global, of the writer                                |
+|           52 |      4 | uint32 | world_size   | of that round                                        |
+|           56 |      8 | uint64 | image_bytes  |                                                      |
+|           64 |      8 | uint64 | image_offset | a multiple of 4096                                   |
+|           72 |      8 | uint64 | digest       | xxh3 of bytes 8 to 16, 24 to 72, the job, the table  |
+|           80 |    176 |        |              | reserved, zero                                       |
+|          256 |    128 | bytes  | job          | UTF-8, filled up with zeros                          |
+|          384 |   3712 |        |              | reserved, zero                                       |
+|         4096 | 16 * n | uint64 | table        | of each chunk: where it ends in the image, its xxh3  |
+| image_offset |        | bytes  | image        |                                                      |
 
 **Who may touch it.** A writer holds an exclusive lock on the memfd, a reader a shared one, each on an
 open file description of its own (`claim`). The kernel drops a lock with its holder, so no death
@@ -35,6 +35,7 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -42,8 +43,6 @@ from elastic.proto import version
 from elastic.proto.errors import SlotError
 
 MAGIC = b"ELASTICS"
-CHUNK = 8 << 20
-"""Bytes of image under one checksum."""
 PAGE = 4096
 JOB_BYTES = 128
 
@@ -67,18 +66,20 @@ class Stamp:
     generation: int
 
 
+class Chunk(NamedTuple):
+    """A part of an image, from the end of the one before."""
+
+    end: int
+    checksum: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """What a committed slot holds. Its chunks are not verified yet: `verify`."""
 
     stamp: Stamp
     image: memoryview
-    checksums: tuple[int, ...]
-    chunk_bytes: int
-
-    def chunk(self, index: int) -> memoryview:
-        """The bytes that `checksums[index]` vouches for."""
-        return self.image[index * self.chunk_bytes : (index + 1) * self.chunk_bytes]
+    chunks: tuple[Chunk, ...]
 
 
 def create(size: int) -> int:
@@ -89,14 +90,9 @@ def create(size: int) -> int:
     return fd
 
 
-def bytes_for(image_bytes: int) -> int:
+def bytes_for(image_bytes: int, chunks: int) -> int:
     """Of memory that a slot for such an image needs."""
-    return _image_offset(image_bytes) + -(-image_bytes // PAGE) * PAGE
-
-
-def chunks_of(image_bytes: int, chunk_bytes: int = CHUNK) -> int:
-    """How many checksums such an image has."""
-    return -(-image_bytes // chunk_bytes)
+    return _image_offset(chunks) + -(-image_bytes // PAGE) * PAGE
 
 
 def checksum(data: memoryview | bytes) -> int:
@@ -129,21 +125,22 @@ class Writing:
     Raises `SlotError` where the image does not fit, or the job's name does not.
     """
 
-    def __init__(self, slot: memoryview, stamp: Stamp, image_bytes: int) -> None:
+    def __init__(self, slot: memoryview, stamp: Stamp, image_bytes: int, chunks: int) -> None:
         job = stamp.job.encode()
         if len(job) > JOB_BYTES:
             raise SlotError(f"a job's name has up to {JOB_BYTES} bytes in a slot, not {len(job)}")
-        if bytes_for(image_bytes) > len(slot):
+        if bytes_for(image_bytes, chunks) > len(slot):
             raise SlotError(
                 f"an image of {image_bytes} bytes does not fit into {len(slot)} of slot"
             )
         self._slot = slot
         self._words = slot[:PAGE].cast("Q")
         self._generation = stamp.generation
+        self._count = chunks
         self._words[_COMMIT // 8] = 0
-        offset = _image_offset(image_bytes)
+        offset = _image_offset(chunks)
         slot[0:8] = MAGIC
-        _VERSION.pack_into(slot, 8, *version.SLOT, CHUNK)
+        _VERSION.pack_into(slot, 8, *version.SLOT, chunks)
         _STAMP.pack_into(
             slot, _STAMP_AT, stamp.generation, stamp.step, stamp.round, stamp.rank,
             stamp.world_size, image_bytes, offset,
@@ -151,13 +148,13 @@ class Writing:
         slot[_JOB : _JOB + JOB_BYTES] = job.ljust(JOB_BYTES, b"\0")
         self.image = slot[offset : offset + image_bytes]
 
-    def commit(self, checksums: Sequence[int]) -> None:
-        """The image is whole, and these are its chunks' checksums."""
-        count = chunks_of(len(self.image))
-        if len(checksums) != count:
-            raise SlotError(f"{count} checksums are needed, {len(checksums)} were given")
-        struct.pack_into(f"={count}Q", self._slot, PAGE, *checksums)
-        self._words[_DIGEST // 8] = _digest(self._slot, count)
+    def commit(self, chunks: Sequence[Chunk]) -> None:
+        """The image is whole, and these are its chunks."""
+        if len(chunks) != self._count:
+            raise SlotError(f"{self._count} chunks were announced, {len(chunks)} came")
+        words = [word for chunk in chunks for word in chunk]
+        struct.pack_into(f"={len(words)}Q", self._slot, PAGE, *words)
+        self._words[_DIGEST // 8] = _digest(self._slot, self._count)
         self._words[_COMMIT // 8] = self._generation
 
 
@@ -168,19 +165,20 @@ def read(slot: memoryview) -> Snapshot:
     """
     if len(slot) < PAGE or bytes(slot[:8]) != MAGIC:
         raise SlotError("the slot is empty")
-    major, minor, chunk_bytes = _VERSION.unpack_from(slot, 8)
+    major, minor, count = _VERSION.unpack_from(slot, 8)
     version.check("the slot", version.Version(major, minor), version.SLOT)
     (commit,) = _WORD.unpack_from(slot, _COMMIT)
     generation, step, round_, rank, world_size, length, offset = _STAMP.unpack_from(slot, _STAMP_AT)
     if not generation or commit != generation:
         raise SlotError(f"the snapshot of step {step} was not finished")
-    if not chunk_bytes or offset % PAGE or offset + length > len(slot):
-        raise SlotError("the slot's header is damaged: its sizes make no sense")
-    count = chunks_of(length, chunk_bytes)
-    if PAGE + 8 * count > offset:
+    if offset % PAGE or PAGE + 16 * count > offset or offset + length > len(slot):
         raise SlotError("the slot's header is damaged: its sizes make no sense")
     if _WORD.unpack_from(slot, _DIGEST)[0] != _digest(slot, count):
         raise SlotError("the slot's header is damaged: its checksum does not match")
+    words = struct.unpack_from(f"={2 * count}Q", slot, PAGE)
+    ends = words[::2]
+    if list(ends) != sorted(ends) or (ends[-1] if ends else 0) != length:
+        raise SlotError("the slot's table is damaged: its chunks do not cover the image")
     stamp = Stamp(
         job=bytes(slot[_JOB : _JOB + JOB_BYTES]).rstrip(b"\0").decode(errors="replace"),
         step=step,
@@ -192,22 +190,22 @@ def read(slot: memoryview) -> Snapshot:
     return Snapshot(
         stamp=stamp,
         image=slot[offset : offset + length],
-        checksums=struct.unpack_from(f"={count}Q", slot, PAGE),
-        chunk_bytes=chunk_bytes,
+        chunks=tuple(map(Chunk, ends, words[1::2])),
     )
 
 
-def verify(snapshot: Snapshot) -> list[int]:
-    """The chunks whose bytes are not those that were written; empty where all is well."""
+def verify(image: memoryview, chunks: Sequence[Chunk]) -> list[int]:
+    """Which of an image's chunks are not the bytes that were written; empty where all is well."""
+    starts = (0, *(chunk.end for chunk in chunks[:-1]))
     return [
         index
-        for index, expected in enumerate(snapshot.checksums)
-        if checksum(snapshot.chunk(index)) != expected
+        for index, (start, (end, expected)) in enumerate(zip(starts, chunks, strict=False))
+        if checksum(image[start:end]) != expected
     ]
 
 
-def _image_offset(image_bytes: int) -> int:
-    return PAGE + -(-8 * chunks_of(image_bytes) // PAGE) * PAGE
+def _image_offset(chunks: int) -> int:
+    return PAGE + -(-16 * chunks // PAGE) * PAGE
 
 
 def _digest(slot: memoryview, chunks: int) -> int:
@@ -216,7 +214,7 @@ def _digest(slot: memoryview, chunks: int) -> int:
         (8, _COMMIT),
         (_STAMP_AT, _DIGEST),
         (_JOB, _JOB + JOB_BYTES),
-        (PAGE, PAGE + 8 * chunks),
+        (PAGE, PAGE + 16 * chunks),
     ):
         digest.update(slot[start:end])
     return digest.intdigest()

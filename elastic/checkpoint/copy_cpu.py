@@ -5,67 +5,57 @@ from collections.abc import Mapping
 import torch
 import xxhash
 
-from elastic.checkpoint.image import Image
-from elastic.proto.slot import CHUNK
+from elastic.checkpoint.image import CHUNK, VALUES, Image
+from elastic.proto.slot import Chunk
 
 BLOCK = 512 << 10
 """Bytes that are copied, then summed, at a time: small enough for a core's own cache."""
 
-
-class Summer:
-    """xxh3 of each `CHUNK` bytes of what is fed to it, in order."""
-
-    def __init__(self) -> None:
-        self._hash = xxhash.xxh3_64()
-        self._room = CHUNK
-        self._done: list[int] = []
-
-    def feed(self, data: memoryview) -> None:
-        while len(data) >= self._room:
-            self._hash.update(data[: self._room])
-            data = data[self._room :]
-            self._done.append(self._hash.intdigest())
-            self._hash.reset()
-            self._room = CHUNK
-        if len(data):
-            self._hash.update(data)
-            self._room -= len(data)
-
-    def finish(self) -> list[int]:
-        """The checksums; the last chunk may be shorter."""
-        return self._done if self._room == CHUNK else [*self._done, self._hash.intdigest()]
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def write(
     image: Image, tensors: Mapping[str, torch.Tensor], values: bytes, out: memoryview
-) -> list[int]:
-    """Fill `out` (`image.nbytes` of it) and return its chunks' checksums.
+) -> list[Chunk]:
+    """Fill `out` (`image.nbytes` of it) and return its chunks.
 
     tensors: those of `image.pieces`, on the CPU, of any strides.
     """
-    summer = Summer()
-    out[: len(image.header)] = image.header
-    summer.feed(out[: len(image.header)])
-    for name, piece in image.pieces.items():
-        start = image.starts[name]
-        _copy(tensors[name], out[start : start + piece.nbytes], summer)
-    out[image.values_at : image.nbytes] = values
-    summer.feed(out[image.values_at : image.nbytes])
-    return summer.finish()
-
-
-def _copy(tensor: torch.Tensor, out: memoryview, summer: Summer) -> None:
-    if not len(out):
-        return
     target = torch.frombuffer(out, dtype=torch.uint8)
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        target.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        summer.feed(out)
-        return
-    source = tensor.reshape(-1).view(torch.uint8)
+    chunks: list[Chunk] = []
+    for name, start, end in image.spans():
+        if start == end:
+            continue
+        if name in ("", VALUES):
+            out[start:end] = values if name else image.header
+            source = None
+        else:
+            source = _bytes_of(tensors[name], target[start:end])
+        for at in range(start, end, CHUNK):
+            stop = min(at + CHUNK, end)
+            part = None if source is None else source[at - start : stop - start]
+            chunks.append(Chunk(stop, _copy(part, target[at:stop], out[at:stop])))
+    return chunks
+
+
+def _bytes_of(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:
+    """The tensor's memory, if that is what is to be copied; else it is copied, and None returned."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.is_contiguous():
+        return tensor.reshape(-1).view(torch.uint8)
+    words = _WORDS.get(tensor.itemsize, tensor.dtype)  # not every dtype can be copied as it is
+    target.view(words).view(tensor.shape).copy_(tensor.view(words))
+    return None
+
+
+def _copy(source: torch.Tensor | None, target: torch.Tensor, out: memoryview) -> int:
+    """Copy a chunk, unless it is there already; returns its xxh3."""
+    digest = xxhash.xxh3_64()
     for at in range(0, len(out), BLOCK):
-        target[at : at + BLOCK].copy_(source[at : at + BLOCK])
-        summer.feed(out[at : at + BLOCK])
+        if source is not None:
+            target[at : at + BLOCK].copy_(source[at : at + BLOCK])
+        digest.update(out[at : at + BLOCK])
+    return digest.intdigest()
 
 
 def piece_of(image: Image, name: str, data: memoryview) -> torch.Tensor:

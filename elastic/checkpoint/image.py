@@ -25,6 +25,8 @@ ALIGN = 4096
 """The data begins at a multiple of this many bytes, so that direct I/O can read it alone."""
 _ROOM = 160
 """Bytes of header for the values' entry, whose numbers have up to 19 digits."""
+CHUNK = 8 << 20
+"""Bytes of one piece, at most, under one checksum."""
 LONGEST_HEADER = 100_000_000
 """Bytes; safetensors' own limit."""
 
@@ -85,6 +87,22 @@ class Image:
     @property
     def nbytes(self) -> int:
         return self.values_at + self.values_bytes
+
+    def spans(self) -> list[tuple[str, int, int]]:
+        """Name, start and end of all that it is made of, in order; the header's name is ""."""
+        pieces = sorted(
+            (start, start + self.pieces[name].nbytes, name) for name, start in self.starts.items()
+        )
+        spans = [(name, start, end) for start, end, name in pieces]
+        return [("", 0, len(self.header)), *spans, (VALUES, self.values_at, self.nbytes)]
+
+    def chunk_ends(self) -> list[int]:
+        """Where each chunk ends: `CHUNK` bytes, fewer at the end of what it is a part of."""
+        return [
+            min(at + CHUNK, end)
+            for _, start, end in self.spans()
+            for at in range(start, end, CHUNK)
+        ]
 
 
 def lay_out(pieces: Sequence[Piece], ties: Mapping[str, str], values_bytes: int) -> Image:
