@@ -4,26 +4,24 @@ A slot is a memfd that the guardian holds. Its image is, byte by byte, the safet
 flush writes and a peer receives, so a checksum is made once, in the copy, and travels with the bytes.
 All numbers are native (one host, one byte order). Version 1.0:
 
-| offset       | size   | type   | field        | meaning                                              |
-|-------------:|-------:|--------|--------------|------------------------------------------------------|
-|            0 |      8 | bytes  | magic        | `ELASTICS`                                           |
-|            8 |      2 | uint16 | major        | version of the layout                                |
-|           10 |      2 | uint16 | minor        |                                                      |
-|           12 |      4 | uint32 | chunks       | parts of the image that have a checksum each         |
-|           16 |      8 | uint64 | commit       | `generation`, once all else is written; 0 before     |
-|           24 |      8 | uint64 | generation   | grows each time that the slot is written             |
-|           32 |      8 | int64  | step         | finished optimizer steps                             |
-|           40 |      8 | int64  | round        | of the job, in which it was written                  |
-|           48 |      4 | uint32 | rank         | global, of the writer                                |
-|           52 |      4 | uint32 | world_size   | of that round                                        |
-|           56 |      8 | uint64 | image_bytes  |                                                      |
-|           64 |      8 | uint64 | image_offset | a multiple of 4096                                   |
-|           72 |      8 | uint64 | digest       | xxh3 of bytes 8 to 16, 24 to 72, the job, the table  |
-|           80 |    176 |        |              | reserved, zero                                       |
-|          256 |    128 | bytes  | job          | UTF-8, filled up with zeros                          |
-|          384 |   3712 |        |              | reserved, zero                                       |
-|         4096 | 16 * n | uint64 | table        | of each chunk: where it ends in the image, its xxh3  |
-| image_offset |        | bytes  | image        |                                                      |
+| offset | size | type   | field       | meaning                                                   |
+|-------:|-----:|--------|-------------|-----------------------------------------------------------|
+|      0 |    8 | bytes  | magic       | `ELASTICS`                                                |
+|      8 |    2 | uint16 | major       | version of the layout                                     |
+|     10 |    2 | uint16 | minor       |                                                           |
+|     12 |    4 | uint32 | chunks      | of the image that have a checksum each (`proto/sums.py`)  |
+|     16 |    8 | uint64 | commit      | `generation`, once all else is written; 0 before          |
+|     24 |    8 | uint64 | generation  | grows each time that the slot is written                  |
+|     32 |    8 | int64  | step        | finished optimizer steps                                  |
+|     40 |    8 | int64  | round       | of the job, in which it was written                       |
+|     48 |    4 | uint32 | rank        | global, of the writer                                     |
+|     52 |    4 | uint32 | world_size  | of that round                                             |
+|     56 |    8 | uint64 | image_bytes | the table of checksums, its last bytes, included          |
+|     64 |    8 | uint64 | digest      | xxh3 of bytes 8 to 16, 24 to 64, the job, the table       |
+|     72 |  184 |        |             | reserved, zero                                            |
+|    256 |  128 | bytes  | job         | UTF-8, filled up with zeros                               |
+|    384 | 3712 |        |             | reserved, zero                                            |
+|   4096 |      | bytes  | image       |                                                           |
 
 **Who may touch it.** A writer holds an exclusive lock on the memfd, a reader a shared one, each on an
 open file description of its own (`claim`). The kernel drops a lock with its holder, so no death
@@ -35,21 +33,21 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import xxhash
 
-from elastic.proto import version
+from elastic.proto import sums, version
 from elastic.proto.errors import SlotError
+from elastic.proto.sums import Chunk
 
 MAGIC = b"ELASTICS"
 PAGE = 4096
 JOB_BYTES = 128
 
 _VERSION = struct.Struct("=HHI")  # at 8
-_STAMP = struct.Struct("=QqqIIQQ")  # at 24: generation to image_offset
+_STAMP = struct.Struct("=QqqIIQ")  # at 24: generation to image_bytes
 _WORD = struct.Struct("=Q")
-_COMMIT, _STAMP_AT, _DIGEST, _JOB = 16, 24, 72, 256
+_COMMIT, _STAMP_AT, _DIGEST, _JOB = 16, 24, 64, 256
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock, with 64-bit offsets
 
@@ -66,16 +64,9 @@ class Stamp:
     generation: int
 
 
-class Chunk(NamedTuple):
-    """A part of an image, from the end of the one before."""
-
-    end: int
-    checksum: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a committed slot holds. Its chunks are not verified yet: `verify`."""
+    """What a committed slot holds. Its chunks are not verified yet: `sums.verify`."""
 
     stamp: Stamp
     image: memoryview
@@ -90,14 +81,9 @@ def create(size: int) -> int:
     return fd
 
 
-def bytes_for(image_bytes: int, chunks: int) -> int:
+def bytes_for(image_bytes: int) -> int:
     """Of memory that a slot for such an image needs."""
-    return _image_offset(chunks) + -(-image_bytes // PAGE) * PAGE
-
-
-def checksum(data: memoryview | bytes) -> int:
-    """Of one chunk."""
-    return xxhash.xxh3_64_intdigest(data)
+    return PAGE + -(-image_bytes // PAGE) * PAGE
 
 
 def claim(fd: int, *, exclusive: bool) -> int | None:
@@ -129,7 +115,7 @@ class Writing:
         job = stamp.job.encode()
         if len(job) > JOB_BYTES:
             raise SlotError(f"a job's name has up to {JOB_BYTES} bytes in a slot, not {len(job)}")
-        if bytes_for(image_bytes, chunks) > len(slot):
+        if bytes_for(image_bytes) > len(slot):
             raise SlotError(
                 f"an image of {image_bytes} bytes does not fit into {len(slot)} of slot"
             )
@@ -138,23 +124,23 @@ class Writing:
         self._generation = stamp.generation
         self._count = chunks
         self._words[_COMMIT // 8] = 0
-        offset = _image_offset(chunks)
         slot[0:8] = MAGIC
         _VERSION.pack_into(slot, 8, *version.SLOT, chunks)
         _STAMP.pack_into(
             slot, _STAMP_AT, stamp.generation, stamp.step, stamp.round, stamp.rank,
-            stamp.world_size, image_bytes, offset,
+            stamp.world_size, image_bytes,
         )  # fmt: skip
         slot[_JOB : _JOB + JOB_BYTES] = job.ljust(JOB_BYTES, b"\0")
-        self.image = slot[offset : offset + image_bytes]
+        self.image = slot[PAGE : PAGE + image_bytes]
 
     def commit(self, chunks: Sequence[Chunk]) -> None:
-        """The image is whole, and these are its chunks."""
+        """The image is whole but for its table, of these chunks."""
         if len(chunks) != self._count:
             raise SlotError(f"{self._count} chunks were announced, {len(chunks)} came")
-        words = [word for chunk in chunks for word in chunk]
-        struct.pack_into(f"={len(words)}Q", self._slot, PAGE, *words)
-        self._words[_DIGEST // 8] = _digest(self._slot, self._count)
+        table = sums.pack(chunks)
+        at = len(self.image) - len(table)
+        self.image[at:] = table
+        self._words[_DIGEST // 8] = _digest(self._slot, self.image[at:])
         self._words[_COMMIT // 8] = self._generation
 
 
@@ -168,17 +154,15 @@ def read(slot: memoryview) -> Snapshot:
     major, minor, count = _VERSION.unpack_from(slot, 8)
     version.check("the slot", version.Version(major, minor), version.SLOT)
     (commit,) = _WORD.unpack_from(slot, _COMMIT)
-    generation, step, round_, rank, world_size, length, offset = _STAMP.unpack_from(slot, _STAMP_AT)
+    generation, step, round_, rank, world_size, length = _STAMP.unpack_from(slot, _STAMP_AT)
     if not generation or commit != generation:
         raise SlotError(f"the snapshot of step {step} was not finished")
-    if offset % PAGE or PAGE + 16 * count > offset or offset + length > len(slot):
+    if not sums.ENTRY * count <= length <= len(slot) - PAGE:
         raise SlotError("the slot's header is damaged: its sizes make no sense")
-    if _WORD.unpack_from(slot, _DIGEST)[0] != _digest(slot, count):
+    image = slot[PAGE : PAGE + length]
+    table = image[length - sums.ENTRY * count :]
+    if _WORD.unpack_from(slot, _DIGEST)[0] != _digest(slot, table):
         raise SlotError("the slot's header is damaged: its checksum does not match")
-    words = struct.unpack_from(f"={2 * count}Q", slot, PAGE)
-    ends = words[::2]
-    if list(ends) != sorted(ends) or (ends[-1] if ends else 0) != length:
-        raise SlotError("the slot's table is damaged: its chunks do not cover the image")
     stamp = Stamp(
         job=bytes(slot[_JOB : _JOB + JOB_BYTES]).rstrip(b"\0").decode(errors="replace"),
         step=step,
@@ -187,34 +171,12 @@ def read(slot: memoryview) -> Snapshot:
         world_size=world_size,
         generation=generation,
     )
-    return Snapshot(
-        stamp=stamp,
-        image=slot[offset : offset + length],
-        chunks=tuple(map(Chunk, ends, words[1::2])),
-    )
+    return Snapshot(stamp=stamp, image=image, chunks=sums.unpack(table, length))
 
 
-def verify(image: memoryview, chunks: Sequence[Chunk]) -> list[int]:
-    """Which of an image's chunks are not the bytes that were written; empty where all is well."""
-    starts = (0, *(chunk.end for chunk in chunks[:-1]))
-    return [
-        index
-        for index, (start, (end, expected)) in enumerate(zip(starts, chunks, strict=False))
-        if checksum(image[start:end]) != expected
-    ]
-
-
-def _image_offset(chunks: int) -> int:
-    return PAGE + -(-16 * chunks // PAGE) * PAGE
-
-
-def _digest(slot: memoryview, chunks: int) -> int:
+def _digest(slot: memoryview, table: memoryview) -> int:
     digest = xxhash.xxh3_64()
-    for start, end in (
-        (8, _COMMIT),
-        (_STAMP_AT, _DIGEST),
-        (_JOB, _JOB + JOB_BYTES),
-        (PAGE, PAGE + 16 * chunks),
-    ):
+    for start, end in ((8, _COMMIT), (_STAMP_AT, _DIGEST), (_JOB, _JOB + JOB_BYTES)):
         digest.update(slot[start:end])
+    digest.update(table)
     return digest.intdigest()

@@ -6,7 +6,7 @@ import torch
 import xxhash
 
 from elastic.checkpoint.image import CHUNK, VALUES, Image
-from elastic.proto.slot import Chunk
+from elastic.proto.sums import Chunk
 
 BLOCK = 512 << 10
 """Bytes that are copied, then summed, at a time: small enough for a core's own cache."""
@@ -17,7 +17,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def write(
     image: Image, tensors: Mapping[str, torch.Tensor], values: bytes, out: memoryview
 ) -> list[Chunk]:
-    """Fill `out` (`image.nbytes` of it) and return its chunks.
+    """Fill `out` (`image.nbytes` of it) but for its table, and return its chunks.
 
     tensors: those of `image.pieces`, on the CPU, of any strides.
     """

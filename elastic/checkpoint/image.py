@@ -3,7 +3,8 @@
     8 bytes   length of the header, little-endian
     header    JSON: {"__metadata__": {"elastic": <JSON>}, <name>: {dtype, shape, data_offsets}, ...}
     data      tensors without a gap, those of the widest elements first, so that each is aligned
-    values    the last entry, `elastic.values`: typed JSON of what is no tensor
+    values    the entry `elastic.values`: typed JSON of what is no tensor
+    sums      the entry `elastic.sums`, the last: the table of `proto/sums.py`, for all before it
 
 A tensor's entry has the shape of the rank's piece. What safetensors cannot say is in the metadata's
 JSON: {"v": "1.0", "pieces": {name: [global shape, offset]}, "dtypes": {name: dtype}, "ties": {name:
@@ -14,17 +15,19 @@ that safetensors does not have, whose entry is of plain bytes; a tie names a ten
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elastic.proto import version
+from elastic.proto import sums, version
 from elastic.proto.errors import CheckpointError
 
 VALUES = "elastic.values"
+SUMS = "elastic.sums"
+_RESERVED = (VALUES, SUMS, "__metadata__")
 ALIGN = 4096
 """The data begins at a multiple of this many bytes, so that direct I/O can read it alone."""
-_ROOM = 160
-"""Bytes of header for the values' entry, whose numbers have up to 19 digits."""
+_ROOM = 320
+"""Bytes of header for the entries of values and sums, whose numbers have up to 19 digits."""
 CHUNK = 8 << 20
 """Bytes of one piece, at most, under one checksum."""
 LONGEST_HEADER = 100_000_000
@@ -83,10 +86,16 @@ class Image:
     """A name to the one whose bytes it shares."""
     values_at: int
     values_bytes: int
+    sums_bytes: int
+
+    @property
+    def sums_at(self) -> int:
+        """All before it has checksums."""
+        return self.values_at + self.values_bytes
 
     @property
     def nbytes(self) -> int:
-        return self.values_at + self.values_bytes
+        return self.sums_at + self.sums_bytes
 
     def spans(self) -> list[tuple[str, int, int]]:
         """Name, start and end of all that it is made of, in order; the header's name is ""."""
@@ -94,7 +103,7 @@ class Image:
             (start, start + self.pieces[name].nbytes, name) for name, start in self.starts.items()
         )
         spans = [(name, start, end) for start, end, name in pieces]
-        return [("", 0, len(self.header)), *spans, (VALUES, self.values_at, self.nbytes)]
+        return [("", 0, len(self.header)), *spans, (VALUES, self.values_at, self.sums_at)]
 
     def chunk_ends(self) -> list[int]:
         """Where each chunk ends: `CHUNK` bytes, fewer at the end of what it is a part of."""
@@ -115,23 +124,27 @@ def lay_out(pieces: Sequence[Piece], ties: Mapping[str, str], values_bytes: int)
     offsets: dict[str, int] = {}
     end = 0
     for piece in order:
-        if piece.name in entries or piece.name in ties or piece.name in (VALUES, "__metadata__"):
+        if piece.name in entries or piece.name in ties or piece.name in _RESERVED:
             raise CheckpointError(f"{piece.name!r} is the name of two tensors in the state")
         offsets[piece.name] = end
         entries[piece.name] = _entry(piece, end)
         end += piece.nbytes
     entries["__metadata__"] = {"elastic": _metadata(order, ties)}
-    header = _header(
-        entries, {"dtype": "U8", "shape": [values_bytes], "data_offsets": [end, end + values_bytes]}
-    )
-    return Image(
-        header=header,
+    length = _header_bytes(entries)
+    image = Image(
+        header=bytes(length),  # which is all of it that counts for the chunks
         pieces={piece.name: piece for piece in order},
-        starts={name: len(header) + at for name, at in offsets.items()},
+        starts={name: length + at for name, at in offsets.items()},
         ties=dict(ties),
-        values_at=len(header) + end,
+        values_at=length + end,
         values_bytes=values_bytes,
+        sums_bytes=0,
     )
+    sums_bytes = sums.ENTRY * len(image.chunk_ends())
+    for name, size in ((VALUES, values_bytes), (SUMS, sums_bytes)):
+        entries[name] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
+        end += size
+    return replace(image, header=_header(entries, length), sums_bytes=sums_bytes)
 
 
 def _entry(piece: Piece, start: int) -> dict[str, Any]:
@@ -150,15 +163,19 @@ def _metadata(pieces: Sequence[Piece], ties: Mapping[str, str]) -> str:
     return _json(fields)
 
 
-def _header(entries: dict[str, Any], values: dict[str, Any]) -> bytes:
-    """With spaces at its end, as safetensors allows, so that its length is not that of the values."""
+def _header_bytes(entries: dict[str, Any]) -> int:
+    """Of a header, room for the last two entries included, so that their sizes move nothing."""
     length = -(-(8 + len(_json(entries)) + _ROOM) // ALIGN) * ALIGN
     if length - 8 > LONGEST_HEADER:
         raise CheckpointError(
             f"a rank's tensors have names of {length} bytes in all, which is too long"
         )
-    text = _json(entries | {VALUES: values}).encode()
-    return (length - 8).to_bytes(8, "little") + text.ljust(length - 8)
+    return length
+
+
+def _header(entries: dict[str, Any], length: int) -> bytes:
+    """With spaces at its end, as safetensors allows."""
+    return (length - 8).to_bytes(8, "little") + _json(entries).encode().ljust(length - 8)
 
 
 def _json(fields: dict[str, Any]) -> str:
@@ -196,13 +213,16 @@ def parse(header: bytes, image_bytes: int) -> Image:
 def _parse(header: bytes, entries: dict[str, Any], fields: dict[str, Any], total: int) -> Image:
     pieces: dict[str, Piece] = {}
     starts: dict[str, int] = {}
-    values = (0, 0)
+    values, table = (0, 0), (0, 0)
     for name, entry in entries.items():
         start, end = (len(header) + int(at) for at in entry["data_offsets"])
         if not len(header) <= start <= end <= total:
             raise ValueError(f"{name!r} lies outside the file")
         if name == VALUES:
             values = (start, end)
+            continue
+        if name == SUMS:
+            table = (start, end)
             continue
         dtype, extent = fields["dtypes"].get(name) or (_NAMES[entry["dtype"]], entry["shape"])
         shape, offset = fields["pieces"].get(name) or (extent, [0] * len(extent))
@@ -213,12 +233,14 @@ def _parse(header: bytes, entries: dict[str, Any], fields: dict[str, Any], total
         if piece.nbytes != end - start or not _within(piece):
             raise ValueError(f"{name!r} has sizes that make no sense")
         pieces[name], starts[name] = piece, start
+    if table != (values[1], total):
+        raise ValueError("the table of checksums is not at the end")
     ties = {str(name): str(fields["ties"][name]) for name in fields["ties"]}
     if not set(ties.values()) <= pieces.keys():
         raise ValueError("a tie to nothing")
     return Image(
         header=header, pieces=pieces, starts=starts, ties=ties,
-        values_at=values[0], values_bytes=values[1] - values[0],
+        values_at=values[0], values_bytes=values[1] - values[0], sums_bytes=table[1] - table[0],
     )  # fmt: skip
 
 

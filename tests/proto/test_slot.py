@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.proto import slot
+from elastic.proto import slot, sums
 from elastic.proto.errors import ProtocolMismatch, SlotError
+from elastic.proto.sums import Chunk
 
 ROOT = Path(__file__).parents[2]
 STAMP = slot.Stamp(job="job", step=7, round=2, rank=1, world_size=4, generation=3)
@@ -29,24 +30,25 @@ def mapped(fd: int) -> Iterator[memoryview]:
     yield view  # what was cut from it may live on
 
 
-def chunks_of(image: bytes, size: int = 1000) -> list[slot.Chunk]:
+def with_table(image: bytes, size: int = 1000) -> tuple[bytes, list[Chunk]]:
+    """An image whose data is `image`, its table at its end, and its chunks."""
     starts = range(0, len(image), size)
     parts = [image[at : at + size] for at in starts]
-    return [
-        slot.Chunk(at + len(part), slot.checksum(part))
-        for at, part in zip(starts, parts, strict=True)
+    chunks = [
+        Chunk(at + len(part), sums.checksum(part)) for at, part in zip(starts, parts, strict=True)
     ]
+    return image + sums.pack(chunks), chunks
 
 
-def write(view: memoryview, image: bytes, stamp: slot.Stamp = STAMP) -> None:
-    chunks = chunks_of(image)
+def write(view: memoryview, data: bytes, stamp: slot.Stamp = STAMP) -> None:
+    image, chunks = with_table(data)
     writing = slot.Writing(view, stamp, len(image), len(chunks))
-    writing.image[:] = image
+    writing.image[: len(data)] = data
     writing.commit(chunks)
 
 
-def memory_for(image: bytes) -> memoryview:
-    return memoryview(bytearray(slot.bytes_for(len(image), len(chunks_of(image)))))
+def memory_for(data: bytes) -> memoryview:
+    return memoryview(bytearray(slot.bytes_for(len(with_table(data)[0]))))
 
 
 @given(st.binary(max_size=9000), st.integers(0, 2**40), st.integers(1, 2**40))
@@ -56,8 +58,8 @@ def test_what_is_committed_is_read(image: bytes, step: int, generation: int) -> 
     write(view, image, stamp)
     snapshot = slot.read(view)
     assert snapshot.stamp == stamp
-    assert snapshot.image == image
-    assert slot.verify(snapshot.image, snapshot.chunks) == []
+    assert snapshot.image == with_table(image)[0]
+    assert sums.verify(snapshot.image, snapshot.chunks) == []
 
 
 def test_an_image_of_several_chunks_is_verified_chunk_by_chunk() -> None:
@@ -67,15 +69,15 @@ def test_an_image_of_several_chunks_is_verified_chunk_by_chunk() -> None:
     snapshot = slot.read(view)
     assert len(snapshot.chunks) == 3
     snapshot.image[1005] ^= 1
-    snapshot.image[-1] ^= 1
-    assert slot.verify(snapshot.image, snapshot.chunks) == [1, 2]
+    snapshot.image[2016] ^= 1
+    assert sums.verify(snapshot.image, snapshot.chunks) == [1, 2]
 
 
 def test_a_smaller_image_fits_into_the_slot_of_a_larger_one() -> None:
     view = memory_for(bytes(5 * slot.PAGE))
     write(view, bytes(5 * slot.PAGE))
     write(view, b"small")
-    assert bytes(slot.read(view).image) == b"small"
+    assert bytes(slot.read(view).image[:5]) == b"small"
 
 
 def test_what_is_not_committed_is_not_read() -> None:
@@ -84,10 +86,10 @@ def test_what_is_not_committed_is_not_read() -> None:
         slot.read(view)
     write(view, b"first")
     again = slot.Stamp(job="job", step=8, round=2, rank=1, world_size=4, generation=4)
-    writing = slot.Writing(view, again, 5, 1)
+    writing = slot.Writing(view, again, 21, 1)
     with pytest.raises(SlotError, match="step 8 was not finished"):
         slot.read(view)
-    writing.image[:] = b"other"
+    writing.image[:5] = b"other"
     with pytest.raises(SlotError, match="step 8 was not finished"):
         slot.read(view)
 
@@ -97,7 +99,8 @@ def test_damage_to_the_header_or_checksums_is_found(data: st.DataObject) -> None
     image = b"some bytes"
     view = memory_for(image)
     write(view, image)
-    covered = [*range(16), *range(16, 80), *range(256, 384), *range(slot.PAGE, slot.PAGE + 16)]
+    table = slot.PAGE + len(image)
+    covered = [*range(72), *range(256, 384), *range(table, table + 16)]
     at = data.draw(st.sampled_from(covered))
     view[at] ^= data.draw(st.integers(1, 255))
     try:
@@ -145,7 +148,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_one_writer_or_many_readers() -> None:
-    fd = slot.create(slot.bytes_for(10, 1))
+    fd = slot.create(slot.bytes_for(10))
     writer = slot.claim(fd, exclusive=True)
     assert writer is not None
     assert slot.claim(fd, exclusive=False) is None
@@ -200,15 +203,16 @@ def test_a_lock_goes_with_its_holder(exclusive: bool) -> None:
 
 WRITER = """
 import itertools, mmap, sys
-from elastic.proto import slot
+from elastic.proto import slot, sums
+from elastic.proto.sums import Chunk
 view = memoryview(mmap.mmap(int(sys.argv[1]), 0))
 print(flush=True)
 for n in itertools.count(1):
     stamp = slot.Stamp(job="job", step=n, round=0, rank=0, world_size=1, generation=n)
     image = n.to_bytes(8, "little") * 4096
-    writing = slot.Writing(view, stamp, len(image), 1)
-    writing.image[:] = image
-    writing.commit([slot.Chunk(len(image), slot.checksum(image))])
+    writing = slot.Writing(view, stamp, len(image) + 16, 1)
+    writing.image[:-16] = image
+    writing.commit([Chunk(len(image), sums.checksum(image))])
 """
 
 
@@ -217,7 +221,7 @@ def test_a_writer_killed_at_any_moment_leaves_nothing_torn() -> None:
     moments = random.Random(0)
     found = {"whole": 0, "unfinished": 0}
     for _ in range(20):
-        fd = slot.create(slot.bytes_for(8 * 4096, 1))
+        fd = slot.create(slot.bytes_for(8 * 4096 + 16))
         with subprocess.Popen(
             [sys.executable, "-c", WRITER, str(fd)], pass_fds=[fd], stdout=subprocess.PIPE, cwd=ROOT
         ) as writer:
@@ -232,8 +236,8 @@ def test_a_writer_killed_at_any_moment_leaves_nothing_torn() -> None:
             except SlotError:
                 found["unfinished"] += 1
                 continue
-            assert slot.verify(snapshot.image, snapshot.chunks) == []
-            assert snapshot.image == snapshot.stamp.step.to_bytes(8, "little") * 4096
+            assert sums.verify(snapshot.image, snapshot.chunks) == []
+            assert snapshot.image[:-16] == snapshot.stamp.step.to_bytes(8, "little") * 4096
             found["whole"] += 1
         os.close(fd)
     assert sum(found.values()) == 20

@@ -14,6 +14,7 @@ from safetensors.torch import load
 from elastic.checkpoint.image import (
     ALIGN,
     SIZES,
+    SUMS,
     VALUES,
     Image,
     Piece,
@@ -48,11 +49,12 @@ def pieces(draw: st.DrawFn) -> list[Piece]:
     return found
 
 
-TAKEN = (VALUES, "__metadata__")
+TAKEN = (VALUES, SUMS, "__metadata__")
 
 
 def filled(image: Image, values: bytes) -> bytes:
-    return image.header + bytes(image.values_at - len(image.header)) + values
+    data = bytes(image.values_at - len(image.header))
+    return image.header + data + values + bytes(image.sums_bytes)
 
 
 @given(pieces(), st.binary(max_size=40))
@@ -71,7 +73,7 @@ def test_what_is_laid_out_is_parsed(found: list[Piece], values: bytes) -> None:
 def test_safetensors_reads_it(found: list[Piece], values: bytes) -> None:
     data = filled(lay_out(found, {}, len(values)), values)
     tensors = load(data)
-    assert tensors.keys() == {p.name for p in found} | {VALUES}
+    assert tensors.keys() == {p.name for p in found} | {VALUES, SUMS}
     assert bytes(tensors[VALUES].tolist()) == values
     for p in found:
         if p.dtype == str(tensors[p.name].dtype).removeprefix("torch."):

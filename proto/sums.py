@@ -1,0 +1,55 @@
+"""Checksums of an image, chunk by chunk: the last bytes of a slot's image, of a file, of a replica.
+
+The table has 16 bytes a chunk, little-endian: where it ends in the image (uint64), and the xxh3 of its
+bytes (uint64). A chunk begins where the one before ends, and the table where the last one does.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from elastic.proto.errors import SlotError
+
+ENTRY = 16
+"""Bytes of the table for each chunk."""
+
+
+class Chunk(NamedTuple):
+    """A part of an image, from the end of the one before."""
+
+    end: int
+    checksum: int
+
+
+def checksum(data: memoryview | bytes) -> int:
+    """xxh3, of 64 bits."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def pack(chunks: Sequence[Chunk]) -> bytes:
+    """The table."""
+    words = [word for chunk in chunks for word in chunk]
+    return struct.pack(f"<{len(words)}Q", *words)
+
+
+def unpack(table: memoryview | bytes, image_bytes: int) -> tuple[Chunk, ...]:
+    """The chunks of an image of that many bytes, table included. Raises `SlotError` where they do not
+    cover it."""
+    words = struct.unpack(f"<{len(table) // 8}Q", table)
+    chunks = tuple(map(Chunk, words[::2], words[1::2]))
+    ends = [0, *(chunk.end for chunk in chunks)]
+    if len(table) % ENTRY or ends != sorted(ends) or ends[-1] != image_bytes - len(table):
+        raise SlotError("a table of checksums is damaged: its chunks do not cover the image")
+    return chunks
+
+
+def verify(image: memoryview, chunks: Sequence[Chunk]) -> list[int]:
+    """Which of an image's chunks are not the bytes that were written; empty where all is well."""
+    starts = (0, *(chunk.end for chunk in chunks))
+    return [
+        index
+        for index, (start, (end, expected)) in enumerate(zip(starts, chunks, strict=False))
+        if checksum(image[start:end]) != expected
+    ]
