@@ -1,0 +1,254 @@
+"""Which snapshot is whole, which one a round goes on from, what goes to storage, who commits it. Pure.
+
+Each node says, whole and each time, what it holds of a checkpoint (`Said`). Nothing of it is journaled:
+a master that starts again is told again, and comes to the same orders. What must not be forgotten by
+all at once, the commit, is a file on storage.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from elastic.master.events import Incarnation, NodeId
+
+
+class Moment(NamedTuple):
+    """When a snapshot was taken. A later round goes on from where its restore put it, so whatever an
+    earlier one has beyond that is void: moments are in the order of time, steps are not."""
+
+    round: int
+    step: int
+
+
+class Shard(NamedTuple):
+    """One rank's file on storage."""
+
+    bytes: int
+    digest: int
+    """xxh3 of its table of checksums."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """What one node has of one moment."""
+
+    world_size: int
+    """Of the moment's round."""
+    ranks: frozenset[int] = frozenset()
+    """Whose images are in this node's memory, its own ranks' or replicas."""
+    units: frozenset[int] = frozenset()
+    """What those images hold; images that hold the same are the same unit."""
+    all_units: int = 0
+    """How many units the whole state has, where this node was told so."""
+    persist: bool = False
+    """To be written to storage."""
+    durable: Mapping[int, Shard] = field(default_factory=dict[int, Shard])
+    """What this node has written to storage, for good, by rank."""
+    committed: bool = False
+    """This node has written the manifest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """All that one node has to say of a checkpoint."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    holdings: Mapping[Moment, Holding] = field(default_factory=dict[Moment, Holding])
+    asks: int = 0
+    """The round whose ranks want to know what to load; 0: they have not asked."""
+    wanted: int | None = None
+    """The step that they want; None: the newest."""
+    stored: Moment | None = None
+    """The newest that is committed on storage, or that step, as far as this node has looked."""
+    answer: "Restore | None" = None
+    """What a master has answered them already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """What the ranks of a round load: all the same."""
+
+    round: int
+    moment: Moment | None
+    """None: nothing, it begins anew."""
+    from_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """A moment that every rank's image is there of."""
+
+    moment: Moment
+    units: int
+    """How many different ones that makes: who still has as many has the whole state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Every shard is on storage: one node writes the manifest."""
+
+    node_id: NodeId
+    moment: Moment
+    shards: Mapping[int, Shard]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """What the nodes should be doing about a checkpoint now."""
+
+    whole: Whole | None
+    flush: Mapping[NodeId, Mapping[Moment, frozenset[int]]]
+    """Which ranks' shards each node writes to storage."""
+    commits: tuple[Commit, ...]
+    """The oldest first."""
+    restore: Restore | None
+    """The answer to those who ask."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One checkpoint of the job, by what its nodes have said."""
+
+    said: Mapping[NodeId, Said] = field(default_factory=dict[NodeId, Said])
+    whole: Whole | None = None
+    """The newest; it stays that when a node goes, until it turns out that it cannot be loaded."""
+
+
+def hear(state: Checkpoint, said: Said) -> Checkpoint:
+    """A node says what it holds now."""
+    state = replace(state, said={**state.said, said.node_id: said})
+    newest = max((m for m, h in said.holdings.items() if h.ranks), default=None)
+    if newest is None or (state.whole is not None and newest <= state.whole.moment):
+        return state
+    for moment in sorted(said.holdings, reverse=True):
+        if state.whole is not None and moment <= state.whole.moment:
+            break
+        units = _whole(state, moment)
+        if units:
+            return replace(state, whole=Whole(moment=moment, units=units))
+    return state
+
+
+def forget(state: Checkpoint, node_id: NodeId, incarnation: Incarnation) -> Checkpoint:
+    """A life of a node is over, with all that it held, as far as anybody knows."""
+    said = state.said.get(node_id)
+    if said is None or said.incarnation != incarnation:
+        return state
+    return replace(state, said={k: v for k, v in state.said.items() if k != node_id})
+
+
+def orders(
+    state: Checkpoint, number: int, members: Iterable[NodeId], *, ending: bool = False
+) -> Orders:
+    """What follows from all that was said.
+
+    number, members: the standing round and its nodes, the one with rank 0 first. ending: the ranks
+    are stopping, so the newest that is whole goes to storage whether or not it was due.
+    """
+    restore, reason = _restore(state, number, list(members))
+    flush, commits = _storage(state, ending)
+    return Orders(whole=state.whole, flush=flush, commits=commits, restore=restore, reason=reason)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def _holdings(state: Checkpoint, moment: Moment) -> list[tuple[NodeId, Holding]]:
+    """The nodes that have something of a moment, in the order of their names."""
+    return [
+        (node_id, state.said[node_id].holdings[moment])
+        for node_id in sorted(state.said)
+        if moment in state.said[node_id].holdings
+    ]
+
+
+def _whole(state: Checkpoint, moment: Moment) -> int:
+    """How many units the whole state has, if every rank's image of it is there, or all that any
+    image held; else 0.
+    """
+    ranks: set[int] = set()
+    units: set[int] = set()
+    world, told = 0, 0
+    for _, holding in _holdings(state, moment):
+        ranks |= holding.ranks
+        units |= holding.units
+        world, told = holding.world_size, max(told, holding.all_units)
+    if world and ranks >= set(range(world)):
+        return len(units)
+    return told if told and len(units) >= told else 0
+
+
+# --- restore -------------------------------------------------------------------------------------
+
+
+def _restore(state: Checkpoint, number: int, members: list[NodeId]) -> tuple[Restore | None, str]:
+    """The same for every rank of a round, also once another master has begun to answer."""
+    asked = [state.said[m] for m in members if m in state.said and state.said[m].asks == number]
+    if not asked:
+        return None, ""
+    for said in state.said.values():
+        if said.answer is not None and said.answer.round == number:
+            return said.answer, ""
+    if len(asked) < len(members):
+        return None, f"{len(members) - len(asked)} nodes of round {number} have not asked yet"
+    wanted, stored = asked[0].wanted, asked[0].stored
+    held = {m for s in state.said.values() for m in s.holdings if wanted in (None, m.step)}
+    for moment in sorted(held, reverse=True):
+        if stored is not None and moment < stored:
+            break
+        if _whole(state, moment):
+            answer = Restore(round=number, moment=moment, from_memory=True)
+            return answer, f"round {number} goes on from step {moment.step}, in memory"
+    if stored is None:
+        return Restore(round=number, moment=None), f"round {number} begins anew"
+    answer = Restore(round=number, moment=stored)
+    return answer, f"round {number} goes on from step {stored.step}, on storage"
+
+
+# --- storage -------------------------------------------------------------------------------------
+
+
+def _storage(
+    state: Checkpoint, ending: bool
+) -> tuple[dict[NodeId, dict[Moment, frozenset[int]]], tuple[Commit, ...]]:
+    """Who writes what, and who writes a manifest since all of its shards are there."""
+    flush: dict[NodeId, dict[Moment, frozenset[int]]] = {}
+    commits: list[Commit] = []
+    for moment in _due(state, ending):
+        holdings = _holdings(state, moment)
+        durable = {rank: shard for _, h in holdings for rank, shard in h.durable.items()}
+        present = durable.keys() | {rank for _, h in holdings for rank in h.ranks}
+        world = set(range(max(h.world_size for _, h in holdings)))
+        if not world <= present:
+            continue
+        missing = world - durable.keys()
+        if not missing:
+            writer = next(node_id for node_id, h in holdings if h.durable)
+            commits.append(Commit(node_id=writer, moment=moment, shards=durable))
+        for node_id, holding in holdings:
+            if mine := missing & holding.ranks:
+                flush.setdefault(node_id, {})[moment] = frozenset(mine)
+                missing -= mine
+    return flush, tuple(commits)
+
+
+def _due(state: Checkpoint, ending: bool) -> list[Moment]:
+    """What is to be written and is not committed, the oldest first; only what every rank has of."""
+    due: set[Moment] = set()
+    newest = None
+    for said in state.said.values():
+        for moment, holding in said.holdings.items():
+            if holding.committed:
+                newest = moment if newest is None else max(newest, moment)
+            elif holding.persist:
+                due.add(moment)
+    whole = state.whole.moment if state.whole is not None else None
+    if ending and whole is not None:
+        due.add(whole)
+    return sorted(
+        moment
+        for moment in due
+        if whole is not None and moment <= whole and (newest is None or moment > newest)
+    )

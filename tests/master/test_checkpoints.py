@@ -1,0 +1,217 @@
+"""Which snapshot is whole, loaded, written, committed: by what nodes say, in any order."""
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.master.checkpoints import (
+    Checkpoint,
+    Holding,
+    Moment,
+    Orders,
+    Restore,
+    Said,
+    Shard,
+    Whole,
+    forget,
+    hear,
+    orders,
+)
+from elastic.master.events import Incarnation, NodeId
+
+A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
+LIFE = Incarnation(1)
+
+
+def holds(*ranks: int, of: int = 2, units: tuple[int, ...] | None = None, **more: Any) -> Holding:
+    """Images of these ranks, each a unit of its own unless told otherwise."""
+    return Holding(
+        world_size=of,
+        ranks=frozenset(ranks),
+        units=frozenset(ranks if units is None else units),
+        **more,
+    )
+
+
+def says(node_id: NodeId, holdings: dict[tuple[int, int], Holding], **more: Any) -> Said:
+    found = {Moment(*moment): holding for moment, holding in holdings.items()}
+    return Said(node_id=node_id, incarnation=LIFE, holdings=found, **more)
+
+
+def heard(*said: Said) -> Checkpoint:
+    state = Checkpoint()
+    for one in said:
+        state = hear(state, one)
+    return state
+
+
+def told(*said: Said, number: int = 1, members: tuple[NodeId, ...] = (A, B)) -> Orders:
+    return orders(heard(*said), number, members)
+
+
+def test_it_is_whole_once_every_rank_has_it() -> None:
+    assert heard(says(A, {(1, 5): holds(0)})).whole is None
+    both = heard(says(A, {(1, 5): holds(0)}), says(B, {(1, 5): holds(1)}))
+    assert both.whole == Whole(moment=Moment(1, 5), units=2)
+    ahead = hear(both, says(A, {(1, 5): holds(0), (1, 6): holds(0)}))
+    assert ahead.whole == both.whole
+
+
+def test_equal_images_are_one_unit() -> None:
+    state = heard(says(A, {(1, 5): holds(0, units=(7,))}), says(B, {(1, 5): holds(1, units=(7,))}))
+    assert state.whole == Whole(moment=Moment(1, 5), units=1)
+
+
+def test_a_round_later_is_newer_whatever_its_step() -> None:
+    state = heard(says(A, {(1, 9): holds(0, of=1), (2, 4): holds(0, of=1)}))
+    assert state.whole is not None
+    assert state.whole.moment == Moment(2, 4)
+
+
+# --- restore -------------------------------------------------------------------------------------
+
+
+def test_nobody_is_answered_before_all_have_asked() -> None:
+    first = says(A, {}, asks=1)
+    assert told(first).restore is None
+    assert "1 nodes of round 1 have not asked yet" in told(first).reason
+    assert told(first, says(B, {}, asks=1)).restore == Restore(round=1, moment=None)
+
+
+def test_memory_that_covers_the_state_is_loaded() -> None:
+    a = says(A, {(1, 5): holds(0)}, asks=2, stored=Moment(1, 4))
+    b = says(B, {(1, 5): holds(1)}, asks=2)
+    expected = Restore(round=2, moment=Moment(1, 5), from_memory=True)
+    assert told(a, b, number=2).restore == expected
+
+
+def test_a_lost_node_takes_its_images_with_it() -> None:
+    a = says(A, {(1, 5): holds(0, all_units=2)}, asks=2, stored=Moment(1, 4))
+    c = says(C, {}, asks=2)
+    assert told(a, c, number=2, members=(A, C)).restore == Restore(round=2, moment=Moment(1, 4))
+
+
+def test_equal_images_and_replicas_make_up_for_a_lost_node() -> None:
+    equal = says(A, {(1, 5): holds(0, units=(7,), all_units=1)}, asks=2)
+    replica = says(A, {(1, 5): holds(0, 1, all_units=2)}, asks=2)
+    for a in (equal, replica):
+        found = told(a, number=2, members=(A,)).restore
+        assert found == Restore(round=2, moment=Moment(1, 5), from_memory=True)
+
+
+def test_an_equal_image_is_trusted_only_where_a_master_has_counted_them() -> None:
+    a = says(A, {(1, 5): holds(0, units=(7,))}, asks=2)
+    assert told(a, number=2, members=(A,)).restore == Restore(round=2, moment=None)
+
+
+def test_storage_that_is_newer_than_memory_is_loaded() -> None:
+    a = says(A, {(1, 5): holds(0, of=1)}, asks=3, stored=Moment(2, 3))
+    assert told(a, number=3, members=(A,)).restore == Restore(round=3, moment=Moment(2, 3))
+
+
+def test_a_step_that_is_asked_for_is_the_one_that_is_loaded() -> None:
+    both = {(1, 5): holds(0, of=1), (1, 6): holds(0, of=1)}
+    five = told(says(A, both, asks=2, wanted=5), number=2, members=(A,)).restore
+    assert five == Restore(round=2, moment=Moment(1, 5), from_memory=True)
+    old = says(A, both, asks=2, wanted=2, stored=Moment(1, 2))
+    assert told(old, number=2, members=(A,)).restore == Restore(round=2, moment=Moment(1, 2))
+
+
+def test_an_answer_stays_the_same() -> None:
+    answer = Restore(round=2, moment=Moment(1, 4))
+    a = says(A, {(1, 5): holds(0)}, asks=2, answer=answer)
+    b = says(B, {(1, 5): holds(1)}, asks=2)
+    assert told(a, b, number=2).restore == answer
+
+
+# --- storage -------------------------------------------------------------------------------------
+
+FILE = Shard(bytes=10, digest=1)
+
+
+def test_only_what_is_whole_and_due_is_written() -> None:
+    a = says(A, {(1, 5): holds(0, persist=True), (1, 6): holds(0)})
+    assert told(a).flush == {}
+    b = says(B, {(1, 5): holds(1), (1, 6): holds(1)})
+    assert told(a, b).flush == {A: {Moment(1, 5): {0}}, B: {Moment(1, 5): {1}}}
+
+
+def test_a_commit_follows_the_last_shard_and_ends_it() -> None:
+    a = says(A, {(1, 5): holds(0, persist=True, durable={0: FILE})})
+    b = says(B, {(1, 5): holds(1, persist=True)})
+    assert told(a, b).commits == ()
+    assert told(a, b).flush == {B: {Moment(1, 5): {1}}}
+    done = says(B, {(1, 5): holds(1, persist=True, durable={1: FILE})})
+    (commit,) = told(a, done).commits
+    assert (commit.node_id, commit.moment) == (A, Moment(1, 5))
+    assert commit.shards == {0: FILE, 1: FILE}
+    written = says(A, {(1, 5): holds(0, persist=True, durable={0: FILE}, committed=True)})
+    assert told(written, done) == replace(told(written, done), commits=(), flush={})
+
+
+def test_a_replica_is_written_for_a_node_that_is_gone() -> None:
+    a = says(A, {(1, 5): holds(0, 1, persist=True)})
+    b = says(B, {(1, 5): holds(1, persist=True)})
+    state = forget(heard(a, b), B, LIFE)
+    assert orders(state, 1, (A,)).flush == {A: {Moment(1, 5): {0, 1}}}
+
+
+def test_a_step_that_lost_a_shard_is_not_written() -> None:
+    a = says(A, {(1, 5): holds(0, persist=True), (1, 6): holds(0)})
+    b = says(B, {(1, 5): holds(1, persist=True), (1, 6): holds(1)})
+    later = hear(heard(a, b), says(B, {(1, 6): holds(1)}))
+    assert orders(later, 1, (A, B)).flush == {}
+
+
+def test_at_the_end_the_newest_is_written_though_it_was_not_due() -> None:
+    state = heard(says(A, {(1, 5): holds(0)}), says(B, {(1, 5): holds(1)}))
+    assert orders(state, 1, (A, B)).flush == {}
+    assert orders(state, 1, (A, B), ending=True).flush.keys() == {A, B}
+
+
+# --- a job, at random ----------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_what_is_loaded_from_memory_is_there(data: st.DataObject) -> None:
+    """Three nodes of one rank save, are replicated, forget, are lost, in any order; whatever a round
+    is told to load from memory, the images of it that are there are all that it had."""
+    nodes = (A, B, C)
+    held: dict[NodeId, dict[Moment, set[int]]] = {node: {} for node in nodes}
+    state = Checkpoint()
+    whole: set[Moment] = set()
+    step = 0
+    for _ in range(data.draw(st.integers(1, 25))):
+        rank = data.draw(st.integers(0, 2))
+        node = nodes[rank]
+        match data.draw(st.sampled_from(["save", "replicate", "drop", "lose"])):
+            case "save":
+                step = data.draw(st.integers(step, step + 1))
+                held[node].setdefault(Moment(1, step), set()).add(rank)
+            case "replicate":
+                for moment, ranks in held[node].items():
+                    if rank in ranks:
+                        held[nodes[rank - 1]].setdefault(moment, set()).add(rank)
+            case "drop":
+                keep = state.whole.moment if state.whole else None
+                held[node] = {m: r for m, r in held[node].items() if keep is None or m >= keep}
+            case "lose":
+                held[node] = {}
+                state = forget(state, node, LIFE)
+                continue
+        count = state.whole.units if state.whole else 0
+        at = state.whole.moment if state.whole else None
+        holdings = {
+            (m.round, m.step): holds(*r, of=3, all_units=count if m == at else 0)
+            for m, r in held[node].items()
+        }
+        state = hear(state, says(node, holdings, asks=2))
+        if state.whole is not None and state.whole.moment not in whole:
+            there = {r for n in state.said for r in held[n].get(state.whole.moment, ())}
+            assert there == {0, 1, 2}
+            whole.add(state.whole.moment)
+        answer = orders(state, 2, tuple(state.said)).restore
+        if answer is not None and answer.moment is not None:
+            assert {r for n in state.said for r in held[n].get(answer.moment, ())} == {0, 1, 2}
