@@ -18,10 +18,12 @@ from elastic.agent.outcome import Outcome
 from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.retiring import Retiring, time_left
 from elastic.agent.settings import AgentSettings
+from elastic.agent.snapshots import Snapshots
 from elastic.agent.spares import Spares
 from elastic.agent.starters import Starters
 from elastic.agent.stores import Stores
 from elastic.agent.uplink import Uplink
+from elastic.agent.vault import Vault
 from elastic.proto import knock, link, version
 from elastic.proto import master_pb2 as pb
 from elastic.proto.deaf import deafen
@@ -34,7 +36,7 @@ log = logging.getLogger(__name__)
 class Agent:
     """One life of a node's agent. Everything runs on one event loop."""
 
-    def __init__(self, settings: AgentSettings, knock_socket: socket.socket) -> None:
+    def __init__(self, settings: AgentSettings, knock_socket: socket.socket, vault: Vault) -> None:
         self._settings = settings
         self._guardian = os.getppid()
         self._incarnation = int.from_bytes(os.urandom(7), "big") | 1
@@ -44,6 +46,9 @@ class Agent:
         self._stores = Stores(settings, self._starters, self._store_lost, self._spare_changed)
         self._uplink = Uplink(settings.master, settings.security, self._hello, self._heard)
         self._log_reads = LogReads(settings.logs.run_dir, self._uplink, self._spawn)
+        self._snapshots = Snapshots(
+            vault, lambda told: self._uplink.send(pb.FromAgent(snapshots=told))
+        )
         self._ranks: Ranks | None = None
         self._retiring = Retiring(
             self._spawn,
@@ -157,6 +162,7 @@ class Agent:
             node_rank=settings.node_rank,
             report=self._outcome.report,
             spare_store=self._stores.address,
+            snapshots=self._snapshots.statements(),
         )
 
     def _heard(self, message: pb.ToAgent) -> None:
@@ -169,6 +175,8 @@ class Agent:
                 self._ordered.set()
         elif message.HasField("read_log"):
             self._log_reads.take(message.read_log)
+        elif message.HasField("snapshots"):
+            self._snapshots.obey(message.snapshots)
 
     async def _obey(self) -> pb.Directive:
         """Make the node do what the newest directive says; returns it once it says exit."""
@@ -289,6 +297,9 @@ class Agent:
         elif isinstance(message, link.FirstStep):
             self._stepped = True
             self._send_heartbeat()
+        elif isinstance(message, link.KeeperAsked):
+            if (end := rank.passed()) is not None:
+                self._snapshots.open(end, ranks.round)
         elif isinstance(message, link.UnitAsked):
             self._unit = message.ranks
             unit = pb.UnitDeclared(round=ranks.round, unit=message.ranks)
@@ -415,12 +426,12 @@ class Agent:
         return 1
 
 
-def main(settings: AgentSettings, knock_socket: socket.socket) -> int:
+def main(settings: AgentSettings, knock_socket: socket.socket, vault: Vault) -> int:
     """Run an agent; returns the exit code of the launcher."""
     lift_open_files()  # several for each rank; a store holds one for each of the world
 
     async def run() -> int:
-        return await Agent(settings, knock_socket).run()
+        return await Agent(settings, knock_socket, vault).run()
 
     try:
         return asyncio.run(run())

@@ -53,6 +53,20 @@ def end(path: Path | None) -> bool:
     return not path.exists()
 
 
+def limits() -> list[tuple[int, int]]:
+    """Bytes that each cgroup above us may have, and has less what the kernel can drop; of version 2."""
+    own = _own()
+    found = []
+    for folder in () if own is None else (own, *own.parents):
+        with contextlib.suppress(OSError, ValueError):
+            most = int((folder / "memory.max").read_text())  # "max" is no number
+            stat = (folder / "memory.stat").read_text()
+            cache = re.search(r"^inactive_file (\d+)", stat, re.MULTILINE)
+            used = int((folder / "memory.current").read_text())
+            found.append((most, used - (int(cache[1]) if cache else 0)))
+    return found
+
+
 def _own() -> Path | None:
     """Our cgroup's folder in the version 2 hierarchy."""
     with contextlib.suppress(OSError):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic.agent import cgroup, children, prctl
+from elastic.agent.vault import Vault
 from elastic.proto.exit_code import CRASHED
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Guardian:
         self,
         agent: Callable[[], int],
         master: Callable[[], int] | None,
+        vault: Vault,
         cgroup_path: Path | None = None,
         patience: float = 60.0,
     ) -> None:
@@ -58,6 +60,7 @@ class Guardian:
         """Seconds after a signal until what has not ended is killed."""
         self._deadline: float | None = None
         self._cgroup = cgroup_path
+        self._vault = vault
         self._agent = _Child("agent", agent)
         self._master = None if master is None else _Child("master", master)
         self._wake, self._waker = socket.socketpair()
@@ -157,7 +160,9 @@ class Guardian:
 
     def _sleep(self, timeout: float | None) -> None:
         """Until a signal comes, or a child has ended; `_wait` deals with what came."""
-        select.select([self._wake], [], [], timeout)
+        kept = self._vault.fileno()
+        if kept in select.select([self._wake.fileno(), kept], [], [], timeout)[0]:
+            self._vault.take()
         with contextlib.suppress(BlockingIOError):
             self._received += self._wake.recv(4096)
 
@@ -189,6 +194,7 @@ class Guardian:
     def _ended(self, child: _Child, code: int) -> None:
         if child is self._agent:
             self._sweep(last=False)
+            self._vault.take()  # what it passed on last, its next life begins with
             self._hear()  # a signal that came meanwhile decides whether there is another life
         if 0 <= code != CRASHED:
             child.code = code

@@ -57,13 +57,13 @@ class Attachment:
             return None
         return socket.socket(fileno=os.dup(self._link))
 
-    def send(self, message: "Message") -> bool:
-        """Tell the agent, and say whether that went well."""
+    def send(self, message: "Message", fds: "Sequence[int]" = ()) -> bool:
+        """Tell the agent, with descriptors for it, and say whether that went well."""
         with contextlib.suppress(OSError):
             link = self.open_link()
             if link is not None:
                 with link:
-                    if _send(link, message):
+                    if _send(link, message, fds):
                         return True
         self._link = None  # half a line may be on it
         return False
@@ -133,7 +133,7 @@ def _inherited_link() -> int | None:
     return None
 
 
-def _send(link: "socket.socket", message: "Message") -> bool:
+def _send(link: "socket.socket", message: "Message", fds: "Sequence[int]") -> bool:
     """Send one message within `SEND_TIMEOUT`; whether all of it went."""
     import socket
     from time import monotonic
@@ -149,7 +149,8 @@ def _send(link: "socket.socket", message: "Message") -> bool:
     try:
         while rest:
             link.settimeout(max(0.001, deadline - monotonic()))
-            rest = rest[link.send(rest, socket.MSG_NOSIGNAL) :]
+            sent = socket.send_fds(link, [rest], list(fds), socket.MSG_NOSIGNAL)
+            rest, fds = rest[sent:], ()
     except OSError:
         return False
     return True

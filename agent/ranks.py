@@ -46,6 +46,8 @@ class Rank:
         self.ended: asyncio.Future[int] | None = None
         self.page: mmap.mmap | None = None
         self._link: socket.socket | None = None
+        self._passed: list[int] = []
+        """Descriptors that came over the link and are nobody's yet."""
         self._parser = link.Parser()
 
     def open(self, seen: MessageSeen) -> dict[str, int]:
@@ -61,7 +63,8 @@ class Rank:
     def _readable(self, seen: MessageSeen) -> None:
         assert self._link is not None
         try:
-            data = self._link.recv(1 << 16)
+            data, fds, _, _ = socket.recv_fds(self._link, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
+            self._passed += fds
         except BlockingIOError:
             return
         except ConnectionError:
@@ -76,6 +79,10 @@ class Rank:
             if isinstance(message, link.ErrorNote):
                 self.error = message
             seen(self, message)
+
+    def passed(self) -> socket.socket | None:
+        """The socket that came with a message."""
+        return socket.socket(fileno=self._passed.pop(0)) if self._passed else None
 
     def answer(self, message: link.Message) -> None:
         with contextlib.suppress(OSError):
@@ -92,6 +99,8 @@ class Rank:
             asyncio.get_running_loop().remove_reader(self._link)
             self._link.close()
             self._link = None
+        while self._passed:
+            os.close(self._passed.pop())
 
     def close(self) -> None:
         self._close_link()

@@ -26,6 +26,7 @@ from elastic.agent.guardian import Guardian
 from elastic.agent.numa import gpu_nodes
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.slots import resolve_slots
+from elastic.agent.vault import Vault
 from elastic.console import ConsoleHandler
 from elastic.listeners import Reservation, join, knock_socket, reserve
 from elastic.master.state import DRAINED
@@ -136,9 +137,11 @@ def _guardian(
         listen = reservation.listen_address(settings.master)
         launch = secrets.token_hex(16)
         master = partial(_master_main, options, settings, listen, run_dir, launch)
+    vault = Vault()
     return Guardian(
-        partial(_agent_main, settings, knock),
+        partial(_agent_main, settings, knock, vault),
         master,
+        vault,
         cgroup.create(),
         patience=max(options.shutdown_timeout, options.drain_timeout) + 30.0,
     )
@@ -154,12 +157,12 @@ def _in_background() -> None:
     configure_grpc()
 
 
-def _agent_main(settings: AgentSettings, knock: socket.socket) -> int:
+def _agent_main(settings: AgentSettings, knock: socket.socket, vault: Vault) -> int:
     _in_background()
     from elastic.agent import agent, tee  # after the fork: grpc has threads
 
     try:
-        return agent.main(settings, knock)
+        return agent.main(settings, knock, vault)
     finally:
         tee.finish()
 

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from elastic.agent import hook
 from elastic.proto import env
 from elastic.proto.errors import LinkError, UsageError
-from elastic.proto.link import LINE_LIMIT, FirstStep, Parser, UnitAnswered, UnitAsked
+from elastic.proto.link import (
+    LINE_LIMIT,
+    FirstStep,
+    KeeperAsked,
+    Parser,
+    UnitAnswered,
+    UnitAsked,
+)
 
 ANSWER_TIMEOUT = 60.0
 """Seconds that the agent has to answer."""
@@ -94,6 +101,22 @@ def declare_rank_unit(ranks: int) -> None:
         answer = _wait_for_answer(link)
     if answer.reason:
         raise UsageError(answer.reason)
+
+
+def open_keeper() -> socket.socket | None:
+    """A connection to what keeps this rank's snapshots (`proto/keeper.py`); None outside `elastic-run`.
+
+    Raises `LinkError` where the agent does not take it.
+    """
+    attachment = hook.attach()
+    if attachment is None:
+        return None
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        if attachment.send(KeeperAsked(), (theirs.fileno(),)):
+            return ours
+    ours.close()
+    raise LinkError("the agent did not take this rank's checkpointer")
 
 
 def _wait_for_answer(link: socket.socket) -> UnitAnswered:

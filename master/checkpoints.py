@@ -5,7 +5,7 @@ a master that starts again is told again, and comes to the same orders. What mus
 all at once, the commit, is a file on storage.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -114,18 +114,24 @@ class Checkpoint:
     said: Mapping[NodeId, Said] = field(default_factory=dict[NodeId, Said])
     whole: Whole | None = None
     """The newest; it stays that when a node goes, until it turns out that it cannot be loaded."""
+    images: Mapping[Moment, int] = field(default_factory=dict[Moment, int])
+    """How many there are of each, replicas included."""
+    asking: Mapping[int, int] = field(default_factory=dict[int, int])
+    """How many nodes ask for each round."""
+    restore: "Restore | None" = None
+    """The last answer."""
 
 
 def hear(state: Checkpoint, said: Said) -> Checkpoint:
     """A node says what it holds now."""
+    state = _count(state, state.said.get(said.node_id), said)
     state = replace(state, said={**state.said, said.node_id: said})
-    newest = max((m for m, h in said.holdings.items() if h.ranks), default=None)
-    if newest is None or (state.whole is not None and newest <= state.whole.moment):
-        return state
     for moment in sorted(said.holdings, reverse=True):
         if state.whole is not None and moment <= state.whole.moment:
             break
-        units = _whole(state, moment)
+        holding = said.holdings[moment]
+        enough = state.images.get(moment, 0) >= holding.world_size or holding.all_units
+        units = _whole(state, moment) if enough else 0
         if units:
             return replace(state, whole=Whole(moment=moment, units=units))
     return state
@@ -136,20 +142,42 @@ def forget(state: Checkpoint, node_id: NodeId, incarnation: Incarnation) -> Chec
     said = state.said.get(node_id)
     if said is None or said.incarnation != incarnation:
         return state
+    state = _count(state, said, None)
     return replace(state, said={k: v for k, v in state.said.items() if k != node_id})
 
 
-def orders(
-    state: Checkpoint, number: int, members: Iterable[NodeId], *, ending: bool = False
-) -> Orders:
+def _count(state: Checkpoint, before: Said | None, after: Said | None) -> Checkpoint:
+    """What is told by thousands is counted as it comes, not each time anew."""
+    images, asking = dict(state.images), dict(state.asking)
+    for said, sign in ((before, -1), (after, 1)):
+        if said is None:
+            continue
+        for moment, holding in said.holdings.items():
+            images[moment] = images.get(moment, 0) + sign * len(holding.ranks)
+        if said.asks:
+            asking[said.asks] = asking.get(said.asks, 0) + sign
+    return replace(
+        state,
+        images={moment: count for moment, count in images.items() if count},
+        asking={number: count for number, count in asking.items() if count},
+    )
+
+
+def decide(
+    state: Checkpoint, number: int, members: Sequence[NodeId], *, ending: bool = False
+) -> tuple[Checkpoint, Orders]:
     """What follows from all that was said.
 
     number, members: the standing round and its nodes, the one with rank 0 first. ending: the ranks
     are stopping, so the newest that is whole goes to storage whether or not it was due.
     """
-    restore, reason = _restore(state, number, list(members))
+    restore, reason = _restore(state, number, members)
     flush, commits = _storage(state, ending)
-    return Orders(whole=state.whole, flush=flush, commits=commits, restore=restore, reason=reason)
+    if restore is not None:
+        state = replace(state, restore=restore)
+    return state, Orders(
+        whole=state.whole, flush=flush, commits=commits, restore=restore, reason=reason
+    )
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -183,16 +211,22 @@ def _whole(state: Checkpoint, moment: Moment) -> int:
 # --- restore -------------------------------------------------------------------------------------
 
 
-def _restore(state: Checkpoint, number: int, members: list[NodeId]) -> tuple[Restore | None, str]:
+def _restore(
+    state: Checkpoint, number: int, members: Sequence[NodeId]
+) -> tuple[Restore | None, str]:
     """The same for every rank of a round, also once another master has begun to answer."""
-    asked = [state.said[m] for m in members if m in state.said and state.said[m].asks == number]
-    if not asked:
-        return None, ""
+    if state.restore is not None and state.restore.round == number:
+        return state.restore, ""
+    asking = state.asking.get(number, 0)
+    if not members or asking < len(members):
+        away = len(members) - asking
+        return None, f"{away} nodes of round {number} have not asked yet" if asking else ""
     for said in state.said.values():
         if said.answer is not None and said.answer.round == number:
             return said.answer, ""
+    asked = [state.said[m] for m in members if m in state.said and state.said[m].asks == number]
     if len(asked) < len(members):
-        return None, f"{len(members) - len(asked)} nodes of round {number} have not asked yet"
+        return None, f"round {number} is asked for by nodes that are not in it"
     wanted, stored = asked[0].wanted, asked[0].stored
     held = {m for s in state.said.values() for m in s.holdings if wanted in (None, m.step)}
     for moment in sorted(held, reverse=True):

@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from elastic.master import codec
 from elastic.master.events import Event
 from elastic.master.state import Job
-from elastic.proto import version
-from elastic.proto.errors import JournalError, JournalFull, ProtocolMismatch
+from elastic.proto import codec, version
+from elastic.proto.errors import CodecError, JournalError, JournalFull, ProtocolMismatch
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +174,7 @@ class Journal:
             for number, at, job_at, body, checksum in rows:
                 self._verify(f"entry {number}", checksum, at, job_at, body)
                 entries.append(Entry(wall=at, job=job_at, event=codec.loads(Event, body)))
-        except (sqlite3.Error, JournalError) as error:
+        except (sqlite3.Error, CodecError) as error:
             raise _explain(self.path, error) from error
         self._since_snapshot = len(entries)
         return job, wall, job_time, entries

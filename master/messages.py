@@ -1,6 +1,7 @@
 """Between protobuf messages and the master's own dataclasses; texts are bounded here."""
 
 from elastic.master import events as ev
+from elastic.master.checkpoints import Holding, Moment, Orders, Restore, Said
 from elastic.master.directive import Directive
 from elastic.master.events import Failed, Incarnation, NodeId, NodePhase
 from elastic.master.journal import Note
@@ -96,3 +97,59 @@ def directive(order: Directive, epoch: int) -> pb.ToAgent:
             reason=order.reason,
         )
     )
+
+
+# --- snapshots -----------------------------------------------------------------------------------
+
+MOST_HOLDINGS = 256
+"""Moments that one node has something of."""
+
+
+def said(message: pb.Snapshots, node_id: NodeId, incarnation: Incarnation) -> Said:
+    return Said(
+        node_id=node_id,
+        incarnation=incarnation,
+        holdings={moment(h.moment): _holding(h) for h in message.holdings[:MOST_HOLDINGS]},
+        asks=message.asks,
+        wanted=message.wanted if message.HasField("wanted") else None,
+        answer=_restore(message.answer) if message.HasField("answer") else None,
+    )
+
+
+def moment(message: pb.Moment) -> Moment:
+    return Moment(round=message.round, step=message.step)
+
+
+def _holding(message: pb.Holding) -> Holding:
+    return Holding(
+        world_size=message.world_size,
+        ranks=frozenset(message.ranks),
+        units=frozenset(message.units),
+        all_units=message.all_units,
+        persist=message.persist,
+    )
+
+
+def _restore(message: pb.Restore) -> Restore:
+    return Restore(
+        round=message.round,
+        moment=moment(message.moment) if message.HasField("moment") else None,
+        from_memory=message.from_memory,
+    )
+
+
+def snapshot_orders(checkpoint: str, orders: Orders) -> pb.SnapshotOrders:
+    told = pb.SnapshotOrders(checkpoint=checkpoint)
+    if orders.whole is not None:
+        told.whole.CopyFrom(_moment(orders.whole.moment))
+        told.all_units = orders.whole.units
+    if orders.restore is not None:
+        restore = orders.restore
+        told.restore.round, told.restore.from_memory = restore.round, restore.from_memory
+        if restore.moment is not None:
+            told.restore.moment.CopyFrom(_moment(restore.moment))
+    return told
+
+
+def _moment(at: Moment) -> pb.Moment:
+    return pb.Moment(round=at.round, step=at.step)

@@ -19,6 +19,7 @@ from elastic.master.log_relay import LogRelay
 from elastic.master.nodes import Node, NodeState
 from elastic.master.session import Session
 from elastic.master.shell import Shell
+from elastic.master.snapshots import Snapshots
 from elastic.master.state import is_stale
 from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc, version
@@ -47,6 +48,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         """Messages that a fence dropped, of a life or a round that is over, since this master began."""
         self._shell = shell
         self._run_id = run_id
+        self._snapshots = Snapshots(shell, self.sessions)
         self._news = Gathering(shell.fold)
         self._places = orders.places(None)
         self._placed: tuple[int, bool] = (0, False)
@@ -87,6 +89,7 @@ class Streams(master_pb2_grpc.MasterServicer):
                 if self.over.is_set() and not session.left:  # it may not have heard
                     self._away[session.node_id] = self._back_by()
                 gone = (session.node_id, session.incarnation)
+                self._snapshots.gone(*gone)
                 self._news.add(session.node_id, ev.Detached((gone,)))
 
     @functools.cached_property
@@ -158,6 +161,8 @@ class Streams(master_pb2_grpc.MasterServicer):
             old.close()
         session.push(self._welcome)
         self._news.add(session.node_id, ev.Attached((messages.attachment(hello),)))
+        for told in hello.snapshots:
+            self._snapshots.hear(session, told)
         if len(self._shell.job.nodes) + self._news.arriving == self._shell.policy.max_nodes:
             asyncio.get_running_loop().call_soon(self._news.flush)
         return session
@@ -199,6 +204,8 @@ class Streams(master_pb2_grpc.MasterServicer):
             left = ev.Left(node_id, incarnation, reason)
             drain = ev.DrainAsked(node_id, reason)
             self._fold(session, drain if message.leaving.drain else left)
+        elif kind == "snapshots":
+            self._snapshots.hear(session, message.snapshots)
         elif kind == "log":
             self.logs.take(session, message.log)
 

@@ -3,6 +3,7 @@
 ElasticError
 ├── UsageError            the command line or the environment asks for something impossible (exit 2)
 ├── ProtocolMismatch      the other side speaks a version too far from ours
+├── CodecError            text that is no value of the type that was expected
 ├── LinkError             bytes on a rank's link that are no message
 ├── PageError             bytes that are no progress page
 ├── SlotError             a snapshot slot that is empty, torn or damaged, or does not fit
@@ -29,6 +30,10 @@ class UsageError(ElasticError):
 
 class ProtocolMismatch(ElasticError):
     """The other side speaks a version too far from ours."""
+
+
+class CodecError(ElasticError):
+    """Text is no value of the type that was expected."""
 
 
 class LinkError(ElasticError):

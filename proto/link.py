@@ -7,6 +7,7 @@
 |               | step: 1                                      | after the first optimizer step          |
 |               | error: {type, message, frame, traceback}     | an exception that ends the script       |
 |               | unit: n                                      | the script needs a multiple of n ranks  |
+|               | keeper: 1, and a socket                      | a checkpointer asks for `keeper.py`     |
 | agent to rank | unit: "ok" or the reason why not             | the answer                              |
 
 The version is in every line, since more than one process may write to a link (a launcher script and
@@ -83,7 +84,12 @@ class UnitAnswered:
     reason: str
 
 
-Message = TorchNote | ModulesNote | FirstStep | ErrorNote | UnitAsked | UnitAnswered
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperAsked:
+    """A checkpointer wants a keeper at the other end of the socket that comes with this."""
+
+
+Message = TorchNote | ModulesNote | FirstStep | ErrorNote | UnitAsked | UnitAnswered | KeeperAsked
 
 
 def encode(message: Message) -> bytes:
@@ -109,6 +115,8 @@ def encode(message: Message) -> bytes:
             fields["unit"] = message.ranks
         case UnitAnswered():
             fields["unit"] = message.reason or "ok"
+        case KeeperAsked():
+            fields["keeper"] = 1
     line = json.dumps(fields, separators=(",", ":")).encode() + b"\n"
     if len(line) > LINE_LIMIT:
         raise LinkError(f"a message of {len(line)} bytes is too long for the link")
@@ -239,6 +247,7 @@ _BUILDERS: tuple[tuple[str, Callable[[dict[str, Any]], Message | None]], ...] = 
     ("step", _step),
     ("error", _error),
     ("unit", _unit),
+    ("keeper", lambda fields: KeeperAsked()),
 )
 
 

@@ -15,7 +15,7 @@ class Version(_message.Message):
     def __init__(self, major: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "heartbeat", "report", "spare_store", "unit", "leaving", "log")
+    __slots__ = ("hello", "heartbeat", "report", "spare_store", "unit", "leaving", "log", "snapshots")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class FromAgent(_message.Message):
     UNIT_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     report: NodeReport
@@ -30,20 +31,23 @@ class FromAgent(_message.Message):
     unit: UnitDeclared
     leaving: Leaving
     log: LogChunk
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[_Union[SpareStore, _Mapping]] = ..., unit: _Optional[_Union[UnitDeclared, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ...) -> None: ...
+    snapshots: Snapshots
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[_Union[SpareStore, _Mapping]] = ..., unit: _Optional[_Union[UnitDeclared, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ...) -> None: ...
 
 class ToAgent(_message.Message):
-    __slots__ = ("welcome", "directive", "read_log")
+    __slots__ = ("welcome", "directive", "read_log", "snapshots")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
     READ_LOG_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     directive: Directive
     read_log: ReadLogRequest
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., read_log: _Optional[_Union[ReadLogRequest, _Mapping]] = ...) -> None: ...
+    snapshots: SnapshotOrders
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., read_log: _Optional[_Union[ReadLogRequest, _Mapping]] = ..., snapshots: _Optional[_Union[SnapshotOrders, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "run_id", "job_uid", "epoch", "node_id", "incarnation", "slots", "host", "knock_address", "role", "labels", "node_rank", "report", "spare_store")
+    __slots__ = ("version", "run_id", "job_uid", "epoch", "node_id", "incarnation", "slots", "host", "knock_address", "role", "labels", "node_rank", "report", "spare_store", "snapshots")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +69,7 @@ class Hello(_message.Message):
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     SPARE_STORE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     version: Version
     run_id: str
     job_uid: str
@@ -79,7 +84,8 @@ class Hello(_message.Message):
     node_rank: int
     report: NodeReport
     spare_store: str
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., run_id: _Optional[str] = ..., job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., slots: _Optional[int] = ..., host: _Optional[str] = ..., knock_address: _Optional[str] = ..., role: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., node_rank: _Optional[int] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[str] = ...) -> None: ...
+    snapshots: _containers.RepeatedCompositeFieldContainer[Snapshots]
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., run_id: _Optional[str] = ..., job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., slots: _Optional[int] = ..., host: _Optional[str] = ..., knock_address: _Optional[str] = ..., role: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., node_rank: _Optional[int] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[Snapshots, _Mapping]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("version", "job_uid", "epoch", "heartbeat_interval")
@@ -240,6 +246,66 @@ class Leaving(_message.Message):
     reason: str
     drain: bool
     def __init__(self, reason: _Optional[str] = ..., drain: bool = ...) -> None: ...
+
+class Moment(_message.Message):
+    __slots__ = ("round", "step")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    step: int
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Snapshots(_message.Message):
+    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    holdings: _containers.RepeatedCompositeFieldContainer[Holding]
+    asks: int
+    wanted: int
+    answer: Restore
+    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ...) -> None: ...
+
+class Holding(_message.Message):
+    __slots__ = ("moment", "world_size", "ranks", "units", "all_units", "persist")
+    MOMENT_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    ALL_UNITS_FIELD_NUMBER: _ClassVar[int]
+    PERSIST_FIELD_NUMBER: _ClassVar[int]
+    moment: Moment
+    world_size: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    units: _containers.RepeatedScalarFieldContainer[int]
+    all_units: int
+    persist: bool
+    def __init__(self, moment: _Optional[_Union[Moment, _Mapping]] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., units: _Optional[_Iterable[int]] = ..., all_units: _Optional[int] = ..., persist: bool = ...) -> None: ...
+
+class Restore(_message.Message):
+    __slots__ = ("round", "moment", "from_memory")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MOMENT_FIELD_NUMBER: _ClassVar[int]
+    FROM_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    moment: Moment
+    from_memory: bool
+    def __init__(self, round: _Optional[int] = ..., moment: _Optional[_Union[Moment, _Mapping]] = ..., from_memory: bool = ...) -> None: ...
+
+class SnapshotOrders(_message.Message):
+    __slots__ = ("checkpoint", "whole", "all_units", "restore")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    ALL_UNITS_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    whole: Moment
+    all_units: int
+    restore: Restore
+    def __init__(self, checkpoint: _Optional[str] = ..., whole: _Optional[_Union[Moment, _Mapping]] = ..., all_units: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

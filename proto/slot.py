@@ -17,10 +17,15 @@ All numbers are native (one host, one byte order). Version 1.0:
 |     48 |    4 | uint32 | rank        | global, of the writer                                     |
 |     52 |    4 | uint32 | world_size  | of that round                                             |
 |     56 |    8 | uint64 | image_bytes | the table of checksums, its last bytes, included          |
-|     64 |    8 | uint64 | digest      | xxh3 of bytes 8 to 16, 24 to 64, the job, the table       |
-|     72 |  184 |        |             | reserved, zero                                            |
+|     64 |    4 | uint32 | flags       | 1: to be written to storage                               |
+|     68 |    4 | uint32 | units       | how many there are at 512, up to 256                      |
+|     72 |    8 | uint64 | digest      | xxh3 of bytes 8 to 16, 24 to 72, job, units and table     |
+|     80 |    8 | uint64 | all_units   | of the whole job's state; the keeper writes it, 0 before  |
+|     88 |  168 |        |             | reserved, zero                                            |
 |    256 |  128 | bytes  | job         | UTF-8, filled up with zeros                               |
-|    384 | 3712 |        |             | reserved, zero                                            |
+|    384 |  128 |        |             | reserved, zero                                            |
+|    512 | 2048 | uint64 | units       | digests of what the image holds: equal ones, equal bytes  |
+|   2560 | 1536 |        |             | reserved, zero                                            |
 |   4096 |      | bytes  | image       |                                                           |
 
 **Who may touch it.** A writer holds an exclusive lock on the memfd, a reader a shared one, each on an
@@ -43,11 +48,14 @@ from elastic.proto.sums import Chunk
 MAGIC = b"ELASTICS"
 PAGE = 4096
 JOB_BYTES = 128
+MOST_UNITS = 256
 
 _VERSION = struct.Struct("=HHI")  # at 8
-_STAMP = struct.Struct("=QqqIIQ")  # at 24: generation to image_bytes
+_STAMP = struct.Struct("=QqqIIQII")  # at 24: generation to units
 _WORD = struct.Struct("=Q")
-_COMMIT, _STAMP_AT, _DIGEST, _JOB = 16, 24, 64, 256
+_COMMIT, _STAMP_AT, _UNIT_COUNT, _DIGEST, _ALL_UNITS = 16, 24, 68, 72, 80
+_JOB, _UNITS = 256, 512
+_PERSIST = 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock, with 64-bit offsets
 
@@ -62,6 +70,8 @@ class Stamp:
     rank: int
     world_size: int
     generation: int
+    persist: bool = False
+    """It is to be written to storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +81,10 @@ class Snapshot:
     stamp: Stamp
     image: memoryview
     chunks: tuple[Chunk, ...]
+    units: tuple[int, ...]
+    """Digests of what the image holds, up to `MOST_UNITS`; whoever holds the same has the same."""
+    all_units: int
+    """How many different units the whole job's state has; 0: not known to be whole."""
 
 
 def create(size: int) -> int:
@@ -108,7 +122,7 @@ class Writing:
     """A snapshot that is being written: nobody takes it for one until `commit`.
 
     `slot` is all of the memfd, mapped for writing, and claimed. What it held is gone from here on.
-    Raises `SlotError` where the image does not fit, or the job's name does not.
+    Raises `SlotError` where the image or the job's name does not fit.
     """
 
     def __init__(self, slot: memoryview, stamp: Stamp, image_bytes: int, chunks: int) -> None:
@@ -128,15 +142,21 @@ class Writing:
         _VERSION.pack_into(slot, 8, *version.SLOT, chunks)
         _STAMP.pack_into(
             slot, _STAMP_AT, stamp.generation, stamp.step, stamp.round, stamp.rank,
-            stamp.world_size, image_bytes,
+            stamp.world_size, image_bytes, _PERSIST * stamp.persist, 0,
         )  # fmt: skip
+        self._words[_ALL_UNITS // 8] = 0
         slot[_JOB : _JOB + JOB_BYTES] = job.ljust(JOB_BYTES, b"\0")
         self.image = slot[PAGE : PAGE + image_bytes]
 
-    def commit(self, chunks: Sequence[Chunk]) -> None:
-        """The image is whole but for its table, of these chunks."""
+    def commit(self, chunks: Sequence[Chunk], units: Sequence[int]) -> None:
+        """The image is whole but for its table, of these chunks. Raises `SlotError` where they are
+        not as many as announced, or there are too many units."""
         if len(chunks) != self._count:
             raise SlotError(f"{self._count} chunks were announced, {len(chunks)} came")
+        if len(units) > MOST_UNITS:
+            raise SlotError(f"a slot has up to {MOST_UNITS} units, not {len(units)}")
+        struct.pack_into("=I", self._slot, _UNIT_COUNT, len(units))
+        struct.pack_into(f"={len(units)}Q", self._slot, _UNITS, *units)
         table = sums.pack(chunks)
         at = len(self.image) - len(table)
         self.image[at:] = table
@@ -154,10 +174,12 @@ def read(slot: memoryview) -> Snapshot:
     major, minor, count = _VERSION.unpack_from(slot, 8)
     version.check("the slot", version.Version(major, minor), version.SLOT)
     (commit,) = _WORD.unpack_from(slot, _COMMIT)
-    generation, step, round_, rank, world_size, length = _STAMP.unpack_from(slot, _STAMP_AT)
+    generation, step, round_, rank, world_size, length, flags, units = _STAMP.unpack_from(
+        slot, _STAMP_AT
+    )
     if not generation or commit != generation:
         raise SlotError(f"the snapshot of step {step} was not finished")
-    if not sums.ENTRY * count <= length <= len(slot) - PAGE:
+    if not sums.ENTRY * count <= length <= len(slot) - PAGE or units > MOST_UNITS:
         raise SlotError("the slot's header is damaged: its sizes make no sense")
     image = slot[PAGE : PAGE + length]
     table = image[length - sums.ENTRY * count :]
@@ -170,13 +192,31 @@ def read(slot: memoryview) -> Snapshot:
         rank=rank,
         world_size=world_size,
         generation=generation,
+        persist=bool(flags & _PERSIST),
     )
-    return Snapshot(stamp=stamp, image=image, chunks=sums.unpack(table, length))
+    return Snapshot(
+        stamp=stamp,
+        image=image,
+        chunks=sums.unpack(table, length),
+        units=struct.unpack_from(f"={units}Q", slot, _UNITS),
+        all_units=_WORD.unpack_from(slot, _ALL_UNITS)[0],
+    )
+
+
+def mark_whole(slot: memoryview, all_units: int) -> None:
+    """Note in a committed slot that its moment is whole, with so many units in all."""
+    slot[:PAGE].cast("Q")[_ALL_UNITS // 8] = all_units
 
 
 def _digest(slot: memoryview, table: memoryview) -> int:
     digest = xxhash.xxh3_64()
-    for start, end in ((8, _COMMIT), (_STAMP_AT, _DIGEST), (_JOB, _JOB + JOB_BYTES)):
+    units = _STAMP.unpack_from(slot, _STAMP_AT)[-1]
+    for start, end in (
+        (8, _COMMIT),
+        (_STAMP_AT, _DIGEST),
+        (_JOB, _JOB + JOB_BYTES),
+        (_UNITS, _UNITS + 8 * units),
+    ):
         digest.update(slot[start:end])
     digest.update(table)
     return digest.intdigest()

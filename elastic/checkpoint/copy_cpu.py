@@ -11,7 +11,8 @@ from elastic.proto.sums import Chunk
 BLOCK = 512 << 10
 """Bytes that are copied, then summed, at a time: small enough for a core's own cache."""
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by their bytes: a tensor seen as these is copied bit by bit, whatever its dtype."""
 
 
 def write(
@@ -43,7 +44,7 @@ def _bytes_of(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None
     tensor = tensor.resolve_conj().resolve_neg()
     if tensor.is_contiguous():
         return tensor.reshape(-1).view(torch.uint8)
-    words = _WORDS.get(tensor.itemsize, tensor.dtype)  # not every dtype can be copied as it is
+    words = WORDS.get(tensor.itemsize, tensor.dtype)  # not every dtype can be copied as it is
     target.view(words).view(tensor.shape).copy_(tensor.view(words))
     return None
 

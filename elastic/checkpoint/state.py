@@ -92,6 +92,14 @@ def export(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, tuple[in
     return exporter.export(dict(state)), exporter.replicas
 
 
+def names_of(state: Mapping[str, Any]) -> dict[int, str]:
+    """The name of each parameter of the modules in `state`, by the parameter's `id`."""
+    exporter = _Exporter()
+    for path, module in modules(state):
+        exporter.meet(path, module)
+    return exporter.names
+
+
 def modules(value: Any, path: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
     """The modules in a state, with their paths."""
     if isinstance(value, torch.nn.Module):
@@ -123,14 +131,14 @@ class _Exporter:
     """Knows the parameters of all modules, so that an optimizer's state can be named by them."""
 
     def __init__(self) -> None:
-        self._names: dict[int, str] = {}
+        self.names: dict[int, str] = {}
         self._ranks: dict[int, tuple[int, ...]] = {}
         self.replicas: dict[int, tuple[int, ...]] = {}
 
     def meet(self, path: str, module: torch.nn.Module) -> None:
         inner, ranks = unwrap(module)
         for name, parameter in inner.named_parameters():
-            self._names.setdefault(id(parameter), f"{path}.{clean(name)}")
+            self.names.setdefault(id(parameter), f"{path}.{clean(name)}")
             self._ranks.setdefault(id(parameter), ranks)
 
     def export(self, value: Any) -> Any:
@@ -160,7 +168,7 @@ class _Exporter:
         numbers = [n for group in tree["param_groups"] for n in group["params"]]
         names: dict[Any, str] = {}
         for number, parameter in zip(numbers, parameters, strict=True):
-            names[number] = self._names.get(id(parameter), f"parameter {number}")
+            names[number] = self.names.get(id(parameter), f"parameter {number}")
         state = {}
         for number, parameter in zip(numbers, parameters, strict=True):
             if number in tree["state"]:

@@ -15,9 +15,9 @@ from elastic.master.checkpoints import (
     Said,
     Shard,
     Whole,
+    decide,
     forget,
     hear,
-    orders,
 )
 from elastic.master.events import Incarnation, NodeId
 
@@ -48,7 +48,7 @@ def heard(*said: Said) -> Checkpoint:
 
 
 def told(*said: Said, number: int = 1, members: tuple[NodeId, ...] = (A, B)) -> Orders:
-    return orders(heard(*said), number, members)
+    return decide(heard(*said), number, members)[1]
 
 
 def test_it_is_whole_once_every_rank_has_it() -> None:
@@ -75,6 +75,7 @@ def test_a_round_later_is_newer_whatever_its_step() -> None:
 
 def test_nobody_is_answered_before_all_have_asked() -> None:
     first = says(A, {}, asks=1)
+    assert told(first, members=()).restore is None
     assert told(first).restore is None
     assert "1 nodes of round 1 have not asked yet" in told(first).reason
     assert told(first, says(B, {}, asks=1)).restore == Restore(round=1, moment=None)
@@ -155,20 +156,20 @@ def test_a_replica_is_written_for_a_node_that_is_gone() -> None:
     a = says(A, {(1, 5): holds(0, 1, persist=True)})
     b = says(B, {(1, 5): holds(1, persist=True)})
     state = forget(heard(a, b), B, LIFE)
-    assert orders(state, 1, (A,)).flush == {A: {Moment(1, 5): {0, 1}}}
+    assert decide(state, 1, (A,))[1].flush == {A: {Moment(1, 5): {0, 1}}}
 
 
 def test_a_step_that_lost_a_shard_is_not_written() -> None:
     a = says(A, {(1, 5): holds(0, persist=True), (1, 6): holds(0)})
     b = says(B, {(1, 5): holds(1, persist=True), (1, 6): holds(1)})
     later = hear(heard(a, b), says(B, {(1, 6): holds(1)}))
-    assert orders(later, 1, (A, B)).flush == {}
+    assert decide(later, 1, (A, B))[1].flush == {}
 
 
 def test_at_the_end_the_newest_is_written_though_it_was_not_due() -> None:
     state = heard(says(A, {(1, 5): holds(0)}), says(B, {(1, 5): holds(1)}))
-    assert orders(state, 1, (A, B)).flush == {}
-    assert orders(state, 1, (A, B), ending=True).flush.keys() == {A, B}
+    assert decide(state, 1, (A, B))[1].flush == {}
+    assert decide(state, 1, (A, B), ending=True)[1].flush.keys() == {A, B}
 
 
 # --- a job, at random ----------------------------------------------------------------------------
@@ -212,6 +213,6 @@ def test_what_is_loaded_from_memory_is_there(data: st.DataObject) -> None:
             there = {r for n in state.said for r in held[n].get(state.whole.moment, ())}
             assert there == {0, 1, 2}
             whole.add(state.whole.moment)
-        answer = orders(state, 2, tuple(state.said)).restore
+        answer = decide(state, 2, tuple(state.said))[1].restore
         if answer is not None and answer.moment is not None:
             assert {r for n in state.said for r in held[n].get(answer.moment, ())} == {0, 1, 2}

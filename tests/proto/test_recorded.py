@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from elastic.master import codec, journal
 from elastic.master import events as ev
+from elastic.master import journal
 from elastic.master.job import Job, replay
 from elastic.master.journal import Entry, Journal
 from elastic.master.policy import Policy
-from elastic.proto import link, page, version
+from elastic.proto import codec, link, page, version
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import JournalError, LinkError, ProtocolMismatch
 

@@ -20,7 +20,8 @@ from elastic.proto.errors import ProtocolMismatch, SlotError
 from elastic.proto.sums import Chunk
 
 ROOT = Path(__file__).parents[2]
-STAMP = slot.Stamp(job="job", step=7, round=2, rank=1, world_size=4, generation=3)
+STAMP = slot.Stamp(job="job", step=7, round=2, rank=1, world_size=4, generation=3, persist=True)
+UNITS = (5, 2**64 - 1)
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def write(view: memoryview, data: bytes, stamp: slot.Stamp = STAMP) -> None:
     image, chunks = with_table(data)
     writing = slot.Writing(view, stamp, len(image), len(chunks))
     writing.image[: len(data)] = data
-    writing.commit(chunks)
+    writing.commit(chunks, UNITS)
 
 
 def memory_for(data: bytes) -> memoryview:
@@ -57,7 +58,7 @@ def test_what_is_committed_is_read(image: bytes, step: int, generation: int) -> 
     stamp = slot.Stamp(job="jöb", step=step, round=0, rank=0, world_size=1, generation=generation)
     write(view, image, stamp)
     snapshot = slot.read(view)
-    assert snapshot.stamp == stamp
+    assert (snapshot.stamp, snapshot.units) == (stamp, UNITS)
     assert snapshot.image == with_table(image)[0]
     assert sums.verify(snapshot.image, snapshot.chunks) == []
 
@@ -80,6 +81,17 @@ def test_a_smaller_image_fits_into_the_slot_of_a_larger_one() -> None:
     assert bytes(slot.read(view).image[:5]) == b"small"
 
 
+def test_what_is_whole_is_marked_so_until_it_is_written_over() -> None:
+    view = memory_for(b"x")
+    write(view, b"x")
+    assert slot.read(view).all_units == 0
+    slot.mark_whole(view, 7)
+    assert slot.read(view).all_units == 7
+    assert slot.read(view).stamp == STAMP
+    write(view, b"x")
+    assert slot.read(view).all_units == 0
+
+
 def test_what_is_not_committed_is_not_read() -> None:
     view = memory_for(b"first")
     with pytest.raises(SlotError, match="empty"):
@@ -100,7 +112,7 @@ def test_damage_to_the_header_or_checksums_is_found(data: st.DataObject) -> None
     view = memory_for(image)
     write(view, image)
     table = slot.PAGE + len(image)
-    covered = [*range(72), *range(256, 384), *range(table, table + 16)]
+    covered = [*range(80), *range(256, 384), *range(512, 528), *range(table, table + 16)]
     at = data.draw(st.sampled_from(covered))
     view[at] ^= data.draw(st.integers(1, 255))
     try:
@@ -140,8 +152,10 @@ def test_what_does_not_fit_is_refused() -> None:
             1,
             1,
         )
+    with pytest.raises(SlotError, match="up to 256 units, not 257"):
+        slot.Writing(view, STAMP, 0, 0).commit([], range(257))
     with pytest.raises(SlotError, match="1 chunks were announced, 0 came"):
-        slot.Writing(view, STAMP, 1, 1).commit([])
+        slot.Writing(view, STAMP, 1, 1).commit([], ())
 
 
 # --- whose turn it is ----------------------------------------------------------------------------
@@ -212,7 +226,7 @@ for n in itertools.count(1):
     image = n.to_bytes(8, "little") * 4096
     writing = slot.Writing(view, stamp, len(image) + 16, 1)
     writing.image[:-16] = image
-    writing.commit([Chunk(len(image), sums.checksum(image))])
+    writing.commit([Chunk(len(image), sums.checksum(image))], ())
 """
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastic.master import codec
 from elastic.master import events as ev
 from elastic.master.directive import Directive, directive, places
 from elastic.master.events import Event, Failed, Incarnation, KnockAnswer, NodeId, RankFailure
 from elastic.master.job import Job, Round, handle
 from elastic.master.nodes import NodeState
 from elastic.master.policy import Policy
+from elastic.proto import codec
 from tests.master.legal import check
 from tests.sim.faults import Fault, Faults
 from tests.sim.nodes import AGENT_START, LATENCY, FakeNode

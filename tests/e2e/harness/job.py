@@ -376,7 +376,7 @@ class Job:
 
     def own_tracebacks(self, node: Node) -> list[str]:
         """Tracebacks on the launcher's stderr in which no file of the test's has a part."""
-        users = (str(SCRIPT), f'File "{self.folder}')
+        users = (str(SCRIPT.parent), f'File "{self.folder}')
         blocks = tracebacks(node.said())
         return [b[:3000] for b in blocks if not any(name in b for name in users)]
 

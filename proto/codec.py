@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, NewType, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from elastic.proto.errors import JournalError
+from elastic.proto.errors import CodecError
 
 T = TypeVar("T")
 
@@ -19,15 +19,13 @@ def dumps(value: object) -> str:
 
 
 def loads(hint: Any, text: str | bytes) -> Any:
-    """The value of type `hint` that `dumps` wrote; JournalError if it is none."""
+    """The value of type `hint` that `dumps` wrote. Raises CodecError, in one short line, if it is none."""
     try:
         return _decode(hint, json.loads(text))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         what = getattr(hint, "__name__", "event")
         why = " ".join(str(error).split())[:200]
-        raise JournalError(
-            f"an entry of the journal is no {what} of this release: {why}"
-        ) from error
+        raise CodecError(f"no {what} of this release: {why}") from error
 
 
 def _encode(value: object) -> object:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from elastic.master import codec
 from elastic.master.events import Event, Tick
 from elastic.master.job import Job
 from elastic.master.policy import Policy
-from elastic.proto.errors import JournalError
+from elastic.proto import codec
+from elastic.proto.errors import CodecError
 
 st.register_type_strategy(
     Policy,
@@ -76,7 +76,7 @@ def test_what_is_not_said_has_its_default() -> None:
     ],
 )
 def test_anything_else_is_an_error_in_one_short_line(text: str) -> None:
-    with pytest.raises(JournalError) as caught:
+    with pytest.raises(CodecError) as caught:
         codec.loads(Event, text)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
@@ -87,11 +87,11 @@ def test_damage_is_an_error_or_another_event(event: Event, data: st.DataObject) 
     text = codec.dumps(event)
     at = data.draw(st.integers(0, len(text) - 1))
     broken = text[:at] + data.draw(st.characters()) + text[at + 1 :]
-    with contextlib.suppress(JournalError):
+    with contextlib.suppress(CodecError):
         assert isinstance(codec.loads(Event, broken), get_args(Event))
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=9))
 def test_no_json_is_executed_or_crashes(value: object) -> None:
-    with pytest.raises(JournalError):
+    with pytest.raises(CodecError):
         codec.loads(Job, json.dumps(value))

@@ -1,0 +1,290 @@
+"""This node's snapshots: slots that ranks write, kept over the deaths of ranks and agent, told of to
+the master, and shown to the ranks of the next round."""
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from elastic.agent import memory
+from elastic.agent.vault import Vault
+from elastic.proto import keeper, slot
+from elastic.proto import master_pb2 as pb
+from elastic.proto.errors import LinkError, ProtocolMismatch, SlotError
+
+log = logging.getLogger(__name__)
+
+SLOTS = 3
+"""Of each rank: the newest whole snapshot, one that is on its way to be whole, one that is written."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Slot:
+    """One memfd, mapped to be read; its name in the vault says whose it is."""
+
+    name: str
+    fd: int
+    view: memoryview
+
+    @classmethod
+    def of(cls, name: str, fd: int) -> "_Slot":
+        size = os.fstat(fd).st_size
+        return cls(name=name, fd=fd, view=memoryview(mmap.mmap(fd, size)))
+
+    @property
+    def snapshot(self) -> slot.Snapshot | None:
+        """What it holds, whole; its chunks are not verified."""
+        with contextlib.suppress(SlotError, ProtocolMismatch):
+            return slot.read(self.view)
+        return None
+
+
+@dataclass(slots=True)
+class _Checkpoint:
+    """One checkpoint of this node."""
+
+    slots: dict[int, list[_Slot]] = field(default_factory=dict[int, list[_Slot]])
+    """By local rank."""
+    clients: list["_Client"] = field(default_factory=list["_Client"])
+    """The ranks of this round that have opened it."""
+    whole: pb.Moment | None = None
+    all_units: int = 0
+    answer: pb.Restore | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Client:
+    """A rank's checkpointer."""
+
+    end: socket.socket
+    round: int
+    said: keeper.Open | None = None
+    given: list[_Slot] = field(default_factory=list[_Slot])
+    """Its slots, in the order in which it counts them."""
+    asks: keeper.Load | None = None
+    answered: bool = False
+
+
+class Snapshots:
+    """`say` takes what the master is to hear; it may be lost, since `statements` says all again."""
+
+    def __init__(self, vault: Vault, say: Callable[[pb.Snapshots], None]) -> None:
+        self._vault = vault
+        self._say = say
+        self._checkpoints: dict[str, _Checkpoint] = {}
+        self._counter = 0
+        for name, fd in vault.kept.items():  # of agents before us
+            number, local, checkpoint = name.split("/", 2)
+            self._counter = max(self._counter, int(number))
+            self._of(checkpoint).slots.setdefault(int(local), []).append(_Slot.of(name, fd))
+
+    def _of(self, checkpoint: str) -> _Checkpoint:
+        return self._checkpoints.setdefault(checkpoint, _Checkpoint())
+
+    # --- ranks -------------------------------------------------------------------------------
+
+    def open(self, end: socket.socket, round_: int) -> None:
+        """A rank of that round has made a checkpointer, and this is our end of its socket."""
+        end.setblocking(False)
+        client = _Client(end=end, round=round_)
+        asyncio.get_running_loop().add_reader(end, self._readable, client)
+
+    def _close(self, client: _Client) -> None:
+        asyncio.get_running_loop().remove_reader(client.end)
+        client.end.close()
+        if client.said is not None:
+            clients = self._of(client.said.checkpoint).clients
+            if client in clients:
+                clients.remove(client)
+
+    def _readable(self, client: _Client) -> None:
+        try:
+            while client.end.fileno() >= 0:
+                try:
+                    message = keeper.receive_from_rank(client.end)
+                except ConnectionResetError:
+                    continue  # it died with something unread; what it said before is still here
+                if message is None:
+                    self._close(client)
+                    return
+                self._take(client, message)
+        except BlockingIOError:
+            return
+        except (LinkError, ProtocolMismatch, OSError) as error:
+            log.warning("a checkpointer is cut off: %s", error)
+            self._close(client)
+
+    def _take(self, client: _Client, message: keeper.ToKeeper) -> None:
+        if isinstance(message, keeper.Open):
+            keeper.check(message)
+            client.said = message
+            known = self._of(message.checkpoint)
+            for old in [c for c in known.clients if c.round < client.round]:
+                self._close(old)  # a process that its rank left may have the other end still
+            known.clients.append(client)
+            return
+        if client.said is None:
+            raise LinkError("a checkpointer says nothing of itself first")
+        known = self._of(client.said.checkpoint)
+        match message:
+            case keeper.Need():
+                self._give(client, client.said, known, message.bytes)
+            case keeper.Held():
+                self._held(client.said, known)
+            case keeper.Load():
+                client.asks, client.answered = message, False
+                if known.answer is not None and known.answer.round == client.round:
+                    self._answer(known, known.answer)
+                elif len(self._asking(known)) == client.said.local_world_size:
+                    self._tell(client.said.checkpoint)
+
+    def _give(self, client: _Client, said: keeper.Open, known: _Checkpoint, size: int) -> None:
+        """Slots of that size: what fits of those it has, and new ones. What is too small goes, but
+        for the newest whole snapshot, which stays until there is a newer one."""
+        own = known.slots.setdefault(said.local_rank, [])
+        fit = [s for s in own if len(s.view) >= size]
+        if len(fit) < SLOTS:
+            self._drop(own, [s for s in own if s not in fit and not self._is_whole(s, known)])
+            missing = SLOTS - len(fit)
+            reckoned = memory.reckon(
+                slot_bytes=size,
+                ranks=said.local_world_size,
+                wanted=missing,
+                available=memory.available(),
+            )
+            if reckoned.reason:
+                log.warning("checkpoint %s: %s", said.checkpoint, reckoned.reason)
+            for _ in range(reckoned.slots):
+                fit.append(self._make(said, size))
+                own.append(fit[-1])
+            if len(fit) < memory.FEWEST:
+                self._push(client, keeper.Refused(reason=reckoned.reason))
+                return
+        client.given = fit
+        self._push(client, keeper.Slots(count=len(fit)), tuple(s.fd for s in fit))
+
+    def _make(self, said: keeper.Open, size: int) -> _Slot:
+        self._counter += 1
+        name = f"{self._counter}/{said.local_rank}/{said.checkpoint}"
+        fd = slot.create(size)
+        self._vault.keep(name, fd)
+        return _Slot.of(name, fd)
+
+    def _drop(self, own: list[_Slot], gone: list[_Slot]) -> None:
+        for one in gone:
+            own.remove(one)
+            self._vault.drop(one.name)
+
+    def _is_whole(self, one: _Slot, known: _Checkpoint) -> bool:
+        snapshot = one.snapshot
+        return snapshot is not None and bool(snapshot.all_units) and _at(snapshot) == known.whole
+
+    def _held(self, said: keeper.Open, known: _Checkpoint) -> None:
+        """Once all ranks of this node hold a moment, the master hears of it."""
+        newest: dict[int, pb.Moment] = {}
+        for local, own in known.slots.items():
+            for snapshot in _snapshots(own):
+                at = _at(snapshot)
+                if local not in newest or _key(at) > _key(newest[local]):
+                    newest[local] = at
+        mine = newest.get(said.local_rank)
+        locals_ = range(said.local_world_size)
+        if mine is not None and all(_key(newest.get(i)) >= _key(mine) for i in locals_):
+            self._tell(said.checkpoint)
+
+    def _push(self, client: _Client, message: keeper.ToRank, fds: tuple[int, ...] = ()) -> None:
+        try:
+            keeper.send(client.end, message, fds)
+        except OSError as error:
+            log.warning("a checkpointer is cut off: %s", error)
+            self._close(client)
+
+    # --- the master --------------------------------------------------------------------------
+
+    def statements(self) -> list[pb.Snapshots]:
+        """All that this node has to say."""
+        return [self._statement(checkpoint) for checkpoint in self._checkpoints]
+
+    def _tell(self, checkpoint: str) -> None:
+        self._say(self._statement(checkpoint))
+
+    def _statement(self, checkpoint: str) -> pb.Snapshots:
+        known = self._checkpoints[checkpoint]
+        told = pb.Snapshots(checkpoint=checkpoint, answer=known.answer)
+        asking = self._asking(known)
+        if asking and all(len(asking) == c.said.local_world_size for c in asking if c.said):
+            told.asks = asking[0].round
+            wanted = asking[0].asks.step if asking[0].asks else None
+            if wanted is not None:
+                told.wanted = wanted
+        holdings: dict[tuple[int, int], pb.Holding] = {}
+        for own in known.slots.values():
+            for snapshot in _snapshots(own):
+                at = _at(snapshot)
+                holding = holdings.setdefault(_key(at), pb.Holding(moment=at))
+                holding.world_size = snapshot.stamp.world_size
+                holding.ranks.append(snapshot.stamp.rank)
+                holding.units.extend(set(snapshot.units) - set(holding.units))
+                holding.all_units = max(holding.all_units, snapshot.all_units)
+                holding.persist |= snapshot.stamp.persist
+        told.holdings.extend(holdings.values())
+        return told
+
+    def _asking(self, known: _Checkpoint) -> list[_Client]:
+        return [client for client in known.clients if client.asks is not None]
+
+    def obey(self, order: pb.SnapshotOrders) -> None:
+        """What the master says of one checkpoint."""
+        known = self._of(order.checkpoint)
+        if order.HasField("whole") and _key(order.whole) > _key(known.whole):
+            known.whole, known.all_units = order.whole, order.all_units
+            for own in known.slots.values():
+                for one in own:
+                    snapshot = one.snapshot
+                    if snapshot is not None and _at(snapshot) == order.whole:
+                        slot.mark_whole(one.view, order.all_units)
+            for client in list(known.clients):
+                self._push(client, keeper.Whole(round=order.whole.round, step=order.whole.step))
+        if order.HasField("restore"):
+            known.answer = order.restore
+            self._answer(known, order.restore)
+
+    def _answer(self, known: _Checkpoint, answer: pb.Restore) -> None:
+        """Show those who ask what they are to load, and the images of it that are here."""
+        here = [
+            one
+            for own in known.slots.values()
+            for one in own
+            if (snapshot := one.snapshot) is not None and _at(snapshot) == answer.moment
+        ]
+        images = here[: keeper.MOST_FDS] if answer.from_memory else []
+        restore = keeper.Restore(
+            round=answer.moment.round,
+            step=answer.moment.step,
+            from_memory=answer.from_memory,
+            images=len(images),
+        )
+        for client in self._asking(known):
+            if client.round == answer.round and not client.answered:
+                client.answered = True
+                self._push(client, restore, tuple(one.fd for one in images))
+
+
+def _snapshots(own: list[_Slot]) -> Iterator[slot.Snapshot]:
+    for one in own:
+        snapshot = one.snapshot
+        if snapshot is not None:
+            yield snapshot
+
+
+def _at(snapshot: slot.Snapshot) -> pb.Moment:
+    return pb.Moment(round=snapshot.stamp.round, step=snapshot.stamp.step)
+
+
+def _key(moment: pb.Moment | None) -> tuple[int, int]:
+    """In the order of time; nothing is older than all."""
+    return (-1, -1) if moment is None else (moment.round, moment.step)

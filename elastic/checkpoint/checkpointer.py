@@ -1,0 +1,205 @@
+"""`Checkpointer`: what a training script holds."""
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from elastic import session
+from elastic.checkpoint import copy_cpu, share
+from elastic.checkpoint.image import Image, header_bytes, lay_out, parse
+from elastic.checkpoint.keeping import Keeping
+from elastic.checkpoint.restore import Restore, Source
+from elastic.checkpoint.slots import Moment, Slots, reusable
+from elastic.checkpoint.state import Place, collect
+from elastic.proto import keeper, slot
+from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
+from elastic.proto.slot import Stamp
+from elastic.proto.sums import Chunk
+
+ANSWER_TIMEOUT = 600.0
+"""Seconds that the ranks of a job may take to come together for a load."""
+WHOLE_TIMEOUT = 60.0
+"""Seconds that a save waits for the others' snapshots to be whole, before this one is left out."""
+
+
+class Checkpointer:
+    """Saves a state into memory, and loads the newest that every rank has.
+
+        checkpoint = Checkpointer("/data/run")
+        state = {"model": model, "optimizer": optimizer}
+        start = checkpoint.load(state)
+        for step in range(start, total):
+            train(step)
+            checkpoint.save(step + 1, state)
+
+    Each rank makes one, in the same order if there are several. Not for use by several threads.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """path: where the checkpoint is on storage; it also tells two of one job apart.
+
+        Raises `CheckpointError` outside `elastic-run`.
+        """
+        self.path = os.fspath(path)
+        found, end = session.current(), session.open_keeper()
+        if found is None or end is None:
+            raise CheckpointError("a Checkpointer needs elastic-run: start this script with it")
+        self._session = found
+        self._place = Place(
+            rank=found.rank,
+            world_size=found.world_size,
+            local_rank=found.local_rank,
+            local_world_size=found.local_world_size,
+        )
+        self._keeping = Keeping(end)
+        self._slots: Slots | None = None
+        self._loaded: Moment | None = None
+        self._keeping.tell(
+            keeper.opening(
+                checkpoint=self.path,
+                rank=found.rank,
+                world_size=found.world_size,
+                local_rank=found.local_rank,
+                local_world_size=found.local_world_size,
+            )
+        )
+
+    # --- save --------------------------------------------------------------------------------
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Snapshot `state` as that of `step` finished steps; on return it may change.
+
+        Raises `CheckpointError` for what a checkpoint cannot keep, and where no memory is to be had.
+        """
+        collected = collect(state, self._place)
+        parts = {
+            part.piece.name: part for part in share.mine(collected.parts.values(), self._place)
+        }
+        values = collected.values.encode()
+        ties = {name: other for name, other in collected.ties.items() if other in parts}
+        image = lay_out([part.piece for part in parts.values()], ties, len(values))
+        tensors = {name: part.tensor for name, part in parts.items()}
+        holders = {name: part.holders for name, part in parts.items()}
+        slots = self._room(slot.bytes_for(image.nbytes))
+        order = self._wait_for_a_slot(slots)
+
+        def fill(out: memoryview) -> tuple[list[Chunk], tuple[int, ...]]:
+            chunks = copy_cpu.write(image, tensors, values, out)
+            return chunks, share.units(image, holders, chunks)
+
+        def stamp(generation: int) -> Stamp:
+            return Stamp(
+                job=self._session.job,
+                step=step,
+                round=self._session.round,
+                rank=self._place.rank,
+                world_size=self._place.world_size,
+                generation=generation,
+            )
+
+        index = slots.write(order, stamp, image, fill)
+        if index is None:
+            raise CheckpointError(f"{self.path}: every slot is being read")
+        self._keeping.tell(keeper.Held(slot=index))
+
+    def _room(self, size: int) -> Slots:
+        """Slots of at least that size; asked for again where the state has grown."""
+        if self._slots is not None and self._slots.bytes >= size:
+            return self._slots
+        answer, fds = self._keeping.ask(keeper.Need(bytes=size + size // 8), ANSWER_TIMEOUT)
+        if not isinstance(answer, keeper.Slots):
+            raise CheckpointError("the keeper of this rank's snapshots answers something else")
+        if self._slots is not None:
+            self._slots.close()
+        self._slots = Slots(fds)
+        return self._slots
+
+    def _wait_for_a_slot(self, slots: Slots) -> list[int]:
+        """Slots that may be written over; waits for other ranks where none is yet."""
+        self._keeping.drain()
+        deadline = monotonic() + WHOLE_TIMEOUT
+        while True:
+            order = reusable(slots.contents(), self._session.round, self._loaded)
+            if order:
+                return order
+            if not self._keeping.wait(deadline - monotonic()):
+                raise CheckpointError(
+                    f"{self.path}: no snapshot became whole on every rank for {WHOLE_TIMEOUT:g} s"
+                )
+
+    # --- load --------------------------------------------------------------------------------
+
+    def load(self, state: dict[str, Any], *, step: int | None = None, strict: bool = True) -> int:
+        """Load the newest snapshot that every rank can have, or that of `step`; returns its step.
+
+        0 where there is none: the state is as it was. All ranks must call it. strict: raise
+        `CheckpointError` for what the state has and the checkpoint has not.
+        """
+        answer, fds = self._keeping.ask(keeper.Load(step=step), ANSWER_TIMEOUT)
+        try:
+            if not isinstance(answer, keeper.Restore):
+                raise CheckpointError("the keeper of this rank's snapshots answers something else")
+            if not answer.step:
+                return 0
+            self._loaded = Moment(answer.round, answer.step)
+            claims = [slot.claim(fd, exclusive=False) for fd in fds]
+            try:
+                self._restore(state, fds, strict)
+            finally:
+                for claim in claims:
+                    if claim is not None:
+                        os.close(claim)
+            return answer.step
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _restore(self, state: dict[str, Any], fds: Sequence[int], strict: bool) -> None:
+        sources = [source for fd in fds if (source := _source(fd, self._loaded)) is not None]
+        own = self._place.rank
+        sources.sort(key=lambda found: (found[0] != own, found[0]))
+        restore = Restore([source for _, source in sources], self._place)
+        restore.apply(state, strict=strict)
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give slots and keeper back; the snapshots stay."""
+        if self._slots is not None:
+            self._slots.close()
+            self._slots = None
+        self._keeping.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _source(fd: int, moment: Moment | None) -> tuple[int, Source] | None:
+    """The rank and the image of a slot, if it holds that moment, whole."""
+    view = memoryview(mmap.mmap(fd, os.fstat(fd).st_size))
+    try:
+        snapshot = slot.read(view)
+    except (SlotError, ProtocolMismatch):
+        return None
+    if Moment(snapshot.stamp.round, snapshot.stamp.step) != moment:
+        return None
+    length = header_bytes(snapshot.image[:8])
+    image: Image = parse(bytes(snapshot.image[:length]), len(snapshot.image))
+    source = Source(
+        where=f"the slot of rank {snapshot.stamp.rank}",
+        image=image,
+        data=snapshot.image,
+        chunks=snapshot.chunks,
+    )
+    return snapshot.stamp.rank, source

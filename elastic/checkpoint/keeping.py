@@ -1,0 +1,67 @@
+"""A rank's connection to the keeper of its slots."""
+
+import os
+import select
+import socket
+from time import monotonic
+
+from elastic.proto import keeper
+from elastic.proto.errors import CheckpointError, LinkError
+
+
+class Keeping:
+    """Blocking, one question at a time; what the keeper says unasked is taken in between."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def tell(self, message: keeper.ToKeeper) -> None:
+        try:
+            keeper.send(self._end, message)
+        except OSError as error:
+            raise CheckpointError("the keeper of this rank's snapshots is gone") from error
+
+    def ask(self, message: keeper.ToKeeper, timeout: float) -> tuple[keeper.ToRank, list[int]]:
+        """The answer, with its descriptors. Raises `CheckpointError`, also where it is a refusal."""
+        self.tell(message)
+        deadline = monotonic() + timeout
+        while True:
+            found = self._receive(deadline - monotonic())
+            if found is None:
+                raise CheckpointError(
+                    f"the keeper of this rank's snapshots is silent for {timeout:g} s"
+                )
+            answer, fds = found
+            if isinstance(answer, keeper.Refused):
+                raise CheckpointError(answer.reason)
+            if not isinstance(answer, keeper.Whole):
+                return answer, fds
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the keeper to say something unasked, such as `Whole`; whether it did."""
+        return self._receive(timeout) is not None
+
+    def drain(self) -> None:
+        """Take in what it has said."""
+        while self._receive(0.0) is not None:
+            pass
+
+    def _receive(self, timeout: float) -> tuple[keeper.ToRank, list[int]] | None:
+        if not select.select([self._end], [], [], max(0.0, timeout))[0]:
+            return None
+        try:
+            found = keeper.receive_from_keeper(self._end)
+        except (OSError, LinkError) as error:
+            raise CheckpointError("the keeper of this rank's snapshots is gone") from error
+        if found is None:
+            raise CheckpointError("the keeper of this rank's snapshots is gone")
+        return found
+
+    def close(self) -> None:
+        self._end.close()
+
+
+def close_all(fds: list[int]) -> None:
+    """Descriptors that came with an answer and are not needed."""
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,146 @@
+"""Messages between a rank's `Checkpointer` and the keeper of its slots: its agent, or a helper process.
+
+A SOCK_SEQPACKET pair that the rank makes, whose other end it passes on over its link. One JSON object
+a datagram (`codec.py`), the first of them `Open`; descriptors travel beside it.
+
+| direction      | message    | descriptors   | when                                                   |
+|----------------|------------|---------------|--------------------------------------------------------|
+| rank to keeper | `Open`     |               | first                                                  |
+|                | `Need`     |               | before the first save; again where the state grows     |
+|                | `Held`     |               | a snapshot is committed in its slot                    |
+|                | `Load`     |               | to know what to load                                   |
+| keeper to rank | `Slots`    | one a slot    | the answer to `Need`                                   |
+|                | `Restore`  | one an image  | the answer to `Load`, once all ranks of the job asked  |
+|                | `Whole`    |               | a newer moment is in every rank's memory               |
+|                | `Refused`  |               | what was asked for cannot be had, and why              |
+"""
+
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from elastic.proto import codec, version
+from elastic.proto.errors import CodecError, LinkError
+
+DATAGRAM = 1 << 16
+MOST_FDS = 250
+"""Beside one datagram; the kernel's limit is 253."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Who speaks, and of which checkpoint."""
+
+    version: str
+    checkpoint: str
+    """Where it is on storage; what tells two of one job apart."""
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Slots of so many bytes."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The slot of that index, as `Slots` counted them, holds a new snapshot; it says which itself."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is to be loaded: that step, or the newest."""
+
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """This rank's, in the order of their descriptors."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """What every rank loads. `step` 0: nothing, it begins anew."""
+
+    round: int
+    """Of the snapshot."""
+    step: int
+    from_memory: bool = False
+    images: int = 0
+    """Slots of this node that hold it: as many descriptors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """The newest moment that is in every rank's memory: its slot must not be written to."""
+
+    round: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Why not, in one sentence."""
+
+    reason: str
+
+
+ToKeeper = Open | Need | Held | Load
+ToRank = Slots | Restore | Whole | Refused
+
+
+def opening(
+    *, checkpoint: str, rank: int, world_size: int, local_rank: int, local_world_size: int
+) -> Open:
+    """Of this version."""
+    return Open(
+        version=str(version.LINK),
+        checkpoint=checkpoint,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+    )
+
+
+def check(message: Open) -> None:
+    """Raises `ProtocolMismatch` or `LinkError` where the rank speaks another language."""
+    theirs = version.parse(message.version)
+    if theirs is None:
+        raise LinkError("a checkpointer names no version")
+    version.check("the checkpointer", theirs, version.LINK)
+
+
+def send(end: socket.socket, message: ToKeeper | ToRank, fds: tuple[int, ...] = ()) -> None:
+    """Raises OSError; BlockingIOError where there is no room now."""
+    socket.send_fds(end, [codec.dumps(message).encode()], list(fds), socket.MSG_NOSIGNAL)
+
+
+def receive_from_rank(end: socket.socket) -> ToKeeper | None:
+    """The next message; None at the end. Raises `LinkError`, OSError."""
+    data, _, _, _ = socket.recv_fds(end, DATAGRAM, 0)
+    message: ToKeeper | None = _parse(ToKeeper, data) if data else None
+    return message
+
+
+def receive_from_keeper(end: socket.socket) -> tuple[ToRank, list[int]] | None:
+    """The next message and its descriptors; None at the end. Raises `LinkError`, OSError."""
+    data, fds, _, _ = socket.recv_fds(end, DATAGRAM, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+    return (_parse(ToRank, data), fds) if data else None
+
+
+def _parse(kind: object, data: bytes) -> Any:
+    try:
+        return codec.loads(kind, data)
+    except CodecError as error:
+        raise LinkError(f"a message about snapshots is {error}") from error

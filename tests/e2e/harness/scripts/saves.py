@@ -1,0 +1,77 @@
+"""A rank that saves each step with `Checkpointer`, and tells what it has, a line of JSON each.
+
+Trains a small model by DistributedDataParallel over Gloo, on batches that depend on the step alone, so
+that whatever happens in between, the same step means the same bits. Ends once FOLDER/finish is there.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import nn
+
+from elastic.checkpoint import Checkpointer
+
+RANK, ROUND = int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])
+PARSER = argparse.ArgumentParser()
+PARSER.add_argument("folder", type=Path)
+PARSER.add_argument("--width", type=int, default=64)
+PARSER.add_argument("--step-time", type=float, default=0.02)
+ARGS = PARSER.parse_args()
+
+
+def tell(kind: str, **fields: object) -> None:
+    """Append one line, in one write."""
+    line = {"kind": kind, "rank": RANK, "round": ROUND, "pid": os.getpid(), **fields}
+    line["at"] = time.monotonic()
+    with open(ARGS.folder / "told.jsonl", "ab", buffering=0) as file:
+        file.write(json.dumps(line).encode() + b"\n")
+
+
+def digest(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    found = xxhash.xxh3_64()
+    state = optimizer.state_dict()["state"]
+    for tensor in [*module.state_dict().values(), *(t for s in state.values() for t in s.values())]:
+        found.update(tensor.numpy().tobytes())
+    return found.hexdigest()
+
+
+def main() -> None:
+    tell("start")
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(nn.Linear(8, ARGS.width), nn.ReLU(), nn.Linear(ARGS.width, 4))
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+    state = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    with Checkpointer(ARGS.folder / "checkpoint") as checkpoint:
+        step = checkpoint.load(state)
+        tell("loaded", step=step, digest=digest(model, optimizer))
+        over = torch.zeros(1)
+        while not over.item():
+            generator = torch.Generator().manual_seed(step * 1000 + RANK)
+            loss = model(torch.randn(16, 8, generator=generator)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            step += 1
+            checkpoint.save(step, state)
+            tell("step", step=step, digest=digest(model, optimizer))
+            time.sleep(ARGS.step_time)
+            over = torch.tensor([float(RANK == 0 and (ARGS.folder / "finish").exists())])
+            dist.broadcast(over, 0)
+    tell("end", step=step)
+    dist.barrier()  # Gloo's thread may need the GIL for `over`, which the group's end does not release
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Snapshots in memory: what died goes on from the newest step that all ranks had, with the same bits."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Job
+
+SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"
+
+
+def start(job: Job, *flags: str, script: tuple[str, ...] = ()) -> None:
+    job.start(*flags, entry=(str(SCRIPT), str(job.folder), *script))
+
+
+def check(job: Job, rounds: int) -> None:
+    """Every round has begun with what the one before had last, and each step is the same each time."""
+    seen: dict[int, str] = {}
+    for line in job.told("step"):
+        step, digest = line.fields["step"], line.fields["digest"]
+        assert seen.setdefault(step, digest) == digest, job.dump()
+    for number in range(2, rounds + 1):
+        before: dict[int, int] = {}
+        for line in job.told("step", round=number - 1):
+            before[line.rank] = max(line.fields["step"], before.get(line.rank, 0))
+        loaded = {line.fields["step"] for line in job.told("loaded", round=number)}
+        assert len(loaded) == 1, job.dump()
+        (step,) = loaded
+        assert step >= min(before.values()), f"round {number} went back to {step}: {job.dump()}"
+        if step:
+            assert {x.fields["digest"] for x in job.told("loaded", round=number)} == {seen[step]}
+
+
+def test_a_rank_that_is_killed_costs_no_more_than_the_step_it_was_in(job: Job) -> None:
+    start(job)
+    for number in range(1, 4):
+        job.wait_for_steps(2, after=number - 1, count=3)
+        os.kill(job.rank(number, number % 2), signal.SIGKILL)
+    job.wait_for_steps(2, after=3, count=3)
+    job.finish()
+    job.ends(0)
+    check(job, 4)
+
+
+@pytest.mark.parametrize("part", ["agent", "master"])
+def test_snapshots_outlive_agent_and_master(job: Job, part: str) -> None:
+    start(job)
+    job.wait_for_steps(2, count=3)
+    node = job.nodes[0]
+    os.kill(node.agent() if part == "agent" else node.master(), signal.SIGKILL)
+    if part == "master":
+        os.kill(job.rank(1, 1), signal.SIGKILL)
+    job.wait_for_steps(2, after=1, count=3)
+    job.finish()
+    job.ends(0)
+    check(job, 2)
