@@ -16,7 +16,10 @@ def main(args: list[str]) -> None:
     """Serve the starter protocol on the descriptor `args[0]`; in a fork, be the store."""
     channel = fork.open_channel(int(args[0]))
     setproctitle("elastic-nursery")
-    import torch.distributed  # noqa: F401 - what the forks need
+    try:
+        import torch.distributed  # noqa: F401 - what the forks need
+    except Exception as error:  # noqa: BLE001 - a script may mend what is missing; stores say more
+        fork.give_up(f"torch cannot be imported ahead: {type(error).__name__}: {error}", 1)
 
     channel.send({"ready": True, "seconds": 0.0, "threads": preload.threads()})
     while (received := fork.receive(channel)) is not None:

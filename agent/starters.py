@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from elastic.agent.environment import common_environment, mark
+from elastic.agent.kept import Kept
 from elastic.agent.settings import AgentSettings
 from elastic.agent.spec import OBEYED_AT_START, StartSpec
 from elastic.agent.starter import Starter, StartFailed, Unfit
@@ -17,14 +18,8 @@ log = logging.getLogger(__name__)
 PATIENCE = 5.0
 """Seconds after the first `import torch` until a standby is built, if no step is finished before."""
 
-BUILD_TIMEOUT = 10.0
-"""Seconds that building a standby takes at most while starts wait for it; then they are spawned."""
-
 START_TIMEOUT = 30.0
 """Seconds that a starter gets to start a process, before it is ended and another asked."""
-
-MOST_NURSERIES = 5
-"""Of one agent, one after the other died; from then on stores are spawned."""
 
 _OF_A_RANK = env.OF_TORCHRUN | {
     "CUDA_VISIBLE_DEVICES",
@@ -56,8 +51,10 @@ class Starters:
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
         self._spawner: Starter | None = None
-        self._standby: Starter | None = None
-        self._nursery: Starter | None = None
+        self._standby = Kept(
+            "standby", self._launch_standby, self._spawn_from_now_on, self._preload
+        )
+        self._nursery = Kept("nursery", self._launch_nursery, self._spawn_stores)
         """In the standby's place where no rank is forked: stores are."""
         self._notes: dict[int, Mapping[str, str | None]] = {}
         """What each local rank had changed in its environment before it imported torch."""
@@ -66,10 +63,8 @@ class Starters:
         self._environ: dict[str, str] | None = None
         self._modules: tuple[str, ...] = ()
         self._modules_known = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
-        self._kept: set[str] = set()
-        """Starters that are built, and built again when they die."""
+        self._over = False
         self.reason = _never(settings)
         """Why ranks are not forked; empty while they may be."""
         self._ahead = False
@@ -78,10 +73,8 @@ class Starters:
         self.idle = asyncio.Event()
         """No start was asked for that is not answered."""
         self.idle.set()
-        self.standby_ready = asyncio.Event()
-        self._built = asyncio.Event()
-        """The standby is ready, or of no use."""
-        self.nursery_ready = asyncio.Event()
+        self.standby_ready = self._standby.ready
+        self.nursery_ready = self._nursery.ready
         self.threads: int | None = None
         """Intra-op threads that the script asks for before it imports torch."""
 
@@ -95,12 +88,13 @@ class Starters:
         return {s.pid for s in self._all() if not s.died.is_set()}
 
     def _all(self) -> list[Starter]:
-        return [s for s in (self._spawner, self._standby, self._nursery) if s is not None]
+        all_ = (self._spawner, self._standby.starter, self._nursery.starter)
+        return [starter for starter in all_ if starter is not None]
 
     @property
     def forks_stores(self) -> bool:
         """A store is a matter of milliseconds now."""
-        return self._ready_standby() is not None or self._ready_nursery() is not None
+        return self._standby.usable is not None or self._nursery.usable is not None
 
     async def start(self, spec: StartSpec, fds: Mapping[str, int]) -> tuple[str, int]:
         """Start a process; returns who did and its pid. Raises StartFailed."""
@@ -124,7 +118,7 @@ class Starters:
 
     async def fork(self, spec: StartSpec, fds: Mapping[str, int]) -> int:
         """Fork a process from the standby, or not at all. Raises StartFailed or StarterDied."""
-        standby = self._ready_standby()
+        standby = self._standby.usable
         if standby is None or standby.busy:
             raise StartFailed("there is no standby that could be forked now")
         return await self._ask(standby, spec, fds)
@@ -143,9 +137,7 @@ class Starters:
         if self.reason:
             return
         self.reason = reason
-        self._built.set()
-        if self._standby is not None:
-            self._standby.kill()  # it holds torch in memory, for nobody
+        self._standby.end()
         log.warning("ranks are spawned, not forked: %s", reason)
         asyncio.get_running_loop().call_later(PATIENCE, self.build)
 
@@ -166,34 +158,14 @@ class Starters:
                 self.idle.set()
 
     async def _forker(self, spec: StartSpec) -> Starter | None:
-        """One that is being built imports what a spawned process would have to, and began before."""
-        if self.reason:
-            return await self._usable_nursery() if spec.kind == "store" else None
-        if "standby" in self._kept:
-            await self._built.wait()
-        return self._ready_standby()
-
-    async def _usable_nursery(self) -> Starter | None:
-        if self._nursery is not None and self._nursery.busy:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BUILD_TIMEOUT):
-                    await self.nursery_ready.wait()
-        return self._ready_nursery()
-
-    def _ready_nursery(self) -> Starter | None:
-        nursery = self._nursery
-        if nursery is None or not self.nursery_ready.is_set():
-            return None
-        return None if nursery.died.is_set() else nursery
-
-    def _ready_standby(self) -> Starter | None:
-        standby = self._standby
-        if self.reason or standby is None or not self.standby_ready.is_set():
-            return None
-        return None if standby.died.is_set() else standby
+        if not self.reason:
+            return await self._standby.wanted()
+        return await self._nursery.wanted() if spec.kind == "store" else None
 
     async def _ensure_spawner(self) -> Starter:
         async with self._turn:
+            if self._over:
+                raise StartFailed("this node is ending")
             if self._spawner is None or self._spawner.died.is_set():
                 self._spawner = await Starter.launch(
                     "spawner", environ=self._own_environ(), cwd=self._settings.workload.cwd
@@ -258,84 +230,38 @@ class Starters:
     def build(self) -> None:
         """Build the standby now, in the background, if it is known how; or what takes its place."""
         if self.reason:
-            self._keep("nursery", self._keep_nursery)
+            self._nursery.begin()
         elif self._environ is not None:
-            self._keep("standby", self._keep_standby)
+            self._standby.begin()
 
-    def _keep(self, kind: str, keeper: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Begin to, if nobody does."""
-        if kind not in self._kept:
-            self._kept.add(kind)
-            self._tasks.add(asyncio.get_running_loop().create_task(keeper()))
+    async def _launch_nursery(self) -> Starter:
+        return await Starter.launch(
+            "nursery",
+            environ=self._own_environ(),
+            cwd=self._settings.workload.cwd,
+            python=self._settings.workload.python,
+        )
 
-    async def _keep_nursery(self) -> None:
-        for _ in range(MOST_NURSERIES):
-            try:
-                nursery = self._nursery = await Starter.launch(
-                    "nursery",
-                    environ=self._own_environ(),
-                    cwd=self._settings.workload.cwd,
-                    python=self._settings.workload.python,
-                )
-            except OSError as error:
-                log.info("stores are spawned: %s", error)
-                return
-            with contextlib.suppress(StarterDied):
-                if (await nursery.ready()).threads != 1:
-                    nursery.kill()
-                    return
-                self.nursery_ready.set()
-            await nursery.died.wait()
-            self.nursery_ready.clear()
+    def _spawn_stores(self, reason: str) -> None:
+        log.warning("stores are spawned, not forked: %s", reason)
 
-    async def _keep_standby(self) -> None:
-        quick_deaths = 0
-        while not self.reason:
-            born = asyncio.get_running_loop().time()
-            self._built.clear()
-            try:
-                standby = self._standby = await Starter.launch(
-                    "standby",
-                    environ=(self._environ or {}) | {env.MARK: mark(self._settings, 0)},
-                    cwd=self._settings.workload.cwd,
-                    python=self._settings.workload.python,
-                )
-            except OSError as error:
-                self._spawn_from_now_on(f"a standby cannot be started: {error}")
-                return
-            late = asyncio.get_running_loop().call_later(BUILD_TIMEOUT, self._built.set)
-            prepared = asyncio.get_running_loop().create_task(self._prepare(standby))
-            await standby.died.wait()
-            self.standby_ready.clear()
-            late.cancel()
-            self._built.set()
-            prepared.cancel()
-            with contextlib.suppress(StarterDied, asyncio.CancelledError):
-                await prepared
-            if self.reason:
-                return
-            lived = asyncio.get_running_loop().time() - born
-            quick_deaths = quick_deaths + 1 if lived < 10 else 0
-            log.info("the standby died after %.1f s", lived)
-            if quick_deaths == 3:
-                self._spawn_from_now_on("the standby died three times as soon as it was built")
+    async def _launch_standby(self) -> Starter:
+        return await Starter.launch(
+            "standby",
+            environ=(self._environ or {}) | {env.MARK: mark(self._settings, 0)},
+            cwd=self._settings.workload.cwd,
+            python=self._settings.workload.python,
+        )
 
-    async def _prepare(self, standby: Starter) -> None:
-        ready = await standby.ready()
-        if ready.threads != 1:
-            self._spawn_from_now_on(f"torch left {ready.threads} threads in the standby")
-            return
-        self.standby_ready.set()
-        self._built.set()
-        log.info("the standby is ready")
+    async def _preload(self, standby: Starter) -> None:
         await self._modules_known.wait()
         loaded = (await standby.preload(self._modules)).loaded
         log.info("the standby has %d modules preloaded", len(loaded))
 
     def kill(self) -> None:
         """For good; who sweeps reaps them."""
-        self._kept |= {"standby", "nursery"}  # a timer may still ask for one
-        for task in self._tasks:
-            task.cancel()
-        for starter in self._all():
-            starter.kill()
+        self._over = True
+        self._standby.end()
+        self._nursery.end()
+        if self._spawner is not None:
+            self._spawner.kill()

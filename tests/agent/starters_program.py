@@ -8,16 +8,21 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from elastic.agent import children, prctl, starters
+from elastic.agent import children, kept, prctl, starters
 from elastic.agent.settings import AgentSettings
 from elastic.agent.spec import StartSpec
 from tests.agent.spares_program import settings
 
 DEADLINE = 60.0
+THREAD = """\
+import threading, time
+threading.Thread(target=time.sleep, args=[999], daemon=True).start()
+"""
 starters.START_TIMEOUT = 0.5
 
 
@@ -105,6 +110,55 @@ async def nursery(node: AgentSettings) -> list[object]:
     return [*seen, own.forks_stores, await store(own)]
 
 
+async def building(node: AgentSettings, **environ: str) -> tuple[starters.Starters, int]:
+    """A nursery that is being built, and its pid."""
+    work = replace(node.workload, environ={**node.workload.environ, **environ})
+    own = starters.Starters(replace(node, workload=work, fork_ranks=False))
+    own.build()
+    while not own.pids:
+        await asyncio.sleep(0)
+    (found,) = own.pids
+    return own, found
+
+
+async def late(node: AgentSettings) -> list[object]:
+    """A nursery that is never ready is waited for once, and not anew by each store."""
+    kept.BUILD_TIMEOUT = 0.5
+    own, stopped = await building(node)
+    os.kill(stopped, signal.SIGSTOP)
+    seen: list[object] = [await store(own)]
+    kept.BUILD_TIMEOUT = 10 * DEADLINE
+    seen += [await store(own), stopped in own.pids]
+    os.kill(stopped, signal.SIGCONT)
+    await own.nursery_ready.wait()
+    return [*seen, await store(own)]
+
+
+async def threads(node: AgentSettings) -> list[object]:
+    """A nursery in which something has started a thread is no use, and nobody waits for it longer."""
+    kept.BUILD_TIMEOUT = 10 * DEADLINE
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "sitecustomize.py").write_text(THREAD)
+        path = os.pathsep.join((folder, node.workload.environ.get("PYTHONPATH", "")))
+        own, nursery = await building(node, PYTHONPATH=path)
+        return [await store(own), nursery in own.pids]
+
+
+async def mortal(node: AgentSettings) -> list[object]:
+    """A nursery that dies as often as it is built is built three times, and waited for no longer."""
+    kept.BUILD_TIMEOUT = 10 * DEADLINE
+    own, _ = await building(node)
+    asked = asyncio.get_running_loop().create_task(store(own))
+    killed = set[int]()
+    while not asked.done():
+        for victim in own.pids - killed:
+            if "elastic.agent.nursery" in Path(f"/proc/{victim}/cmdline").read_text():
+                os.kill(victim, signal.SIGKILL)
+                killed.add(victim)
+        await asyncio.sleep(0)
+    return [await asked, len(killed)]
+
+
 def spawner(own: starters.Starters) -> int:
     """Its pid: the only one that has not imported torch."""
     (found,) = [p for p in own.pids if "torch" not in Path(f"/proc/{p}/maps").read_text()]
@@ -137,7 +191,8 @@ async def reaped(node: AgentSettings) -> list[object]:
 
 
 CASES: dict[str, Callable[[AgentSettings], Awaitable[list[object]]]] = {
-    case.__name__: case for case in (momentary, lasting, stuck, reaped, nursery)
+    case.__name__: case
+    for case in (momentary, lasting, stuck, reaped, nursery, late, threads, mortal)
 }
 
 

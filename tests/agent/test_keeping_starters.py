@@ -79,6 +79,21 @@ def test_stores_are_forked_where_ranks_are_spawned(program: Program) -> None:
     assert program.says() == ["spawner", False, False, "nursery", True, "spawner", False, "nursery"]
 
 
+@case(["late"])
+def test_a_nursery_that_is_not_ready_in_time_is_not_waited_for_again(program: Program) -> None:
+    assert program.says() == ["spawner", "spawner", True, "nursery"]
+
+
+@case(["threads"])
+def test_a_nursery_with_a_second_thread_is_of_no_use(program: Program) -> None:
+    assert program.says() == ["spawner", False]
+
+
+@case(["mortal"])
+def test_a_nursery_that_dies_three_times_is_not_built_again(program: Program) -> None:
+    assert program.says() == ["spawner", 3]
+
+
 @case(["reaped"])
 def test_a_process_that_was_reaped_before_its_start_was_known(program: Program) -> None:
     assert program.says() == ["spawner"]
