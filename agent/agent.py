@@ -47,7 +47,7 @@ class Agent:
         self._uplink = Uplink(settings.master, settings.security, self._hello, self._heard)
         self._log_reads = LogReads(settings.logs.run_dir, self._uplink, self._spawn)
         self._snapshots = Snapshots(
-            vault, lambda told: self._uplink.send(pb.FromAgent(snapshots=told))
+            settings, vault, lambda told: self._uplink.send(pb.FromAgent(snapshots=told))
         )
         self._ranks: Ranks | None = None
         self._retiring = Retiring(
@@ -104,7 +104,7 @@ class Agent:
             knocks.close()
             if timers is not None:
                 timers.close()
-            for parts in (self._spares, self._stores, self._starters):
+            for parts in (self._spares, self._stores, self._starters, self._snapshots):
                 parts.kill()
             await self._sweep(lambda: self._retiring.stuck)
             deafen(handled)
@@ -258,7 +258,7 @@ class Agent:
 
     def _known(self) -> set[int]:
         """Our children that are no orphans."""
-        known = self._starters.pids | self._stores.pids | self._spares.pids
+        known = self._starters.pids | self._stores.pids | self._spares.pids | self._snapshots.pids
         running = set[int]() if self._ranks is None else set(self._ranks.pids.values())
         return known | running | self._retiring.pids | self._retiring.stuck
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from elastic.agent import memory
+from elastic.agent.flushes import Flushes
+from elastic.agent.settings import AgentSettings
 from elastic.agent.vault import Vault
 from elastic.proto import keeper, slot
 from elastic.proto import master_pb2 as pb
@@ -18,8 +20,9 @@ from elastic.proto.errors import LinkError, ProtocolMismatch, SlotError
 
 log = logging.getLogger(__name__)
 
-SLOTS = 3
-"""Of each rank: the newest whole snapshot, one that is on its way to be whole, one that is written."""
+SLOTS = 4
+"""Of each rank: the newest whole snapshot, one that is on its way to be whole, one that is written,
+and one that is flushed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +56,10 @@ class _Checkpoint:
     """The ranks of this round that have opened it."""
     whole: pb.Moment | None = None
     all_units: int = 0
+    committed: pb.Moment | None = None
     answer: pb.Restore | None = None
+    flush: list[pb.Flush] = field(default_factory=list[pb.Flush])
+    """What the master wants on storage, the oldest first."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,15 +78,26 @@ class _Client:
 class Snapshots:
     """`say` takes what the master is to hear; it may be lost, since `statements` says all again."""
 
-    def __init__(self, vault: Vault, say: Callable[[pb.Snapshots], None]) -> None:
+    def __init__(
+        self, settings: AgentSettings, vault: Vault, say: Callable[[pb.Snapshots], None]
+    ) -> None:
         self._vault = vault
         self._say = say
+        self._flushes = Flushes(settings, self._flushed)
         self._checkpoints: dict[str, _Checkpoint] = {}
         self._counter = 0
         for name, fd in vault.kept.items():  # of agents before us
             number, local, checkpoint = name.split("/", 2)
             self._counter = max(self._counter, int(number))
             self._of(checkpoint).slots.setdefault(int(local), []).append(_Slot.of(name, fd))
+
+    @property
+    def pids(self) -> set[int]:
+        return self._flushes.pids
+
+    def kill(self) -> None:
+        """At the end of this agent; what is held stays."""
+        self._flushes.kill()
 
     def _of(self, checkpoint: str) -> _Checkpoint:
         return self._checkpoints.setdefault(checkpoint, _Checkpoint())
@@ -221,6 +238,10 @@ class Snapshots:
             wanted = asking[0].asks.step if asking[0].asks else None
             if wanted is not None:
                 told.wanted = wanted
+            for client in asking:
+                if client.asks is not None and client.asks.stored_step:
+                    told.stored.round = client.asks.stored_round
+                    told.stored.step = client.asks.stored_step
         holdings: dict[tuple[int, int], pb.Holding] = {}
         for own in known.slots.values():
             for snapshot in _snapshots(own):
@@ -231,6 +252,13 @@ class Snapshots:
                 holding.units.extend(set(snapshot.units) - set(holding.units))
                 holding.all_units = max(holding.all_units, snapshot.all_units)
                 holding.persist |= snapshot.stamp.persist
+        for moment, written in self._flushes.written.get(checkpoint, {}).items():
+            at = pb.Moment(round=moment[0], step=moment[1])
+            holding = holdings.setdefault(moment, pb.Holding(moment=at))
+            holding.world_size = holding.world_size or written.world_size
+            holding.durable.extend(written.shards.values())
+            holding.committed = written.committed
+            holding.persist = True
         told.holdings.extend(holdings.values())
         return told
 
@@ -238,8 +266,14 @@ class Snapshots:
         return [client for client in known.clients if client.asks is not None]
 
     def obey(self, order: pb.SnapshotOrders) -> None:
-        """What the master says of one checkpoint."""
+        """What the master says of one checkpoint. A slot that is to be flushed is claimed before its
+        rank hears of anything that would let it go."""
         known = self._of(order.checkpoint)
+        known.flush = list(order.flush)
+        self._flush(order.checkpoint, known)
+        for commit in order.commits:
+            job = next((s.stamp.job for own in known.slots.values() for s in _snapshots(own)), "")
+            self._flushes.commit(order.checkpoint, job, commit)
         if order.HasField("whole") and _key(order.whole) > _key(known.whole):
             known.whole, known.all_units = order.whole, order.all_units
             for own in known.slots.values():
@@ -249,9 +283,46 @@ class Snapshots:
                         slot.mark_whole(one.view, order.all_units)
             for client in list(known.clients):
                 self._push(client, keeper.Whole(round=order.whole.round, step=order.whole.step))
+        if order.HasField("committed") and _key(order.committed) > _key(known.committed):
+            known.committed = order.committed
+            for client in list(known.clients):
+                step = order.committed.step
+                self._push(client, keeper.Committed(round=order.committed.round, step=step))
         if order.HasField("restore"):
             known.answer = order.restore
             self._answer(known, order.restore)
+
+    def _flush(self, checkpoint: str, known: _Checkpoint) -> None:
+        """One moment at a time, the oldest that is here: each pins a slot of every rank."""
+        if self._flushes.busy(checkpoint):
+            return
+        for order in sorted(known.flush, key=lambda order: _key(order.moment)):
+            here: dict[int, int] = {}
+            world_size = 0
+            for own in known.slots.values():
+                for one in own:
+                    found = one.snapshot
+                    if found is None or _at(found) != order.moment:
+                        continue
+                    if found.stamp.rank in order.ranks:
+                        here[found.stamp.rank] = one.fd
+                        world_size = found.stamp.world_size
+            if here:
+                self._flushes.write(checkpoint, _key(order.moment), world_size, here)
+                return
+
+    def _flushed(self, checkpoint: str) -> None:
+        """The flusher is done with something."""
+        known = self._of(checkpoint)
+        done = self._flushes.written.get(checkpoint, {})
+        known.flush = [
+            order
+            for order in known.flush
+            if not set(order.ranks)
+            <= set(done[_key(order.moment)].shards if _key(order.moment) in done else ())
+        ]
+        self._tell(checkpoint)
+        self._flush(checkpoint, known)
 
     def _answer(self, known: _Checkpoint, answer: pb.Restore) -> None:
         """Show those who ask what they are to load, and the images of it that are here."""

@@ -65,6 +65,14 @@ class Said:
     """What a master has answered them already."""
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node of the standing round."""
+
+    node_id: NodeId
+    ranks: range
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
     """What the ranks of a round load: all the same."""
@@ -104,6 +112,8 @@ class Orders:
     """The oldest first."""
     restore: Restore | None
     """The answer to those who ask."""
+    committed: Moment | None
+    """The newest that is on storage, as far as this master has heard."""
     reason: str
 
 
@@ -164,7 +174,7 @@ def _count(state: Checkpoint, before: Said | None, after: Said | None) -> Checkp
 
 
 def decide(
-    state: Checkpoint, number: int, members: Sequence[NodeId], *, ending: bool = False
+    state: Checkpoint, number: int, members: Sequence[Member], *, ending: bool = False
 ) -> tuple[Checkpoint, Orders]:
     """What follows from all that was said.
 
@@ -172,11 +182,19 @@ def decide(
     are stopping, so the newest that is whole goes to storage whether or not it was due.
     """
     restore, reason = _restore(state, number, members)
-    flush, commits = _storage(state, ending)
+    committed = max(
+        (m for s in state.said.values() for m, h in s.holdings.items() if h.committed), default=None
+    )
+    flush, commits = _storage(state, committed, ending)
     if restore is not None:
         state = replace(state, restore=restore)
     return state, Orders(
-        whole=state.whole, flush=flush, commits=commits, restore=restore, reason=reason
+        whole=state.whole,
+        flush=flush,
+        commits=commits,
+        restore=restore,
+        committed=committed,
+        reason=reason,
     )
 
 
@@ -212,7 +230,7 @@ def _whole(state: Checkpoint, moment: Moment) -> int:
 
 
 def _restore(
-    state: Checkpoint, number: int, members: Sequence[NodeId]
+    state: Checkpoint, number: int, members: Sequence[Member]
 ) -> tuple[Restore | None, str]:
     """The same for every rank of a round, also once another master has begun to answer."""
     if state.restore is not None and state.restore.round == number:
@@ -224,7 +242,8 @@ def _restore(
     for said in state.said.values():
         if said.answer is not None and said.answer.round == number:
             return said.answer, ""
-    asked = [state.said[m] for m in members if m in state.said and state.said[m].asks == number]
+    present = [state.said[m.node_id] for m in members if m.node_id in state.said]
+    asked = [said for said in present if said.asks == number]
     if len(asked) < len(members):
         return None, f"round {number} is asked for by nodes that are not in it"
     wanted, stored = asked[0].wanted, asked[0].stored
@@ -232,7 +251,7 @@ def _restore(
     for moment in sorted(held, reverse=True):
         if stored is not None and moment < stored:
             break
-        if _whole(state, moment):
+        if _whole(state, moment) and _at_home(state, moment, members):
             answer = Restore(round=number, moment=moment, from_memory=True)
             return answer, f"round {number} goes on from step {moment.step}, in memory"
     if stored is None:
@@ -241,16 +260,30 @@ def _restore(
     return answer, f"round {number} goes on from step {stored.step}, on storage"
 
 
+def _at_home(state: Checkpoint, moment: Moment, members: Sequence[Member]) -> bool:
+    """Every node has what its own ranks load: their own images, or all that there is."""
+    world = sum(len(member.ranks) for member in members)
+    units = _whole(state, moment)
+    for member in members:
+        holding = state.said[member.node_id].holdings.get(moment)
+        if holding is None:
+            return False
+        own = holding.world_size == world and set(member.ranks) <= holding.ranks
+        if not own and len(holding.units) < units:
+            return False
+    return True
+
+
 # --- storage -------------------------------------------------------------------------------------
 
 
 def _storage(
-    state: Checkpoint, ending: bool
+    state: Checkpoint, committed: Moment | None, ending: bool
 ) -> tuple[dict[NodeId, dict[Moment, frozenset[int]]], tuple[Commit, ...]]:
     """Who writes what, and who writes a manifest since all of its shards are there."""
     flush: dict[NodeId, dict[Moment, frozenset[int]]] = {}
     commits: list[Commit] = []
-    for moment in _due(state, ending):
+    for moment in _due(state, committed, ending):
         holdings = _holdings(state, moment)
         durable = {rank: shard for _, h in holdings for rank, shard in h.durable.items()}
         present = durable.keys() | {rank for _, h in holdings for rank in h.ranks}
@@ -268,21 +301,14 @@ def _storage(
     return flush, tuple(commits)
 
 
-def _due(state: Checkpoint, ending: bool) -> list[Moment]:
+def _due(state: Checkpoint, committed: Moment | None, ending: bool) -> list[Moment]:
     """What is to be written and is not committed, the oldest first; only what every rank has of."""
-    due: set[Moment] = set()
-    newest = None
-    for said in state.said.values():
-        for moment, holding in said.holdings.items():
-            if holding.committed:
-                newest = moment if newest is None else max(newest, moment)
-            elif holding.persist:
-                due.add(moment)
+    due = {m for s in state.said.values() for m, h in s.holdings.items() if h.persist}
     whole = state.whole.moment if state.whole is not None else None
     if ending and whole is not None:
         due.add(whole)
     return sorted(
         moment
         for moment in due
-        if whole is not None and moment <= whole and (newest is None or moment > newest)
+        if whole is not None and moment <= whole and (committed is None or moment > committed)
     )

@@ -1,7 +1,7 @@
 """Between protobuf messages and the master's own dataclasses; texts are bounded here."""
 
 from elastic.master import events as ev
-from elastic.master.checkpoints import Holding, Moment, Orders, Restore, Said
+from elastic.master.checkpoints import Holding, Moment, Orders, Restore, Said, Shard
 from elastic.master.directive import Directive
 from elastic.master.events import Failed, Incarnation, NodeId, NodePhase
 from elastic.master.journal import Note
@@ -112,6 +112,7 @@ def said(message: pb.Snapshots, node_id: NodeId, incarnation: Incarnation) -> Sa
         holdings={moment(h.moment): _holding(h) for h in message.holdings[:MOST_HOLDINGS]},
         asks=message.asks,
         wanted=message.wanted if message.HasField("wanted") else None,
+        stored=moment(message.stored) if message.HasField("stored") else None,
         answer=_restore(message.answer) if message.HasField("answer") else None,
     )
 
@@ -127,6 +128,8 @@ def _holding(message: pb.Holding) -> Holding:
         units=frozenset(message.units),
         all_units=message.all_units,
         persist=message.persist,
+        durable={s.rank: Shard(bytes=s.bytes, digest=s.digest) for s in message.durable},
+        committed=message.committed,
     )
 
 
@@ -139,7 +142,10 @@ def _restore(message: pb.Restore) -> Restore:
 
 
 def snapshot_orders(checkpoint: str, orders: Orders) -> pb.SnapshotOrders:
+    """What is the same for every node."""
     told = pb.SnapshotOrders(checkpoint=checkpoint)
+    if orders.committed is not None:
+        told.committed.CopyFrom(_moment(orders.committed))
     if orders.whole is not None:
         told.whole.CopyFrom(_moment(orders.whole.moment))
         told.all_units = orders.whole.units
@@ -149,6 +155,26 @@ def snapshot_orders(checkpoint: str, orders: Orders) -> pb.SnapshotOrders:
         if restore.moment is not None:
             told.restore.moment.CopyFrom(_moment(restore.moment))
     return told
+
+
+def own_part(node_id: NodeId, orders: Orders) -> tuple[list[pb.Flush], list[pb.Commit]]:
+    """What one node is to write."""
+    flush = [
+        pb.Flush(moment=_moment(at), ranks=sorted(ranks))
+        for at, ranks in orders.flush.get(node_id, {}).items()
+    ]
+    commits = [
+        pb.Commit(
+            moment=_moment(commit.moment),
+            shards=[
+                pb.Shard(rank=rank, bytes=shard.bytes, digest=shard.digest)
+                for rank, shard in sorted(commit.shards.items())
+            ],
+        )
+        for commit in orders.commits
+        if commit.node_id == node_id
+    ]
+    return flush, commits
 
 
 def _moment(at: Moment) -> pb.Moment:

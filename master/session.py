@@ -23,8 +23,8 @@ class Session:
         """The directive pushed last."""
         self.idle = not hello.report.round and hello.report.phase == pb.NodeReport.IDLE
         """The agent was told nothing in all its life: it waits already."""
-        self.snapshots: set[str] = set()
-        """Checkpoints of which it has been told what to do."""
+        self.snapshots: dict[str, pb.SnapshotOrders] = {}
+        """By checkpoint, the orders pushed last."""
         self.left = False
         """It said goodbye, so it needs to hear of nothing more."""
         self._context = context

@@ -1,12 +1,13 @@
 """The shell around `checkpoints.py`: what nodes say of their snapshots in, orders to all of them out."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from elastic.master import checkpoints as core
 from elastic.master import messages
-from elastic.master.checkpoints import Checkpoint
+from elastic.master.checkpoints import Checkpoint, Member, Orders
 from elastic.master.events import Incarnation, NodeId
+from elastic.master.rendezvous import Seat
 from elastic.master.session import Session
 from elastic.master.shell import Shell
 from elastic.proto import master_pb2 as pb
@@ -38,22 +39,44 @@ class Snapshots:
         current = self._shell.job.round
         standing = current is not None and current.standing
         number = current.number if current is not None and standing else 0
-        members = [s.node_id for s in current.seats] if current is not None and standing else []
+        members = _members(current.seats) if current is not None and standing else []
         state, orders = core.decide(state, number, members)
         self._checkpoints[name] = state
         if orders.reason:
             log.info("checkpoint %s: %s", name, orders.reason)
+        self._tell(name, orders, session)
+
+    def _tell(self, name: str, orders: Orders, session: Session) -> None:
+        """Everybody what has changed for all; each its own part, if that has changed."""
         order = messages.snapshot_orders(name, orders)
-        if order != self._told.get(name):
-            self._told[name] = order
-            for node_id in state.said:
-                if node_id in self._sessions:
-                    self._sessions[node_id].push(pb.ToAgent(snapshots=order))
-        elif name not in session.snapshots:
-            session.push(pb.ToAgent(snapshots=order))
-        session.snapshots.add(name)
+        changed = order != self._told.get(name)
+        self._told[name] = order
+        busy = set(orders.flush) | {commit.node_id for commit in orders.commits}
+        for node_id in self._checkpoints[name].said if changed else {*busy, session.node_id}:
+            told = self._sessions.get(node_id)
+            if told is None:
+                continue
+            mine = pb.SnapshotOrders()
+            mine.CopyFrom(order)
+            if node_id in busy:
+                flush, commits = messages.own_part(node_id, orders)
+                mine.flush.extend(flush)
+                mine.commits.extend(commits)
+            if mine != told.snapshots.get(name):
+                told.snapshots[name] = mine
+                told.push(pb.ToAgent(snapshots=mine))
 
     def gone(self, node_id: NodeId, incarnation: Incarnation) -> None:
         """Its stream ended: what it holds cannot be counted on until it is back."""
         for name, state in self._checkpoints.items():
             self._checkpoints[name] = core.forget(state, node_id, incarnation)
+
+
+def _members(seats: Sequence[Seat]) -> list[Member]:
+    """The nodes of a round, with their ranks."""
+    found: list[Member] = []
+    first = 0
+    for seat in seats:
+        found.append(Member(seat.node_id, range(first, first + seat.ranks)))
+        first += seat.ranks
+    return found

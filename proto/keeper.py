@@ -12,6 +12,7 @@ a datagram (`codec.py`), the first of them `Open`; descriptors travel beside it.
 | keeper to rank | `Slots`    | one a slot    | the answer to `Need`                                   |
 |                | `Restore`  | one an image  | the answer to `Load`, once all ranks of the job asked  |
 |                | `Whole`    |               | a newer moment is in every rank's memory               |
+|                | `Committed`|               | a newer moment is on storage                           |
 |                | `Refused`  |               | what was asked for cannot be had, and why              |
 """
 
@@ -59,6 +60,10 @@ class Load:
     """What is to be loaded: that step, or the newest."""
 
     step: int | None = None
+    stored_round: int = 0
+    """Of what is committed on storage, as rank 0 has looked."""
+    stored_step: int = 0
+    """0: nothing is, or this is not rank 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,14 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """The newest moment that is on storage for good."""
+
+    round: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """Why not, in one sentence."""
 
@@ -96,7 +109,7 @@ class Refused:
 
 
 ToKeeper = Open | Need | Held | Load
-ToRank = Slots | Restore | Whole | Refused
+ToRank = Slots | Restore | Whole | Committed | Refused
 
 
 def opening(

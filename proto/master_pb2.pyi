@@ -256,34 +256,50 @@ class Moment(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Snapshots(_message.Message):
-    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer")
+    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer", "stored")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
     asks: int
     wanted: int
     answer: Restore
-    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ...) -> None: ...
+    stored: Moment
+    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ..., stored: _Optional[_Union[Moment, _Mapping]] = ...) -> None: ...
 
 class Holding(_message.Message):
-    __slots__ = ("moment", "world_size", "ranks", "units", "all_units", "persist")
+    __slots__ = ("moment", "world_size", "ranks", "units", "all_units", "persist", "durable", "committed")
     MOMENT_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     ALL_UNITS_FIELD_NUMBER: _ClassVar[int]
     PERSIST_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
     moment: Moment
     world_size: int
     ranks: _containers.RepeatedScalarFieldContainer[int]
     units: _containers.RepeatedScalarFieldContainer[int]
     all_units: int
     persist: bool
-    def __init__(self, moment: _Optional[_Union[Moment, _Mapping]] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., units: _Optional[_Iterable[int]] = ..., all_units: _Optional[int] = ..., persist: bool = ...) -> None: ...
+    durable: _containers.RepeatedCompositeFieldContainer[Shard]
+    committed: bool
+    def __init__(self, moment: _Optional[_Union[Moment, _Mapping]] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., units: _Optional[_Iterable[int]] = ..., all_units: _Optional[int] = ..., persist: bool = ..., durable: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., committed: bool = ...) -> None: ...
+
+class Shard(_message.Message):
+    __slots__ = ("rank", "bytes", "digest")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    bytes: int
+    digest: int
+    def __init__(self, rank: _Optional[int] = ..., bytes: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Restore(_message.Message):
     __slots__ = ("round", "moment", "from_memory")
@@ -296,16 +312,38 @@ class Restore(_message.Message):
     def __init__(self, round: _Optional[int] = ..., moment: _Optional[_Union[Moment, _Mapping]] = ..., from_memory: bool = ...) -> None: ...
 
 class SnapshotOrders(_message.Message):
-    __slots__ = ("checkpoint", "whole", "all_units", "restore")
+    __slots__ = ("checkpoint", "whole", "all_units", "restore", "flush", "commits", "committed")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     ALL_UNITS_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
+    FLUSH_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     whole: Moment
     all_units: int
     restore: Restore
-    def __init__(self, checkpoint: _Optional[str] = ..., whole: _Optional[_Union[Moment, _Mapping]] = ..., all_units: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ...) -> None: ...
+    flush: _containers.RepeatedCompositeFieldContainer[Flush]
+    commits: _containers.RepeatedCompositeFieldContainer[Commit]
+    committed: Moment
+    def __init__(self, checkpoint: _Optional[str] = ..., whole: _Optional[_Union[Moment, _Mapping]] = ..., all_units: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., flush: _Optional[_Iterable[_Union[Flush, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ...) -> None: ...
+
+class Flush(_message.Message):
+    __slots__ = ("moment", "ranks")
+    MOMENT_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    moment: Moment
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, moment: _Optional[_Union[Moment, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("moment", "shards")
+    MOMENT_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    moment: Moment
+    shards: _containers.RepeatedCompositeFieldContainer[Shard]
+    def __init__(self, moment: _Optional[_Union[Moment, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

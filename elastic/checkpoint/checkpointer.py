@@ -1,5 +1,6 @@
 """`Checkpointer`: what a training script holds."""
 
+import logging
 import mmap
 import os
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from elastic import session
-from elastic.checkpoint import copy_cpu, share
+from elastic.checkpoint import copy_cpu, files, share
 from elastic.checkpoint.image import Image, header_bytes, lay_out, parse
 from elastic.checkpoint.keeping import Keeping
 from elastic.checkpoint.restore import Restore, Source
@@ -18,6 +19,8 @@ from elastic.proto import keeper, slot
 from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
 from elastic.proto.slot import Stamp
 from elastic.proto.sums import Chunk
+
+log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT = 600.0
 """Seconds that the ranks of a job may take to come together for a load."""
@@ -38,12 +41,18 @@ class Checkpointer:
     Each rank makes one, in the same order if there are several. Not for use by several threads.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """path: where the checkpoint is on storage; it also tells two of one job apart.
+    def __init__(self, path: str | os.PathLike[str], *, persist_every: int | None = None) -> None:
+        """path: the folder on storage; it also tells two checkpoints of one job apart.
 
+        persist_every: steps whose number is a multiple of it are written to storage as well.
         Raises `CheckpointError` outside `elastic-run`.
         """
-        self.path = os.fspath(path)
+        if persist_every is not None and persist_every < 1:
+            raise CheckpointError(f"persist_every is 1 or more steps, not {persist_every}")
+        self.path = os.path.abspath(path)
+        self._persist_every = persist_every
+        self._due: Moment | None = None
+        """The last that was to be written to storage."""
         found, end = session.current(), session.open_keeper()
         if found is None or end is None:
             raise CheckpointError("a Checkpointer needs elastic-run: start this script with it")
@@ -69,11 +78,14 @@ class Checkpointer:
 
     # --- save --------------------------------------------------------------------------------
 
-    def save(self, step: int, state: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Mapping[str, Any], *, persist: bool | None = None) -> None:
         """Snapshot `state` as that of `step` finished steps; on return it may change.
 
+        persist: write it to storage too, in the background; None: if it is due by `persist_every`.
         Raises `CheckpointError` for what a checkpoint cannot keep, and where no memory is to be had.
         """
+        if persist is None:
+            persist = self._persist_every is not None and step % self._persist_every == 0
         collected = collect(state, self._place)
         parts = {
             part.piece.name: part for part in share.mine(collected.parts.values(), self._place)
@@ -98,12 +110,27 @@ class Checkpointer:
                 rank=self._place.rank,
                 world_size=self._place.world_size,
                 generation=generation,
+                persist=persist,
             )
 
         index = slots.write(order, stamp, image, fill)
         if index is None:
             raise CheckpointError(f"{self.path}: every slot is being read")
         self._keeping.tell(keeper.Held(slot=index))
+        if persist:
+            self._due = Moment(self._session.round, step)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until what was to be written to storage is there, committed.
+
+        Raises `CheckpointError` when that takes longer than `timeout` seconds.
+        """
+        over = None if timeout is None else monotonic() + timeout
+        while self._due is not None and (self._keeping.committed or Moment(0, 0)) < self._due:
+            left = 3600.0 if over is None else over - monotonic()
+            if left <= 0:
+                raise CheckpointError(f"{self.path}: step {self._due.step} is not on storage yet")
+            self._keeping.wait(left)
 
     def _room(self, size: int) -> Slots:
         """Slots of at least that size; asked for again where the state has grown."""
@@ -138,16 +165,22 @@ class Checkpointer:
         0 where there is none: the state is as it was. All ranks must call it. strict: raise
         `CheckpointError` for what the state has and the checkpoint has not.
         """
-        answer, fds = self._keeping.ask(keeper.Load(step=step), ANSWER_TIMEOUT)
+        stored = files.committed(self.path, step) if self._place.rank == 0 else None
+        asked = keeper.Load(step=step)
+        if stored is not None:
+            asked = keeper.Load(step=step, stored_round=stored.round, stored_step=stored.step)
+        answer, fds = self._keeping.ask(asked, ANSWER_TIMEOUT)
         try:
             if not isinstance(answer, keeper.Restore):
                 raise CheckpointError("the keeper of this rank's snapshots answers something else")
             if not answer.step:
+                if step:
+                    raise CheckpointError(f"{self.path} has no step {step}")
                 return 0
             self._loaded = Moment(answer.round, answer.step)
             claims = [slot.claim(fd, exclusive=False) for fd in fds]
             try:
-                self._restore(state, fds, strict)
+                self._restore(state, fds, strict, from_memory=answer.from_memory)
             finally:
                 for claim in claims:
                     if claim is not None:
@@ -157,12 +190,22 @@ class Checkpointer:
             for fd in fds:
                 os.close(fd)
 
-    def _restore(self, state: dict[str, Any], fds: Sequence[int], strict: bool) -> None:
-        sources = [source for fd in fds if (source := _source(fd, self._loaded)) is not None]
+    def _restore(
+        self, state: dict[str, Any], fds: Sequence[int], strict: bool, *, from_memory: bool
+    ) -> None:
+        assert self._loaded is not None
+        if from_memory:
+            found = dict(s for fd in fds if (s := _source(fd, self._loaded)) is not None)
+        else:
+            found, wrong = files.sources(self.path, self._loaded.step)
+            for complaint in wrong:
+                log.error("%s", complaint)
         own = self._place.rank
-        sources.sort(key=lambda found: (found[0] != own, found[0]))
-        restore = Restore([source for _, source in sources], self._place)
+        order = sorted(found, key=lambda rank: (rank != own, rank))
+        restore = Restore([found[rank] for rank in order], self._place)
         restore.apply(state, strict=strict)
+        for complaint in restore.damaged:
+            log.error("%s", complaint)
 
     # --- the end -----------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ import select
 import socket
 from time import monotonic
 
+from elastic.checkpoint.slots import Moment
 from elastic.proto import keeper
 from elastic.proto.errors import CheckpointError, LinkError
 
@@ -14,6 +15,8 @@ class Keeping:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self.committed: Moment | None = None
+        """The newest that is known to be on storage."""
 
     def tell(self, message: keeper.ToKeeper) -> None:
         try:
@@ -34,7 +37,7 @@ class Keeping:
             answer, fds = found
             if isinstance(answer, keeper.Refused):
                 raise CheckpointError(answer.reason)
-            if not isinstance(answer, keeper.Whole):
+            if not isinstance(answer, keeper.Whole | keeper.Committed):
                 return answer, fds
 
     def wait(self, timeout: float) -> bool:
@@ -55,6 +58,8 @@ class Keeping:
             raise CheckpointError("the keeper of this rank's snapshots is gone") from error
         if found is None:
             raise CheckpointError("the keeper of this rank's snapshots is gone")
+        if isinstance(found[0], keeper.Committed):
+            self.committed = Moment(found[0].round, found[0].step)
         return found
 
     def close(self) -> None:

@@ -56,3 +56,22 @@ def test_snapshots_outlive_agent_and_master(job: Job, part: str) -> None:
     job.finish()
     job.ends(0)
     check(job, 2)
+
+
+def test_the_same_command_goes_on_from_storage(job: Job) -> None:
+    """At another world size: what two ranks wrote, three load."""
+    start(job, script=("--persist-every", "2"))
+    job.wait_for_steps(2, count=5)
+    job.finish()
+    job.ends(0)
+    last = job.told("step", rank=0)[-1]
+    newest = last.fields["step"] // 2 * 2
+    (digest,) = {x.fields["digest"] for x in job.told("step") if x.fields["step"] == newest}
+    folder = job.folder / "checkpoint" / f"step-{newest:08}"
+    assert len(list(folder.glob("shard-*.safetensors"))) == 2
+    assert (folder / "manifest.json").is_file()
+    before = len(job.told("loaded"))
+    job.start(nproc=3, entry=(str(SCRIPT), str(job.folder)))
+    job.ends(0)
+    loaded = job.told("loaded")[before:]
+    assert [(x.fields["step"], x.fields["digest"]) for x in loaded] == 3 * [(newest, digest)]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from elastic.master.checkpoints import (
     Checkpoint,
     Holding,
+    Member,
     Moment,
     Orders,
     Restore,
@@ -48,7 +49,15 @@ def heard(*said: Said) -> Checkpoint:
 
 
 def told(*said: Said, number: int = 1, members: tuple[NodeId, ...] = (A, B)) -> Orders:
-    return decide(heard(*said), number, members)[1]
+    return orders(heard(*said), number, members)
+
+
+def orders(
+    state: Checkpoint, number: int, members: tuple[NodeId, ...], *, ending: bool = False
+) -> Orders:
+    """Each node with one rank."""
+    seats = [Member(node_id, range(i, i + 1)) for i, node_id in enumerate(members)]
+    return decide(state, number, seats, ending=ending)[1]
 
 
 def test_it_is_whole_once_every_rank_has_it() -> None:
@@ -86,6 +95,16 @@ def test_memory_that_covers_the_state_is_loaded() -> None:
     b = says(B, {(1, 5): holds(1)}, asks=2)
     expected = Restore(round=2, moment=Moment(1, 5), from_memory=True)
     assert told(a, b, number=2).restore == expected
+
+
+def test_a_node_that_has_not_what_its_ranks_load_is_a_reason_for_storage() -> None:
+    a = says(A, {(1, 5): holds(0, 1)}, asks=2, stored=Moment(1, 4))
+    new = says(C, {}, asks=2)
+    assert told(a, new, number=2, members=(A, C)).restore == Restore(round=2, moment=Moment(1, 4))
+    whole = {(1, 5): holds(0, units=(7,), all_units=1)}
+    equal = says(A, whole, asks=2), says(C, whole, asks=2)
+    found = told(*equal, number=2, members=(A, C)).restore
+    assert found == Restore(round=2, moment=Moment(1, 5), from_memory=True)
 
 
 def test_a_lost_node_takes_its_images_with_it() -> None:
@@ -156,20 +175,20 @@ def test_a_replica_is_written_for_a_node_that_is_gone() -> None:
     a = says(A, {(1, 5): holds(0, 1, persist=True)})
     b = says(B, {(1, 5): holds(1, persist=True)})
     state = forget(heard(a, b), B, LIFE)
-    assert decide(state, 1, (A,))[1].flush == {A: {Moment(1, 5): {0, 1}}}
+    assert orders(state, 1, (A,)).flush == {A: {Moment(1, 5): {0, 1}}}
 
 
 def test_a_step_that_lost_a_shard_is_not_written() -> None:
     a = says(A, {(1, 5): holds(0, persist=True), (1, 6): holds(0)})
     b = says(B, {(1, 5): holds(1, persist=True), (1, 6): holds(1)})
     later = hear(heard(a, b), says(B, {(1, 6): holds(1)}))
-    assert decide(later, 1, (A, B))[1].flush == {}
+    assert orders(later, 1, (A, B)).flush == {}
 
 
 def test_at_the_end_the_newest_is_written_though_it_was_not_due() -> None:
     state = heard(says(A, {(1, 5): holds(0)}), says(B, {(1, 5): holds(1)}))
-    assert decide(state, 1, (A, B))[1].flush == {}
-    assert decide(state, 1, (A, B), ending=True)[1].flush.keys() == {A, B}
+    assert orders(state, 1, (A, B)).flush == {}
+    assert orders(state, 1, (A, B), ending=True).flush.keys() == {A, B}
 
 
 # --- a job, at random ----------------------------------------------------------------------------
@@ -213,6 +232,6 @@ def test_what_is_loaded_from_memory_is_there(data: st.DataObject) -> None:
             there = {r for n in state.said for r in held[n].get(state.whole.moment, ())}
             assert there == {0, 1, 2}
             whole.add(state.whole.moment)
-        answer = decide(state, 2, tuple(state.said))[1].restore
+        answer = orders(state, 2, tuple(state.said)).restore
         if answer is not None and answer.moment is not None:
             assert {r for n in state.said for r in held[n].get(answer.moment, ())} == {0, 1, 2}

@@ -22,6 +22,7 @@ PARSER = argparse.ArgumentParser()
 PARSER.add_argument("folder", type=Path)
 PARSER.add_argument("--width", type=int, default=64)
 PARSER.add_argument("--step-time", type=float, default=0.02)
+PARSER.add_argument("--persist-every", type=int)
 ARGS = PARSER.parse_args()
 
 
@@ -51,7 +52,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
     state = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    with Checkpointer(ARGS.folder / "checkpoint") as checkpoint:
+    path = ARGS.folder / "checkpoint"
+    with Checkpointer(path, persist_every=ARGS.persist_every) as checkpoint:
         step = checkpoint.load(state)
         tell("loaded", step=step, digest=digest(model, optimizer))
         over = torch.zeros(1)
@@ -68,6 +70,7 @@ def main() -> None:
             time.sleep(ARGS.step_time)
             over = torch.tensor([float(RANK == 0 and (ARGS.folder / "finish").exists())])
             dist.broadcast(over, 0)
+        checkpoint.wait(60)
     tell("end", step=step)
     dist.barrier()  # Gloo's thread may need the GIL for `over`, which the group's end does not release
     dist.destroy_process_group()

@@ -1,0 +1,225 @@
+"""What of this node's snapshots goes to storage: one moment at a time, by a process of its own.
+
+A slot is claimed here before anybody hears that its moment is whole, so no rank can write over it
+between the order and the reading of it.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastic.agent import boot
+from elastic.agent.environment import mark
+from elastic.agent.settings import AgentSettings
+from elastic.agent.starter import memory_file
+from elastic.proto import env, flusher, manifest, slot
+from elastic.proto import master_pb2 as pb
+from elastic.proto.errors import CodecError
+
+log = logging.getLogger(__name__)
+
+RETRY = 5.0
+"""Seconds until storage is tried again."""
+REMEMBERED = 8
+"""Moments of a checkpoint whose files this node remembers."""
+
+Key = tuple[int, int]
+"""Round and step."""
+
+
+@dataclass(slots=True)
+class Written:
+    """What this node has on storage of one moment."""
+
+    world_size: int
+    shards: dict[int, pb.Shard] = field(default_factory=dict[int, pb.Shard])
+    committed: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Task:
+    """One file that the flusher writes, until it is done."""
+
+    checkpoint: str
+    moment: Key
+    message: flusher.ToFlusher
+    fd: int
+    """Of a slot, with a claim on it, or of a manifest; ours."""
+    rank: int | None = None
+    world_size: int = 0
+
+
+class Flushes:
+    """`changed` is called with a checkpoint of which there is news for the master."""
+
+    def __init__(self, settings: AgentSettings, changed: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._changed = changed
+        self.written: dict[str, dict[Key, Written]] = {}
+        """By checkpoint."""
+        self._tasks: dict[int, _Task] = {}
+        self._ids = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: socket.socket | None = None
+        self._complaint = ""
+
+    @property
+    def pids(self) -> set[int]:
+        return set() if self._process is None else {self._process.pid}
+
+    def busy(self, checkpoint: str) -> bool:
+        """A moment of it is being written."""
+        return any(task.checkpoint == checkpoint for task in self._tasks.values())
+
+    def write(
+        self, checkpoint: str, moment: Key, world_size: int, slots: Mapping[int, int]
+    ) -> None:
+        """Write these ranks' shards; slots: their descriptors, which stay the caller's."""
+        folder = Path(checkpoint, manifest.folder(moment[1]))
+        for rank, fd in slots.items():
+            claim = slot.claim(fd, exclusive=False)
+            if claim is None:
+                continue  # it is being written, so it holds the moment no more
+            path = folder / manifest.file(rank, world_size, moment[0])
+            message = flusher.Write(
+                id=self._next(), path=str(path), round=moment[0], step=moment[1]
+            )
+            self._start(
+                _Task(
+                    checkpoint=checkpoint, moment=moment, message=message, fd=claim, rank=rank,
+                    world_size=world_size,
+                )
+            )  # fmt: skip
+
+    def commit(self, checkpoint: str, job: str, order: pb.Commit) -> None:
+        """Write a manifest, unless that is done or on its way."""
+        moment = (order.moment.round, order.moment.step)
+        known = self.written.get(checkpoint, {}).get(moment)
+        on_its_way = any(
+            (task.checkpoint, task.moment, task.rank) == (checkpoint, moment, None)
+            for task in self._tasks.values()
+        )
+        if on_its_way or (known is not None and known.committed):
+            return
+        world_size = len(order.shards)
+        text = manifest.dumps(
+            manifest.Manifest(
+                job=job,
+                round=moment[0],
+                step=moment[1],
+                world_size=world_size,
+                shards=tuple(
+                    manifest.Shard(
+                        rank=shard.rank,
+                        file=manifest.file(shard.rank, world_size, moment[0]),
+                        bytes=shard.bytes,
+                        digest=shard.digest,
+                    )
+                    for shard in order.shards
+                ),
+            )
+        )
+        path = Path(checkpoint, manifest.folder(moment[1]), manifest.NAME)
+        message = flusher.Commit(id=self._next(), path=str(path))
+        fd = memory_file(text.encode())
+        self._start(_Task(checkpoint=checkpoint, moment=moment, message=message, fd=fd))
+
+    def _next(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    # --- the process -------------------------------------------------------------------------
+
+    def _start(self, task: _Task) -> None:
+        self._tasks[task.message.id] = task
+        self._send(task)
+
+    def _send(self, task: _Task) -> None:
+        try:
+            flusher.send(self._connection(), task.message, (task.fd,))
+        except OSError as error:
+            self._later(task, f"the flusher cannot be asked: {error}")
+
+    def _connection(self) -> socket.socket:
+        if self._end is None:
+            self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._process = subprocess.Popen(
+                    boot.command(
+                        self._settings.workload.python,
+                        "elastic.checkpoint.flusher",
+                        str(theirs.fileno()),
+                    ),
+                    cwd="/",
+                    env={**self._settings.workload.environ, env.MARK: mark(self._settings, 0)},
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            self._end.setblocking(False)
+            asyncio.get_running_loop().add_reader(self._end, self._readable, self._end)
+        return self._end
+
+    def _readable(self, end: socket.socket) -> None:
+        try:
+            received = flusher.receive(end, flusher.ToAgent)
+        except BlockingIOError:
+            return
+        except (OSError, CodecError):
+            received = None
+        if received is None:
+            self._lost(end)
+            return
+        message, _ = received
+        if isinstance(message, flusher.Failed):
+            if (task := self._tasks.get(message.id)) is not None:
+                self._later(task, message.error)
+        elif isinstance(message, flusher.Done) and message.id in self._tasks:
+            self._done(self._tasks.pop(message.id), message)
+
+    def _lost(self, end: socket.socket) -> None:
+        """It died; what it had to do is done by another."""
+        asyncio.get_running_loop().remove_reader(end)
+        end.close()
+        self._end = None
+        self.kill()
+        self._process = None  # who reaps orphans reaps it; a disk that hangs may hold it for long
+        log.warning("the flusher died and is started again")
+        for task in list(self._tasks.values()):
+            self._send(task)
+
+    def _later(self, task: _Task, error: str) -> None:
+        """Storage fails: say so, once, and try again."""
+        if error != self._complaint:
+            self._complaint = error
+            log.error("checkpoint %s is not on storage yet: %s", task.checkpoint, error)
+        asyncio.get_running_loop().call_later(RETRY, self._again, task)
+
+    def _again(self, task: _Task) -> None:
+        if task.message.id in self._tasks:
+            self._send(task)
+
+    def _done(self, task: _Task, message: flusher.Done) -> None:
+        os.close(task.fd)
+        self._complaint = ""
+        known = self.written.setdefault(task.checkpoint, {})
+        written = known.setdefault(task.moment, Written(task.world_size))
+        if task.rank is None:
+            written.committed = True
+            log.info("checkpoint %s: step %d is on storage", task.checkpoint, task.moment[1])
+        else:
+            written.shards[task.rank] = pb.Shard(
+                rank=task.rank, bytes=message.bytes, digest=message.digest
+            )
+        while len(known) > REMEMBERED:
+            del known[min(known)]
+        self._changed(task.checkpoint)
+
+    def kill(self) -> None:
+        """End the process, at the end of this agent."""
+        if self._process is not None:
+            self._process.kill()

@@ -1,0 +1,73 @@
+"""Messages between an agent and its flusher, the process that writes snapshots to storage.
+
+A SOCK_SEQPACKET pair; one JSON object a datagram (`codec.py`), a memfd beside it where one is named.
+
+| direction        | message   | descriptor                    |
+|------------------|-----------|-------------------------------|
+| agent to flusher | `Write`   | the slot                      |
+|                  | `Commit`  | a memfd with the manifest     |
+| flusher to agent | `Done`    |                               |
+|                  | `Failed`  |                               |
+"""
+
+import socket
+from dataclasses import dataclass
+
+from elastic.proto import codec
+
+DATAGRAM = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """Write a slot's image to a file, for good."""
+
+    id: int
+    path: str
+    round: int
+    """Of the snapshot that the slot must hold."""
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Write a manifest, whole or not at all."""
+
+    id: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """It is on storage, synced."""
+
+    id: int
+    bytes: int = 0
+    digest: int = 0
+    """xxh3 of the file's table of checksums."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Why not, in one sentence."""
+
+    id: int
+    error: str
+
+
+ToFlusher = Write | Commit
+ToAgent = Done | Failed
+
+
+def send(end: socket.socket, message: ToFlusher | ToAgent, fds: tuple[int, ...] = ()) -> None:
+    """Raises OSError."""
+    socket.send_fds(end, [codec.dumps(message).encode()], list(fds), socket.MSG_NOSIGNAL)
+
+
+def receive(end: socket.socket, kind: object) -> tuple[ToFlusher | ToAgent, list[int]] | None:
+    """The next message of `kind`, one of the two unions, and its descriptors; None at the end.
+
+    Raises `CodecError`, OSError.
+    """
+    data, fds, _, _ = socket.recv_fds(end, DATAGRAM, 1, socket.MSG_CMSG_CLOEXEC)
+    return (codec.loads(kind, data), fds) if data else None

@@ -1,0 +1,125 @@
+"""A checkpoint on storage: which folder, which files, and the manifest that makes them one.
+
+    <checkpoint>/step-00001000/shard-00000-of-00008.r3.safetensors    one a rank, of round 3
+    <checkpoint>/step-00001000/manifest.json                          written last
+
+A step without its manifest is none. The manifest is JSON: {"version", "job", "round", "step",
+"world_size", "shards": [{"rank", "file", "bytes", "digest"}]}; `digest` is the xxh3, in hex, of the
+table of checksums at the file's end (`sums.py`), so no other file can take its place.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastic.proto import version
+from elastic.proto.errors import CheckpointError, ProtocolMismatch
+
+NAME = "manifest.json"
+_STEP = re.compile(r"step-(\d{8,18})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One rank's file."""
+
+    rank: int
+    file: str
+    bytes: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    job: str
+    round: int
+    step: int
+    world_size: int
+    shards: tuple[Shard, ...]
+
+
+def folder(step: int) -> str:
+    """Of a step's files, in the checkpoint's."""
+    return f"step-{step:08}"
+
+
+def step_of(name: str) -> int | None:
+    """The step whose folder has that name; None where it is something else's."""
+    found = _STEP.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def file(rank: int, world_size: int, round_: int) -> str:
+    """A shard's; of another round it is another file, so a late writer spoils nothing."""
+    return f"shard-{rank:05}-of-{world_size:05}.r{round_}.safetensors"
+
+
+def dumps(manifest: Manifest) -> str:
+    shards = [
+        {"rank": s.rank, "file": s.file, "bytes": s.bytes, "digest": f"{s.digest:016x}"}
+        for s in manifest.shards
+    ]
+    fields = {
+        "version": str(version.CHECKPOINT),
+        "job": manifest.job,
+        "round": manifest.round,
+        "step": manifest.step,
+        "world_size": manifest.world_size,
+        "shards": shards,
+    }
+    return json.dumps(fields, indent=1) + "\n"
+
+
+def loads(text: str | bytes) -> Manifest:
+    """Raises `CheckpointError` where it is damaged, or of a version too far from ours."""
+    try:
+        fields = json.loads(text)
+        theirs = version.parse(fields["version"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError("the manifest is damaged: it is not what a commit writes") from error
+    try:
+        if theirs is None:
+            raise CheckpointError("the manifest names no version")
+        version.check("the checkpoint", theirs, version.CHECKPOINT)
+        return _parse(fields)
+    except ProtocolMismatch as error:
+        raise CheckpointError(str(error)) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"the manifest is damaged: {error!r}") from error
+
+
+def _parse(fields: Mapping[str, Any]) -> Manifest:
+    shards = tuple(
+        Shard(
+            rank=_number(shard["rank"]),
+            file=_plain(shard["file"]),
+            bytes=_number(shard["bytes"]),
+            digest=int(shard["digest"], 16),
+        )
+        for shard in fields["shards"]
+    )
+    found = Manifest(
+        job=str(fields["job"]),
+        round=_number(fields["round"]),
+        step=_number(fields["step"]),
+        world_size=_number(fields["world_size"]),
+        shards=shards,
+    )
+    if sorted(shard.rank for shard in shards) != list(range(found.world_size)):
+        raise ValueError("it does not have one shard of each rank")
+    return found
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no number of 0 or more")
+    return value
+
+
+def _plain(name: object) -> str:
+    """A file in the step's own folder, and nowhere else."""
+    if not isinstance(name, str) or "/" in name or name in ("", ".", ".."):
+        raise ValueError(f"{name!r} is no name of a file")
+    return name
