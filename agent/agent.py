@@ -18,7 +18,7 @@ from elastic.agent.outcome import Outcome
 from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.retiring import Retiring, time_left
 from elastic.agent.settings import AgentSettings
-from elastic.agent.snapshots import Snapshots
+from elastic.agent.snapshots import PERSIST_TIMEOUT, Snapshots
 from elastic.agent.spares import Spares
 from elastic.agent.starters import Starters
 from elastic.agent.stores import Stores
@@ -193,6 +193,7 @@ class Agent:
                 self._uplink.last()
                 await self._retiring.over()
                 await self._stores.unused()
+                await self._snapshots.persisted(PERSIST_TIMEOUT)
                 return order
             if order.kind == pb.Directive.WAIT:
                 self._stores.retire()
@@ -411,6 +412,7 @@ class Agent:
         self._retire(self._settings.shutdown_timeout, number or signal.SIGTERM)
         await self._retiring.over()
         await self._stores.unused()
+        await self._snapshots.persisted(self._settings.shutdown_timeout)
         if told is not None and exits:
             return await self._end(told)
         await self._uplink.goodbye(1.0)

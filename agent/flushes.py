@@ -5,6 +5,7 @@ between the order and the reading of it.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -52,6 +53,10 @@ class _Task:
     """Of a slot, with a claim on it, or of a manifest; ours."""
     rank: int | None = None
     world_size: int = 0
+    complaint: str = ""
+    """The last that was said of it."""
+    again: asyncio.TimerHandle | None = None
+    """When it is tried again."""
 
 
 class Flushes:
@@ -66,7 +71,9 @@ class Flushes:
         self._ids = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._end: socket.socket | None = None
-        self._complaint = ""
+        self._began = 0.0
+        """When the process was started."""
+        self._over = False
 
     @property
     def pids(self) -> set[int]:
@@ -140,6 +147,12 @@ class Flushes:
         self._send(task)
 
     def _send(self, task: _Task) -> None:
+        """Ask for it, once: who is asked twice writes over what is on storage already."""
+        if task.again is not None:
+            task.again.cancel()
+            task.again = None
+        if self._over:
+            return
         try:
             flusher.send(self._connection(), task.message, (task.fd,))
         except OSError as error:
@@ -147,8 +160,9 @@ class Flushes:
 
     def _connection(self) -> socket.socket:
         if self._end is None:
-            self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
+            end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with contextlib.ExitStack() as undo, theirs:
+                undo.callback(end.close)
                 self._process = subprocess.Popen(
                     boot.command(
                         self._settings.workload.python,
@@ -160,8 +174,11 @@ class Flushes:
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
-            self._end.setblocking(False)
-            asyncio.get_running_loop().add_reader(self._end, self._readable, self._end)
+                undo.pop_all()
+            loop = asyncio.get_running_loop()
+            self._end, self._began = end, loop.time()
+            end.setblocking(False)
+            loop.add_reader(end, self._readable, end)
         return self._end
 
     def _readable(self, end: socket.socket) -> None:
@@ -182,30 +199,35 @@ class Flushes:
             self._done(self._tasks.pop(message.id), message)
 
     def _lost(self, end: socket.socket) -> None:
-        """It died; what it had to do is done by another."""
-        asyncio.get_running_loop().remove_reader(end)
+        """It died; what it had to do is done by another, at once unless this one died young."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(end)
         end.close()
         self._end = None
-        self.kill()
+        if self._over:
+            return
+        if self._process is not None:
+            self._process.kill()
         self._process = None  # who reaps orphans reaps it; a disk that hangs may hold it for long
         log.warning("the flusher died and is started again")
+        young = loop.time() - self._began < RETRY
         for task in list(self._tasks.values()):
-            self._send(task)
+            if young:
+                self._later(task, "the flusher died")
+            else:
+                self._send(task)
 
     def _later(self, task: _Task, error: str) -> None:
         """Storage fails: say so, once, and try again."""
-        if error != self._complaint:
-            self._complaint = error
+        if error != task.complaint:
+            task.complaint = error
             log.error("checkpoint %s is not on storage yet: %s", task.checkpoint, error)
-        asyncio.get_running_loop().call_later(RETRY, self._again, task)
-
-    def _again(self, task: _Task) -> None:
-        if task.message.id in self._tasks:
-            self._send(task)
+        if task.again is not None:
+            task.again.cancel()
+        task.again = asyncio.get_running_loop().call_later(RETRY, self._send, task)
 
     def _done(self, task: _Task, message: flusher.Done) -> None:
         os.close(task.fd)
-        self._complaint = ""
         known = self.written.setdefault(task.checkpoint, {})
         written = known.setdefault(task.moment, Written(task.world_size))
         if task.rank is None:
@@ -221,5 +243,6 @@ class Flushes:
 
     def kill(self) -> None:
         """End the process, at the end of this agent."""
+        self._over = True
         if self._process is not None:
             self._process.kill()

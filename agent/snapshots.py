@@ -20,6 +20,9 @@ from elastic.proto.errors import LinkError, ProtocolMismatch, SlotError
 
 log = logging.getLogger(__name__)
 
+PERSIST_TIMEOUT = 600.0
+"""Seconds that the end of a job waits for its newest snapshot to be on storage."""
+
 SLOTS = 4
 """Of each rank: the newest whole snapshot, one that is on its way to be whole, one that is written,
 and one that is flushed."""
@@ -57,6 +60,8 @@ class _Checkpoint:
     whole: pb.Moment | None = None
     all_units: int = 0
     committed: pb.Moment | None = None
+    pending: bool = False
+    """Something of it is on its way to storage, here or on another node."""
     answer: pb.Restore | None = None
     flush: list[pb.Flush] = field(default_factory=list[pb.Flush])
     """What the master wants on storage, the oldest first."""
@@ -84,6 +89,8 @@ class Snapshots:
         self._vault = vault
         self._say = say
         self._flushes = Flushes(settings, self._flushed)
+        self._news = asyncio.Event()
+        """The master has said something."""
         self._checkpoints: dict[str, _Checkpoint] = {}
         self._counter = 0
         for name, fd in vault.kept.items():  # of agents before us
@@ -269,6 +276,8 @@ class Snapshots:
         """What the master says of one checkpoint. A slot that is to be flushed is claimed before its
         rank hears of anything that would let it go."""
         known = self._of(order.checkpoint)
+        known.pending = order.pending
+        self._news.set()
         known.flush = list(order.flush)
         self._flush(order.checkpoint, known)
         for commit in order.commits:
@@ -291,6 +300,18 @@ class Snapshots:
         if order.HasField("restore"):
             known.answer = order.restore
             self._answer(known, order.restore)
+
+    async def persisted(self, timeout: float) -> None:
+        """Wait until nothing is on its way to storage any more, on this node or another: what is only
+        in memory ends with the nodes."""
+        try:
+            async with asyncio.timeout(timeout):
+                while any(known.pending for known in self._checkpoints.values()):
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            late = [name for name, known in self._checkpoints.items() if known.pending]
+            log.error("after %g s the newest snapshot of %s is not on storage", timeout, late[0])
 
     def _flush(self, checkpoint: str, known: _Checkpoint) -> None:
         """One moment at a time, the oldest that is here: each pins a slot of every rank."""

@@ -4,12 +4,14 @@ Each life of the agent is a fork of the guardian, and so has all that is kept; w
 passes on. Imports neither grpc nor asyncio, as the guardian must not.
 """
 
+import errno
 import json
 import os
 import socket
 
 TIMEOUT = 5.0
 """Seconds that the guardian has to make room for one more message; it does nothing but wait."""
+DATAGRAM = 1 << 16
 
 
 class Vault:
@@ -26,7 +28,14 @@ class Vault:
 
     def keep(self, name: str, fd: int) -> None:
         """Have `fd`, which is ours from here on, outlive this agent. Raises OSError."""
-        socket.send_fds(self._agent, [json.dumps({"keep": name}).encode()], [fd])
+        message = json.dumps({"keep": name}).encode()
+        try:
+            if len(message) > DATAGRAM:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+            socket.send_fds(self._agent, [message], [fd])
+        except OSError:
+            os.close(fd)
+            raise
         self.kept[name] = fd
 
     def drop(self, name: str) -> None:
@@ -44,11 +53,14 @@ class Vault:
         """Do what the agent has asked for by now."""
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(self._guardian, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+                data, fds, _, _ = socket.recv_fds(self._guardian, DATAGRAM, 1)
             except BlockingIOError:
                 return
+            for fd in fds:
+                os.set_inheritable(fd, False)  # recv_fds takes flags, and passes them on to nobody
             message = json.loads(data)
             if "drop" in message:
-                os.close(self.kept.pop(message["drop"]))
+                if message["drop"] in self.kept:  # else there was no descriptor left to keep it by
+                    os.close(self.kept.pop(message["drop"]))
             elif fds:
                 self.kept[message["keep"]] = fds[0]

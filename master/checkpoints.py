@@ -181,11 +181,13 @@ def decide(
     number, members: the standing round and its nodes, the one with rank 0 first. ending: the ranks
     are stopping, so the newest that is whole goes to storage whether or not it was due.
     """
-    restore, reason = _restore(state, number, members)
     committed = max(
         (m for s in state.said.values() for m, h in s.holdings.items() if h.committed), default=None
     )
-    flush, commits = _storage(state, committed, ending)
+    restore, needed, reason = _restore(state, number, members, committed)
+    if ending and state.whole is not None:
+        needed = state.whole.moment
+    flush, commits = _storage(state, committed, needed)
     if restore is not None:
         state = replace(state, restore=restore)
     return state, Orders(
@@ -230,34 +232,42 @@ def _whole(state: Checkpoint, moment: Moment) -> int:
 
 
 def _restore(
-    state: Checkpoint, number: int, members: Sequence[Member]
-) -> tuple[Restore | None, str]:
-    """The same for every rank of a round, also once another master has begun to answer."""
+    state: Checkpoint, number: int, members: Sequence[Member], committed: Moment | None
+) -> tuple[Restore | None, Moment | None, str]:
+    """The same for every rank of a round, also once another master has begun to answer.
+
+    Also the moment, if any, that must be on storage first, since it is in memory where those who
+    load it cannot have it.
+    """
     if state.restore is not None and state.restore.round == number:
-        return state.restore, ""
+        return state.restore, None, ""
     asking = state.asking.get(number, 0)
     if not members or asking < len(members):
         away = len(members) - asking
-        return None, f"{away} nodes of round {number} have not asked yet" if asking else ""
+        return None, None, f"{away} nodes of round {number} have not asked yet" if asking else ""
     for said in state.said.values():
         if said.answer is not None and said.answer.round == number:
-            return said.answer, ""
+            return said.answer, None, ""
     present = [state.said[m.node_id] for m in members if m.node_id in state.said]
     asked = [said for said in present if said.asks == number]
     if len(asked) < len(members):
-        return None, f"round {number} is asked for by nodes that are not in it"
+        return None, None, f"round {number} is asked for by nodes that are not in it"
     wanted, stored = asked[0].wanted, asked[0].stored
+    if committed is not None and wanted in (None, committed.step):
+        stored = committed if stored is None else max(stored, committed)
     held = {m for s in state.said.values() for m in s.holdings if wanted in (None, m.step)}
     for moment in sorted(held, reverse=True):
         if stored is not None and moment < stored:
             break
         if _whole(state, moment) and _at_home(state, moment, members):
             answer = Restore(round=number, moment=moment, from_memory=True)
-            return answer, f"round {number} goes on from step {moment.step}, in memory"
+            return answer, None, f"round {number} goes on from step {moment.step}, in memory"
+        if moment != stored and _writable(state, moment):
+            return None, moment, f"round {number} waits for step {moment.step} to be on storage"
     if stored is None:
-        return Restore(round=number, moment=None), f"round {number} begins anew"
+        return Restore(round=number, moment=None), None, f"round {number} begins anew"
     answer = Restore(round=number, moment=stored)
-    return answer, f"round {number} goes on from step {stored.step}, on storage"
+    return answer, None, f"round {number} goes on from step {stored.step}, on storage"
 
 
 def _at_home(state: Checkpoint, moment: Moment, members: Sequence[Member]) -> bool:
@@ -278,19 +288,20 @@ def _at_home(state: Checkpoint, moment: Moment, members: Sequence[Member]) -> bo
 
 
 def _storage(
-    state: Checkpoint, committed: Moment | None, ending: bool
+    state: Checkpoint, committed: Moment | None, needed: Moment | None
 ) -> tuple[dict[NodeId, dict[Moment, frozenset[int]]], tuple[Commit, ...]]:
-    """Who writes what, and who writes a manifest since all of its shards are there."""
+    """Who writes what, and who writes a manifest since all of its shards are there.
+
+    needed: to be written whether or not it is due.
+    """
     flush: dict[NodeId, dict[Moment, frozenset[int]]] = {}
     commits: list[Commit] = []
-    for moment in _due(state, committed, ending):
+    for moment in _due(state, committed, needed):
+        if not _writable(state, moment):
+            continue
         holdings = _holdings(state, moment)
         durable = {rank: shard for _, h in holdings for rank, shard in h.durable.items()}
-        present = durable.keys() | {rank for _, h in holdings for rank in h.ranks}
-        world = set(range(max(h.world_size for _, h in holdings)))
-        if not world <= present:
-            continue
-        missing = world - durable.keys()
+        missing = set(range(_world(holdings))) - durable.keys()
         if not missing:
             writer = next(node_id for node_id, h in holdings if h.durable)
             commits.append(Commit(node_id=writer, moment=moment, shards=durable))
@@ -301,14 +312,21 @@ def _storage(
     return flush, tuple(commits)
 
 
-def _due(state: Checkpoint, committed: Moment | None, ending: bool) -> list[Moment]:
-    """What is to be written and is not committed, the oldest first; only what every rank has of."""
+def _due(state: Checkpoint, committed: Moment | None, needed: Moment | None) -> list[Moment]:
+    """What is to be written and is not committed, the oldest first."""
     due = {m for s in state.said.values() for m, h in s.holdings.items() if h.persist}
-    whole = state.whole.moment if state.whole is not None else None
-    if ending and whole is not None:
-        due.add(whole)
-    return sorted(
-        moment
-        for moment in due
-        if whole is not None and moment <= whole and (committed is None or moment > committed)
-    )
+    if needed is not None:
+        due.add(needed)
+    return sorted(moment for moment in due if committed is None or moment > committed)
+
+
+def _writable(state: Checkpoint, moment: Moment) -> bool:
+    """Every rank's image is in some memory, or on storage already."""
+    holdings = _holdings(state, moment)
+    present = {rank for _, h in holdings for rank in (*h.ranks, *h.durable)}
+    world = _world(holdings)
+    return world > 0 and present >= set(range(world))
+
+
+def _world(holdings: Sequence[tuple[NodeId, Holding]]) -> int:
+    return max((holding.world_size for _, holding in holdings), default=0)

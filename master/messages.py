@@ -143,7 +143,7 @@ def _restore(message: pb.Restore) -> Restore:
 
 def snapshot_orders(checkpoint: str, orders: Orders) -> pb.SnapshotOrders:
     """What is the same for every node."""
-    told = pb.SnapshotOrders(checkpoint=checkpoint)
+    told = pb.SnapshotOrders(checkpoint=checkpoint, pending=bool(orders.flush or orders.commits))
     if orders.committed is not None:
         told.committed.CopyFrom(_moment(orders.committed))
     if orders.whole is not None:

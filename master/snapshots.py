@@ -35,36 +35,53 @@ class Snapshots:
             log.warning("more than %d checkpoints: %s is left out", MOST_CHECKPOINTS, name)
             return
         told = messages.said(message, session.node_id, session.incarnation)
-        state = core.hear(self._checkpoints.get(name, Checkpoint()), told)
-        current = self._shell.job.round
-        standing = current is not None and current.standing
-        number = current.number if current is not None and standing else 0
-        members = _members(current.seats) if current is not None and standing else []
-        state, orders = core.decide(state, number, members)
+        self._checkpoints[name] = core.hear(self._checkpoints.get(name, Checkpoint()), told)
+        self._decide(name, session)
+
+    def review(self) -> None:
+        """A round or the job has begun or ended."""
+        for name in self._checkpoints:
+            self._decide(name)
+
+    def _decide(self, name: str, session: Session | None = None) -> None:
+        """session: one that is told in any case, if it has not been told the same."""
+        job = self._shell.job
+        current = job.round
+        standing = current is not None and current.standing and job.result is None
+        number, members = 0, list[Member]()
+        if current is not None and standing:
+            number, members = current.number, _members(current.seats)
+        state, orders = core.decide(self._checkpoints[name], number, members, ending=not standing)
         self._checkpoints[name] = state
         if orders.reason:
             log.info("checkpoint %s: %s", name, orders.reason)
         self._tell(name, orders, session)
 
-    def _tell(self, name: str, orders: Orders, session: Session) -> None:
+    def _tell(self, name: str, orders: Orders, session: Session | None) -> None:
         """Everybody what has changed for all; each its own part, if that has changed."""
         order = messages.snapshot_orders(name, orders)
         changed = order != self._told.get(name)
         self._told[name] = order
         busy = set(orders.flush) | {commit.node_id for commit in orders.commits}
-        for node_id in self._checkpoints[name].said if changed else {*busy, session.node_id}:
+        if session is not None:
+            busy.add(session.node_id)
+        for node_id in self._checkpoints[name].said if changed else busy:
             told = self._sessions.get(node_id)
             if told is None:
                 continue
             mine = pb.SnapshotOrders()
             mine.CopyFrom(order)
-            if node_id in busy:
-                flush, commits = messages.own_part(node_id, orders)
-                mine.flush.extend(flush)
-                mine.commits.extend(commits)
+            flush, commits = messages.own_part(node_id, orders)
+            mine.flush.extend(flush)
+            mine.commits.extend(commits)
             if mine != told.snapshots.get(name):
                 told.snapshots[name] = mine
                 told.push(pb.ToAgent(snapshots=mine))
+
+    @property
+    def pending(self) -> bool:
+        """Something is on its way to storage."""
+        return any(order.pending for order in self._told.values())
 
     def gone(self, node_id: NodeId, incarnation: Incarnation) -> None:
         """Its stream ended: what it holds cannot be counted on until it is back."""

@@ -233,6 +233,7 @@ class Streams(master_pb2_grpc.MasterServicer):
 
     def act(self, effect: Effect) -> None:
         if isinstance(effect, ev.Tell):
+            self._snapshots.review()
             self._tell(effect.node_ids)
         elif isinstance(effect, ev.Knock):
             key = (effect.node_id, effect.incarnation)
@@ -333,11 +334,13 @@ class Streams(master_pb2_grpc.MasterServicer):
         """Wait until every agent has taken its last directive, `patience` seconds at most.
 
         Nodes that are away, and those that a master started again has not seen yet, get one lease
-        to come back.
+        to come back. Longer while snapshots are written to storage: agents know when to stop that.
         """
         clock = asyncio.get_running_loop().time
         over = clock() + patience
-        while (self.sessions and clock() < over) or any(clock() < t for t in self._away.values()):
+        while (self.sessions and (clock() < over or self._snapshots.pending)) or any(
+            clock() < t for t in self._away.values()
+        ):
             await asyncio.sleep(0.02)
 
     def ended(self, node_id: NodeId) -> None:

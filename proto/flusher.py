@@ -10,10 +10,12 @@ A SOCK_SEQPACKET pair; one JSON object a datagram (`codec.py`), a memfd beside i
 |                  | `Failed`  |                               |
 """
 
+import os
 import socket
 from dataclasses import dataclass
 
 from elastic.proto import codec
+from elastic.proto.errors import CodecError
 
 DATAGRAM = 1 << 16
 
@@ -69,5 +71,12 @@ def receive(end: socket.socket, kind: object) -> tuple[ToFlusher | ToAgent, list
 
     Raises `CodecError`, OSError.
     """
-    data, fds, _, _ = socket.recv_fds(end, DATAGRAM, 1, socket.MSG_CMSG_CLOEXEC)
-    return (codec.loads(kind, data), fds) if data else None
+    data, fds, _, _ = socket.recv_fds(end, DATAGRAM, 1)
+    for fd in fds:
+        os.set_inheritable(fd, False)  # Python's recv_fds takes flags, and passes them on to nobody
+    try:
+        return (codec.loads(kind, data), fds) if data else None
+    except CodecError:
+        for fd in fds:
+            os.close(fd)
+        raise

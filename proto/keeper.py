@@ -16,6 +16,7 @@ a datagram (`codec.py`), the first of them `Open`; descriptors travel beside it.
 |                | `Refused`  |               | what was asked for cannot be had, and why              |
 """
 
+import os
 import socket
 from dataclasses import dataclass
 from typing import Any
@@ -148,8 +149,15 @@ def receive_from_rank(end: socket.socket) -> ToKeeper | None:
 
 def receive_from_keeper(end: socket.socket) -> tuple[ToRank, list[int]] | None:
     """The next message and its descriptors; None at the end. Raises `LinkError`, OSError."""
-    data, fds, _, _ = socket.recv_fds(end, DATAGRAM, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
-    return (_parse(ToRank, data), fds) if data else None
+    data, fds, _, _ = socket.recv_fds(end, DATAGRAM, MOST_FDS)
+    for fd in fds:
+        os.set_inheritable(fd, False)  # Python's recv_fds takes flags, and passes them on to nobody
+    try:
+        return (_parse(ToRank, data), fds) if data else None
+    except LinkError:
+        for fd in fds:
+            os.close(fd)
+        raise
 
 
 def _parse(kind: object, data: bytes) -> Any:

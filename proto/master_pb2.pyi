@@ -312,7 +312,7 @@ class Restore(_message.Message):
     def __init__(self, round: _Optional[int] = ..., moment: _Optional[_Union[Moment, _Mapping]] = ..., from_memory: bool = ...) -> None: ...
 
 class SnapshotOrders(_message.Message):
-    __slots__ = ("checkpoint", "whole", "all_units", "restore", "flush", "commits", "committed")
+    __slots__ = ("checkpoint", "whole", "all_units", "restore", "flush", "commits", "committed", "pending")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     ALL_UNITS_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +320,7 @@ class SnapshotOrders(_message.Message):
     FLUSH_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     whole: Moment
     all_units: int
@@ -327,7 +328,8 @@ class SnapshotOrders(_message.Message):
     flush: _containers.RepeatedCompositeFieldContainer[Flush]
     commits: _containers.RepeatedCompositeFieldContainer[Commit]
     committed: Moment
-    def __init__(self, checkpoint: _Optional[str] = ..., whole: _Optional[_Union[Moment, _Mapping]] = ..., all_units: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., flush: _Optional[_Iterable[_Union[Flush, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ...) -> None: ...
+    pending: bool
+    def __init__(self, checkpoint: _Optional[str] = ..., whole: _Optional[_Union[Moment, _Mapping]] = ..., all_units: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., flush: _Optional[_Iterable[_Union[Flush, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., pending: bool = ...) -> None: ...
 
 class Flush(_message.Message):
     __slots__ = ("moment", "ranks")

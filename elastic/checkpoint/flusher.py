@@ -70,21 +70,25 @@ def _write(message: Write, fd: int) -> Done:
 
 
 def _write_file(path: Path, data: memoryview, size: int) -> None:
-    """The first `size` bytes of `data`, which goes on for at least a block, synced with its folder."""
+    """The first `size` bytes of `data`, which goes on up to a multiple of a block, synced with its
+    folder. Under its name only once all of it is there: an agent that died may have had it written,
+    and committed, and the next one cannot know."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    draft = path.with_name(f".{path.name}.{socket.gethostname()}")  # the next life writes over it
     try:
-        fd, whole = os.open(path, flags | os.O_DIRECT, 0o644), -(-size // _BLOCK) * _BLOCK
+        fd, whole = os.open(draft, flags | os.O_DIRECT, 0o644), -(-size // _BLOCK) * _BLOCK
     except OSError:  # tmpfs and some network file systems have no direct writes
-        fd, whole = os.open(path, flags, 0o644), size
+        fd, whole = os.open(draft, flags, 0o644), size
     try:
         at = 0
         while at < whole:
             at += os.pwrite(fd, data[at : min(at + PIECE, whole)], at)
         os.ftruncate(fd, size)
         os.fsync(fd)
+        os.rename(draft, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            path.unlink()  # half of a file is of no use, and takes room
+            draft.unlink()  # half of a file is of no use, and takes room
         raise
     finally:
         os.close(fd)
@@ -96,11 +100,16 @@ def _commit(message: Commit, fd: int) -> Done:
     """A manifest, under its name only once all of it is on storage. Raises OSError."""
     path = Path(message.path)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(draft, "wb") as file:
-        file.write(os.pread(fd, os.fstat(fd).st_size, 0))
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(draft, path)
+    try:
+        with open(draft, "wb") as file:
+            file.write(os.pread(fd, os.fstat(fd).st_size, 0))
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
     _sync(path.parent)
     return Done(id=message.id)
 

@@ -52,8 +52,8 @@ def units(
         shared = len(ranks) > 1
         digest = digests.setdefault(ranks if shared else (), xxhash.xxh3_64())
         digest.update(repr((ranks if shared else (), piece)).encode())
-        if not shared:
-            digest.update(repr(sums.get(spans[name][0], ())).encode())
+        if not shared and piece.nbytes:  # an empty one begins where another does
+            digest.update(repr(sums[spans[name][0]]).encode())
     values = xxhash.xxh3_64_intdigest(
         repr((sums.get(image.values_at, ()), sorted(image.ties.items()))).encode()
     )

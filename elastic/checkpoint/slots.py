@@ -33,19 +33,21 @@ class Content:
 def reusable(contents: Sequence[Content], now: int, loaded: Moment | None) -> list[int]:
     """The slots that may be written over, in the order in which they are to be tried. Pure.
 
-    now: the round of these ranks; loaded: what they went on from. Kept are the newest whole moment,
-    what may still become whole, and what was loaded, for as long as nothing newer is whole.
+    now: the round of these ranks; loaded: what they went on from. Kept are what was loaded, until this
+    round has something whole, and of this round the newest whole moment and what may still become
+    whole. What else earlier rounds left is void once something was loaded; until then it is kept from
+    the newest whole moment on, since others may know of a newer one.
     """
     newest = max((c.moment for c in contents if c.whole and c.moment is not None), default=None)
 
     def spent(content: Content) -> bool:
         if content.moment is None:
             return True
-        if newest is not None and content.moment >= newest:
-            return False
-        if newest is not None and newest.round == now:
+        if content.moment == loaded:
+            return newest is not None and newest.round == now and newest > loaded
+        if content.moment.round < now and (loaded is not None or newest is None):
             return True
-        return content.moment.round < now and content.moment != loaded
+        return newest is not None and content.moment < newest
 
     free = [index for index, content in enumerate(contents) if spent(content)]
     return sorted(free, key=lambda index: contents[index].moment or Moment(-1, -1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Job
+from tests.e2e.harness import Job, processes
 
 SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"
 
@@ -60,12 +60,12 @@ def test_snapshots_outlive_agent_and_master(job: Job, part: str) -> None:
 
 def test_the_same_command_goes_on_from_storage(job: Job) -> None:
     """At another world size: what two ranks wrote, three load."""
-    start(job, script=("--persist-every", "2"))
+    start(job, script=("--persist-every", "4"))
     job.wait_for_steps(2, count=5)
     job.finish()
     job.ends(0)
     last = job.told("step", rank=0)[-1]
-    newest = last.fields["step"] // 2 * 2
+    newest = last.fields["step"]  # the last one goes to storage whether or not it is due
     (digest,) = {x.fields["digest"] for x in job.told("step") if x.fields["step"] == newest}
     folder = job.folder / "checkpoint" / f"step-{newest:08}"
     assert len(list(folder.glob("shard-*.safetensors"))) == 2
@@ -75,3 +75,32 @@ def test_the_same_command_goes_on_from_storage(job: Job) -> None:
     job.ends(0)
     loaded = job.told("loaded")[before:]
     assert [(x.fields["step"], x.fields["digest"]) for x in loaded] == 3 * [(newest, digest)]
+
+
+def test_a_launcher_that_is_ended_leaves_its_newest_step_on_storage(job: Job) -> None:
+    start(job)
+    job.wait_for_steps(2, count=5)
+    job.nodes[0].signal(signal.SIGTERM)
+    job.ends(1)
+    done = min(job.told("step", rank=rank)[-1].fields["step"] for rank in (0, 1))
+    job.finish()
+    start(job)
+    assert job.nodes[1].exit_code() == 0, job.dump()
+    loaded = {line.fields["step"] for line in job.told("loaded", round=job.round())}
+    assert len(loaded) == 1
+    assert loaded.pop() >= done, job.dump()
+
+
+def test_a_node_comes_and_is_lost_and_no_step_is_computed_twice(job: Job) -> None:
+    """Parameters, optimizer and schedule are the same on both: who is left goes on from memory."""
+    flags = ("--last-call", "0.2")
+    entry = (str(SCRIPT), str(job.folder))
+    job.start(*flags, nodes="1:2", nproc=1, entry=entry)
+    first = job.wait_for_steps(1, count=2)
+    second = job.start(*flags, nodes="1:2", nproc=1, entry=entry)
+    both = job.wait_for_steps(2, after=first, count=5)
+    processes.kill(second.guardian, second.agent())
+    job.wait_for_steps(1, after=both)
+    job.finish()
+    job.ends(0, -signal.SIGKILL)
+    check(job, job.round())

@@ -24,6 +24,7 @@ from elastic.master.events import Incarnation, NodeId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 LIFE = Incarnation(1)
+FILE = Shard(bytes=10, digest=1)
 
 
 def holds(*ranks: int, of: int = 2, units: tuple[int, ...] | None = None, **more: Any) -> Holding:
@@ -97,10 +98,19 @@ def test_memory_that_covers_the_state_is_loaded() -> None:
     assert told(a, b, number=2).restore == expected
 
 
-def test_a_node_that_has_not_what_its_ranks_load_is_a_reason_for_storage() -> None:
+def test_what_a_node_cannot_have_from_memory_goes_to_storage_first() -> None:
     a = says(A, {(1, 5): holds(0, 1)}, asks=2, stored=Moment(1, 4))
     new = says(C, {}, asks=2)
-    assert told(a, new, number=2, members=(A, C)).restore == Restore(round=2, moment=Moment(1, 4))
+    waits = told(a, new, number=2, members=(A, C))
+    assert waits.restore is None
+    assert waits.flush == {A: {Moment(1, 5): {0, 1}}}
+    done = {(1, 5): holds(0, 1, durable={0: FILE, 1: FILE}, committed=True)}
+    written = says(A, done, asks=2, stored=Moment(1, 4))
+    found = told(written, new, number=2, members=(A, C)).restore
+    assert found == Restore(round=2, moment=Moment(1, 5))
+
+
+def test_a_node_that_holds_all_there_is_needs_no_storage() -> None:
     whole = {(1, 5): holds(0, units=(7,), all_units=1)}
     equal = says(A, whole, asks=2), says(C, whole, asks=2)
     found = told(*equal, number=2, members=(A, C)).restore
@@ -148,8 +158,6 @@ def test_an_answer_stays_the_same() -> None:
 
 # --- storage -------------------------------------------------------------------------------------
 
-FILE = Shard(bytes=10, digest=1)
-
 
 def test_only_what_is_whole_and_due_is_written() -> None:
     a = says(A, {(1, 5): holds(0, persist=True), (1, 6): holds(0)})
@@ -189,6 +197,9 @@ def test_at_the_end_the_newest_is_written_though_it_was_not_due() -> None:
     state = heard(says(A, {(1, 5): holds(0)}), says(B, {(1, 5): holds(1)}))
     assert orders(state, 1, (A, B)).flush == {}
     assert orders(state, 1, (A, B), ending=True).flush.keys() == {A, B}
+    alone = forget(state, B, LIFE)
+    assert orders(alone, 1, (A,), ending=True).flush == {}
+    assert orders(forget(alone, A, LIFE), 1, (), ending=True).flush == {}
 
 
 # --- a job, at random ----------------------------------------------------------------------------

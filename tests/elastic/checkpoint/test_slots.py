@@ -1,0 +1,226 @@
+"""Which slot is written over: never one that a later round may need, and always some in the end."""
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from elastic.checkpoint.image import Image, lay_out
+from elastic.checkpoint.slots import Content, Moment, Slots, reusable
+from elastic.proto import slot, sums
+from elastic.proto.slot import Stamp
+from elastic.proto.sums import Chunk
+
+NONE = Moment(0, 0)
+ROUNDS, STEPS = 3, 4
+"""How far the model goes."""
+
+
+class Rank(NamedTuple):
+    """One of two: what its slots hold, and whether that is known to be whole; NONE: nothing."""
+
+    held: tuple[tuple[Moment, bool], ...]
+    told: Moment
+    """The newest that it was told is whole."""
+    step: int
+
+    def moments(self) -> set[Moment]:
+        return {moment for moment, _ in self.held} - {NONE}
+
+    def reusable(self, now: int, loaded: Moment | None) -> list[int]:
+        contents = [
+            Content(moment=None if moment == NONE else moment, whole=whole)
+            for moment, whole in self.held
+        ]
+        return reusable(contents, now, loaded)
+
+    def put(self, index: int, moment: Moment) -> "Rank":
+        rest = self.held[:index] + self.held[index + 1 :]
+        return self._replace(held=tuple(sorted([*rest, (moment, False)])))
+
+    def hear(self, whole: Moment) -> "Rank":
+        held = tuple((moment, known or moment == whole) for moment, known in self.held)
+        return self._replace(held=held, told=whole)
+
+
+class World(NamedTuple):
+    round: int
+    loaded: Moment | None
+    whole: frozenset[Moment]
+    """What both held at once, at any time; of that, what is still news to one of them."""
+    ranks: tuple[Rank, ...]
+
+
+def world(round_: int, loaded: Moment | None, whole: frozenset[Moment], *ranks: Rank) -> World:
+    """The same for worlds that differ by the order of ranks, or by news that nobody waits for."""
+    whole |= ranks[0].moments() & ranks[1].moments()
+    oldest = min(rank.told for rank in ranks)
+    return World(round_, loaded, frozenset(m for m in whole if m >= oldest), tuple(sorted(ranks)))
+
+
+def following(at: World) -> Iterator[World]:
+    for rank, other in (at.ranks, at.ranks[::-1]):
+        held = [moment for moment, _ in rank.held]
+        if rank.step < STEPS and NONE in held:  # a write ends
+            written = rank.put(held.index(NONE), Moment(at.round, rank.step + 1))
+            yield world(at.round, at.loaded, at.whole, written._replace(step=rank.step + 1), other)
+        elif rank.step < STEPS:  # a write begins, in any of them: others may be read
+            for index in rank.reusable(at.round, at.loaded):
+                yield world(at.round, at.loaded, at.whole, rank.put(index, NONE), other)
+        for moment in at.whole:
+            if moment > rank.told:
+                yield world(at.round, at.loaded, at.whole, rank.hear(moment), other)
+    if at.round < ROUNDS:
+        common = at.ranks[0].moments() & at.ranks[1].moments()
+        loaded = max(common, default=None)
+        step = loaded.step if loaded else 0
+        yield world(
+            at.round + 1, loaded, at.whole, *(rank._replace(step=step) for rank in at.ranks)
+        )
+
+
+def check(at: World) -> None:
+    common = at.ranks[0].moments() & at.ranks[1].moments()
+    if at.whole:
+        assert common, at
+        assert max(common) >= min(rank.told for rank in at.ranks), at
+    last = min(at.ranks, key=lambda rank: rank.step)
+    if at.whole and max(at.whole) > last.told:
+        last = last.hear(max(at.whole))
+    assert last.reusable(at.round, at.loaded), f"the last one waits for nobody: {at}"
+
+
+@pytest.mark.parametrize("slots", [2, 3, 4])
+def test_what_both_hold_is_never_lost_and_the_last_one_never_waits(slots: int) -> None:
+    rank = Rank(held=((NONE, False),) * slots, told=NONE, step=0)
+    start = world(1, None, frozenset(), rank, rank)
+    seen, edge = {start}, [start]
+    while edge:
+        found = []
+        for at in edge:
+            check(at)
+            for after in following(at):
+                if after not in seen:
+                    seen.add(after)
+                    found.append(after)
+        edge = found
+    assert len(seen) > 500
+    print(slots, len(seen))
+
+
+def test_the_oldest_is_tried_first_and_what_is_empty_before() -> None:
+    moments = (Moment(2, 7), Moment(1, 9), None, Moment(2, 8))
+    contents = [Content(moment=moment, whole=moment == Moment(2, 8)) for moment in moments]
+    assert reusable(contents, 2, Moment(1, 9)) == [2, 1, 0]
+
+
+def test_what_was_loaded_is_kept_until_this_round_has_something_whole() -> None:
+    loaded = Content(moment=Moment(1, 9), whole=True)
+    contents = [loaded, Content(moment=Moment(2, 10)), Content(moment=None)]
+    assert reusable(contents, 2, loaded.moment) == [2]
+    contents[1] = Content(moment=Moment(2, 10), whole=True)
+    assert reusable(contents, 2, loaded.moment) == [2, 0]
+
+
+def test_what_a_round_left_that_is_not_gone_on_from_is_void() -> None:
+    """Else a round that dies each time once one rank has saved leaves no slot to the next."""
+    contents = [Content(moment=Moment(1, 5), whole=True)]
+    contents += [Content(moment=Moment(round_, 6)) for round_ in (1, 2, 3)]
+    assert reusable(contents, 4, Moment(1, 5)) == [1, 2, 3]
+
+
+def test_who_loads_nothing_keeps_what_may_be_whole() -> None:
+    contents = [Content(moment=Moment(1, 5), whole=True), Content(moment=Moment(1, 6))]
+    assert reusable(contents, 2, None) == []
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+IMAGE = lay_out([], {}, 3)
+
+
+@pytest.fixture
+def fds() -> Iterator[list[int]]:
+    made = [slot.create(slot.bytes_for(IMAGE.nbytes)) for _ in range(3)]
+    yield made
+    for fd in made:
+        os.close(fd)
+
+
+def opened(fds: list[int]) -> Slots:
+    return Slots([os.dup(fd) for fd in fds])
+
+
+def write(slots: Slots, step: int, order: list[int], image: Image = IMAGE) -> int | None:
+    def stamp(generation: int) -> Stamp:
+        return Stamp(job="j", step=step, round=1, rank=0, world_size=1, generation=generation)
+
+    def fill(out: memoryview) -> tuple[list[Chunk], tuple[int, ...]]:
+        chunks, at = [], 0
+        for end in image.chunk_ends():
+            chunks.append(Chunk(end, sums.checksum(out[at:end])))
+            at = end
+        return chunks, (step,)
+
+    return slots.write(order, stamp, image, fill)
+
+
+def generations(fds: list[int]) -> list[int]:
+    found = []
+    for fd in fds:
+        data = memoryview(os.pread(fd, os.fstat(fd).st_size, 0))
+        found.append(slot.read(data).stamp.generation if data[:8] == slot.MAGIC else 0)
+    return found
+
+
+def test_a_slot_that_is_read_is_not_written(fds: list[int]) -> None:
+    slots = opened(fds)
+    assert write(slots, 1, [0]) == 0
+    reader = slot.claim(fds[0], exclusive=False)
+    assert reader is not None
+    assert write(slots, 2, [0, 1]) == 1
+    assert write(slots, 3, [0]) is None
+    assert [c.moment for c in slots.contents()] == [Moment(1, 1), Moment(1, 2), None]
+    os.close(reader)
+    assert write(slots, 4, [0, 1]) == 0
+    slots.close()
+
+
+def test_nobody_reads_while_it_is_written(fds: list[int]) -> None:
+    slots = opened(fds)
+
+    def fill(out: memoryview) -> tuple[list[Chunk], tuple[int, ...]]:
+        assert slot.claim(fds[0], exclusive=False) is None
+        raise KeyboardInterrupt
+
+    stamp = Stamp(job="j", step=1, round=1, rank=0, world_size=1, generation=1)
+    with pytest.raises(KeyboardInterrupt):
+        slots.write([0], lambda generation: stamp, IMAGE, fill)
+    assert slots.contents()[0] == Content(moment=None)
+    reader = slot.claim(fds[0], exclusive=False)
+    assert reader is not None
+    os.close(reader)
+    slots.close()
+
+
+def test_generations_grow_over_the_death_of_a_rank(fds: list[int]) -> None:
+    first = opened(fds)
+    assert [write(first, step, [step]) for step in range(3)] == [0, 1, 2]
+    first.close()
+    assert generations(fds) == [1, 2, 3]
+    second = opened(fds)
+    assert write(second, 3, [0]) == 0
+    assert generations(fds) == [4, 2, 3]
+    second.close()
+
+
+def test_what_is_marked_whole_is_known_to_be(fds: list[int]) -> None:
+    slots = opened(fds)
+    write(slots, 5, [1])
+    page = memoryview(bytearray(os.pread(fds[1], slot.PAGE, 0)))
+    slot.mark_whole(page, 3)
+    os.pwrite(fds[1], page, 0)
+    assert slots.contents()[1] == Content(moment=Moment(1, 5), whole=True)
+    assert slots.bytes == slot.bytes_for(IMAGE.nbytes)
+    slots.close()
