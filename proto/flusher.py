@@ -75,8 +75,10 @@ def receive(end: socket.socket, kind: object) -> tuple[ToFlusher | ToAgent, list
     for fd in fds:
         os.set_inheritable(fd, False)  # Python's recv_fds takes flags, and passes them on to nobody
     try:
-        return (codec.loads(kind, data), fds) if data else None
+        found = (codec.loads(kind, data), fds) if data else None
     except CodecError:
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         raise
+    if found is None:
+        close_all(fds)
+    return found

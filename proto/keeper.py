@@ -153,11 +153,13 @@ def receive_from_keeper(end: socket.socket) -> tuple[ToRank, list[int]] | None:
     for fd in fds:
         os.set_inheritable(fd, False)  # Python's recv_fds takes flags, and passes them on to nobody
     try:
-        return (_parse(ToRank, data), fds) if data else None
+        found = (_parse(ToRank, data), fds) if data else None
     except LinkError:
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         raise
+    if found is None:
+        close_all(fds)
+    return found
 
 
 def _parse(kind: object, data: bytes) -> Any:

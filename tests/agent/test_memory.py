@@ -1,0 +1,91 @@
+"""The memory that snapshots may take: never more than there is, and never fewer without a word."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.agent import cgroup, memory
+from elastic.agent.memory import FEWEST, RESERVE, reckon
+
+GIB = 1 << 30
+
+
+@given(
+    slot_bytes=st.integers(0, 1 << 44),
+    ranks=st.integers(1, 128),
+    wanted=st.integers(FEWEST, 9),
+    available=st.integers(-(1 << 44), 1 << 52),
+)
+def test_what_is_reckoned_is_to_be_had(
+    slot_bytes: int, ranks: int, wanted: int, available: int
+) -> None:
+    found = reckon(slot_bytes=slot_bytes, ranks=ranks, wanted=wanted, available=available)
+    assert found.slots == 0 or FEWEST <= found.slots <= wanted
+    assert found.slots * slot_bytes * ranks <= max(0, available)
+    assert (found.slots < wanted) == bool(found.reason)
+    assert ("storage" in found.reason) == (found.slots == 0)
+    if found.slots:
+        assert (found.slots + 1) * slot_bytes * ranks > available or found.slots == wanted
+
+
+@given(st.integers(1, 1 << 44), st.integers(1, 128), st.integers(FEWEST, 9), st.integers(0, 1 << 52))
+def test_more_memory_is_never_fewer_slots(
+    slot_bytes: int, ranks: int, wanted: int, available: int
+) -> None:
+    less, more = (
+        reckon(slot_bytes=slot_bytes, ranks=ranks, wanted=wanted, available=room).slots
+        for room in (available, available + slot_bytes)
+    )
+    assert less <= more
+
+
+@pytest.mark.parametrize(
+    ("room", "slots", "said"),
+    [
+        (64, 4, ""),
+        (63, 3, "63.0 GiB of memory can be had for snapshots, 4 slots of 2.0 GiB for each of 8 ranks "
+                "were wanted: each has 3"),
+        (31, 0, "31.0 GiB of memory can be had for snapshots, 4 slots of 2.0 GiB for each of 8 ranks "
+                "were wanted: none are taken in memory, all go to storage"),
+    ],
+)  # fmt: skip
+def test_a_retreat_says_what_was_wanted_and_what_there_is(room: int, slots: int, said: str) -> None:
+    found = reckon(slot_bytes=2 * GIB, ranks=8, wanted=4, available=room * GIB)
+    assert (found.slots, found.reason) == (slots, said)
+
+
+def meminfo(folder: Path, total: int, available: int) -> Path:
+    path = folder / "meminfo"
+    path.write_text(
+        f"MemTotal:       {total >> 10} kB\nMemFree:           1 kB\n"
+        f"MemAvailable:   {available >> 10} kB\nBuffers:           5 kB\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "left"),
+    [(4 * GIB, 0, -RESERVE), (1000 * GIB, 3 * GIB, -97 * GIB), (1000 * GIB, GIB, -99 * GIB)],
+)
+def test_a_reserve_is_left_to_everything_else(
+    tmp_path: Path, total: int, free: int, left: int
+) -> None:
+    cgroups = [most - used - max(RESERVE, most // 10) for most, used in cgroup.limits()]
+    found = memory.available(meminfo(tmp_path, total, free))
+    assert found == left or min(cgroups, default=left) < left
+
+
+def test_a_kernel_that_names_no_amount_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "meminfo"
+    path.write_text("")
+    assert memory.available(path) <= -RESERVE
+
+
+def test_this_machine_has_an_answer() -> None:
+    limits = cgroup.limits()
+    assert all(most > 0 and used >= 0 for most, used in limits)
+    total = int(Path("/proc/meminfo").read_text().split()[1]) << 10
+    assert memory.available() < total
+    assert all(memory.available() < most for most, _ in limits)

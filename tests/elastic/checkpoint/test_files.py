@@ -1,0 +1,212 @@
+"""A checkpoint's files: only what is committed and sound is used, and what is not is said by its file."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elastic.checkpoint import copy_cpu, files
+from elastic.checkpoint.image import Piece, lay_out
+from elastic.checkpoint.slots import Moment
+from elastic.proto import manifest, sums
+from elastic.proto.errors import CheckpointError
+
+WORLD = 2
+
+
+def shard(folder: Path, rank: int, round_: int, fill: float = 0) -> manifest.Shard:
+    """One rank's file; all are of the same size."""
+    piece = Piece(name="w", dtype="float32", shape=(6,), offset=(3 * rank,), extent=(3,))
+    values = b'{"w":{"$tensor":"w"}}'
+    image = lay_out([piece], {}, len(values))
+    out = bytearray(image.nbytes)
+    tensors = {"w": torch.full((3,), rank + fill)}
+    table = sums.pack(copy_cpu.write(image, tensors, values, memoryview(out)))
+    out[image.sums_at :] = table
+    name = manifest.file(rank, WORLD, round_)
+    (folder / name).write_bytes(out)
+    return manifest.Shard(rank=rank, file=name, bytes=len(out), digest=sums.checksum(table))
+
+
+def commit(path: Path, step: int, round_: int = 1) -> Path:
+    """A step with all that belongs to it; returns its folder."""
+    folder = path / manifest.folder(step)
+    folder.mkdir()
+    shards = tuple(shard(folder, rank, round_) for rank in range(WORLD))
+    whole = manifest.Manifest(job="j", round=round_, step=step, world_size=WORLD, shards=shards)
+    (folder / manifest.NAME).write_text(manifest.dumps(whole))
+    return folder
+
+
+def edit(folder: Path, **fields: object) -> None:
+    file = folder / manifest.NAME
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def test_nothing_is_committed_where_nothing_is(tmp_path: Path) -> None:
+    assert files.committed(str(tmp_path / "no")) is None
+    assert files.committed(str(tmp_path)) is None
+
+
+def test_the_newest_is_found_by_round_first(tmp_path: Path) -> None:
+    for step, round_ in ((10, 1), (30, 1), (20, 2)):
+        commit(tmp_path, step, round_)
+    assert files.committed(str(tmp_path)) == Moment(2, 20)
+    assert files.committed(str(tmp_path), 10) == Moment(1, 10)
+    assert files.committed(str(tmp_path), 11) is None
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: (folder / manifest.NAME).unlink(),
+        lambda folder: (folder / manifest.NAME).write_text('{"version": "1.0", "jo'),
+        lambda folder: (folder / manifest.NAME).write_bytes(bytes(500)),
+        lambda folder: edit(folder, version="2.0"),
+        lambda folder: edit(folder, world_size=3),
+        lambda folder: edit(folder, step=21),  # of another folder
+        lambda folder: shutil.rmtree(folder),
+        lambda folder: (shutil.rmtree(folder), folder.write_text("a file")),
+    ],
+)
+def test_a_step_without_a_sound_manifest_is_passed_over(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    commit(tmp_path, 10)
+    spoil(commit(tmp_path, 20))
+    (tmp_path / "notes").mkdir()
+    assert files.committed(str(tmp_path)) == Moment(1, 10)
+    assert files.committed(str(tmp_path), 20) is None
+    with pytest.raises((CheckpointError, OSError)):
+        files.sources(str(tmp_path), 20)
+
+
+# --- shards --------------------------------------------------------------------------------------
+
+
+def test_shards_are_read_by_rank(tmp_path: Path) -> None:
+    commit(tmp_path, 10)
+    found, wrong = files.sources(str(tmp_path), 10)
+    assert wrong == []
+    for rank, source in found.items():
+        tensor = source.piece("w")
+        assert tensor is not None
+        assert tensor.tolist() == [rank] * 3
+        assert source.values(str) == {"w": "w"}
+    assert found.keys() == {0, 1}
+
+
+def name(rank: int, round_: int = 1) -> str:
+    return manifest.file(rank, WORLD, round_)
+
+
+def swap(folder: Path) -> None:
+    (folder / name(0)).replace(folder / "x")
+    (folder / name(1)).replace(folder / name(0))
+    (folder / "x").replace(folder / name(1))
+
+
+def empty(folder: Path) -> None:
+    (folder / name(1)).write_bytes(b"")
+    shards = json.loads((folder / manifest.NAME).read_text())["shards"]
+    shards[1]["bytes"] = 0
+    edit(folder, shards=shards)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    [
+        (lambda folder: os.truncate(folder / name(1), 5000), "it has 5000 bytes, .* were written"),
+        (lambda folder: os.truncate(folder / name(1), 10**6), "it has 1000000 bytes"),
+        (lambda folder: (folder / name(1)).unlink(), "No such file"),
+        (lambda folder: shard(folder, 1, 1, fill=0.5), "checksums is not the one that was written"),
+        (lambda folder: shutil.copy(folder / name(0), folder / name(1)), "checksums is not the one"),
+        (empty, "no safetensors file"),
+    ],
+    ids=["truncated", "longer", "missing", "stale", "another's", "empty"],
+)
+def test_a_file_that_cannot_be_used_is_named(
+    tmp_path: Path, spoil: Callable[[Path], None], what: str
+) -> None:
+    folder = commit(tmp_path, 10)
+    spoil(folder)
+    found, wrong = files.sources(str(tmp_path), 10)
+    assert found.keys() == {0}
+    with pytest.raises(CheckpointError, match=rf"^{folder / name(1)}: .*{what}"):
+        raise CheckpointError(*wrong)
+
+
+def test_swapped_files_are_both_named(tmp_path: Path) -> None:
+    folder = commit(tmp_path, 10)
+    swap(folder)
+    found, wrong = files.sources(str(tmp_path), 10)
+    assert found == {}
+    assert [line.split(": ")[0] for line in wrong] == [str(folder / name(rank)) for rank in (0, 1)]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(at=st.integers(0, 10**4), in_table=st.booleans(), bit=st.integers(0, 7))
+def test_a_flipped_bit_of_header_or_table_is_found(
+    tmp_path: Path, at: int, in_table: bool, bit: int
+) -> None:
+    if not (tmp_path / manifest.folder(10)).exists():
+        commit(tmp_path, 10)
+    file = tmp_path / manifest.folder(10) / name(1)
+    sound = file.read_bytes()
+    header = 8 + int.from_bytes(sound[:8], "little")
+    # a chunk each: header, tensor, values
+    at = len(sound) - 1 - at % (3 * sums.ENTRY) if in_table else at % min(header, 600)
+    data = bytearray(sound)
+    data[at] ^= 1 << bit
+    file.write_bytes(data)
+    found, wrong = files.sources(str(tmp_path), 10)
+    file.write_bytes(sound)
+    assert found.keys() == {0}
+    assert [line.split(": ")[0] for line in wrong] == [str(file)]
+
+
+def test_a_flipped_bit_of_a_tensor_is_found_when_it_is_read(tmp_path: Path) -> None:
+    folder = commit(tmp_path, 10)
+    found, _ = files.sources(str(tmp_path), 10)
+    start = found[1].image.starts["w"]
+    data = bytearray((folder / name(1)).read_bytes())
+    data[start] ^= 1
+    (folder / name(1)).write_bytes(data)
+    found, wrong = files.sources(str(tmp_path), 10)
+    assert wrong == []
+    assert found[1].piece("w") is None
+    assert found[0].piece("w") is not None
+
+
+@pytest.mark.parametrize("place", ["header", "table"])
+def test_a_hostile_file_with_its_own_checksums_is_named(tmp_path: Path, place: str) -> None:
+    folder = commit(tmp_path, 10)
+    file = folder / name(1)
+    data = file.read_bytes()
+    entries = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    at, end = entries["elastic.sums"]["data_offsets"]
+    if place == "header":
+        entries["w"]["data_offsets"] = [0, float("inf")]
+    else:  # of no whole number of words
+        entries["elastic.values"]["data_offsets"][1] = at + 3
+        entries["elastic.sums"]["data_offsets"] = [at + 3, end]
+    text = json.dumps(entries).encode()
+    length = int.from_bytes(data[:8], "little")
+    data = data[:8] + text.ljust(length) + data[8 + length :]
+    table = data[8 + length + entries["elastic.sums"]["data_offsets"][0] :]
+    file.write_bytes(data)
+    shards = json.loads((folder / manifest.NAME).read_text())["shards"]
+    shards[1]["digest"] = f"{sums.checksum(table):016x}"
+    edit(folder, shards=shards)
+    found, wrong = files.sources(str(tmp_path), 10)
+    assert found.keys() == {0}
+    assert [line.split(": ")[0] for line in wrong] == [str(file)]
