@@ -15,7 +15,6 @@ import socket
 from dataclasses import dataclass
 
 from elastic.proto import codec
-from elastic.proto.errors import CodecError
 
 DATAGRAM = 1 << 16
 
@@ -74,11 +73,11 @@ def receive(end: socket.socket, kind: object) -> tuple[ToFlusher | ToAgent, list
     data, fds, _, _ = socket.recv_fds(end, DATAGRAM, 1)
     for fd in fds:
         os.set_inheritable(fd, False)  # Python's recv_fds takes flags, and passes them on to nobody
+    found: tuple[ToFlusher | ToAgent, list[int]] | None = None
     try:
         found = (codec.loads(kind, data), fds) if data else None
-    except CodecError:
-        close_all(fds)
-        raise
-    if found is None:
-        close_all(fds)
+    finally:
+        if found is None:
+            for fd in fds:
+                os.close(fd)
     return found

@@ -152,13 +152,13 @@ def receive_from_keeper(end: socket.socket) -> tuple[ToRank, list[int]] | None:
     data, fds, _, _ = socket.recv_fds(end, DATAGRAM, MOST_FDS)
     for fd in fds:
         os.set_inheritable(fd, False)  # Python's recv_fds takes flags, and passes them on to nobody
+    found: tuple[ToRank, list[int]] | None = None
     try:
         found = (_parse(ToRank, data), fds) if data else None
-    except LinkError:
-        close_all(fds)
-        raise
-    if found is None:
-        close_all(fds)
+    finally:
+        if found is None:
+            for fd in fds:
+                os.close(fd)
     return found
 
 

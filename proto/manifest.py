@@ -18,7 +18,9 @@ from elastic.proto import version
 from elastic.proto.errors import CheckpointError, ProtocolMismatch
 
 NAME = "manifest.json"
-_STEP = re.compile(r"step-(\d{8,18})")
+_STEP = re.compile(r"step-(\d{8,18})", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+_FILE = re.compile(r"[^/\0\ud800-\udfff]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,30 +98,44 @@ def _parse(fields: Mapping[str, Any]) -> Manifest:
             rank=_number(shard["rank"]),
             file=_plain(shard["file"]),
             bytes=_number(shard["bytes"]),
-            digest=int(shard["digest"], 16),
+            digest=_digest(shard["digest"]),
         )
         for shard in fields["shards"]
     )
     found = Manifest(
-        job=str(fields["job"]),
+        job=_text(fields["job"]),
         round=_number(fields["round"]),
         step=_number(fields["step"]),
         world_size=_number(fields["world_size"]),
         shards=shards,
     )
-    if sorted(shard.rank for shard in shards) != list(range(found.world_size)):
+    if sorted(shard.rank for shard in shards) != list(range(len(shards))) or (
+        len(shards) != found.world_size
+    ):
         raise ValueError("it does not have one shard of each rank")
     return found
 
 
 def _number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r} is no number of 0 or more")
+    return value
+
+
+def _digest(value: object) -> int:
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise ValueError(f"{value!r} is no checksum")
+    return int(value, 16)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
     return value
 
 
 def _plain(name: object) -> str:
     """A file in the step's own folder, and nowhere else."""
-    if not isinstance(name, str) or "/" in name or name in ("", ".", ".."):
+    if not isinstance(name, str) or not _FILE.fullmatch(name) or name in (".", ".."):
         raise ValueError(f"{name!r} is no name of a file")
     return name

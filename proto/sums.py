@@ -37,10 +37,12 @@ def pack(chunks: Sequence[Chunk]) -> bytes:
 def unpack(table: memoryview | bytes, image_bytes: int) -> tuple[Chunk, ...]:
     """The chunks of an image of that many bytes, table included. Raises `SlotError` where they do not
     cover it."""
+    if len(table) % ENTRY:
+        raise SlotError(f"a table of checksums is damaged: {len(table)} bytes are no entries")
     words = struct.unpack(f"<{len(table) // 8}Q", table)
     chunks = tuple(map(Chunk, words[::2], words[1::2]))
     ends = [0, *(chunk.end for chunk in chunks)]
-    if len(table) % ENTRY or ends != sorted(ends) or ends[-1] != image_bytes - len(table):
+    if ends != sorted(ends) or ends[-1] != image_bytes - len(table):
         raise SlotError("a table of checksums is damaged: its chunks do not cover the image")
     return chunks
 

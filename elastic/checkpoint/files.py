@@ -30,7 +30,10 @@ def committed(path: str, step: int | None = None) -> Moment | None:
 
 def read_manifest(path: str, step: int) -> manifest.Manifest:
     """Raises OSError, `CheckpointError`."""
-    return manifest.loads(Path(path, manifest.folder(step), manifest.NAME).read_bytes())
+    found = manifest.loads(Path(path, manifest.folder(step), manifest.NAME).read_bytes())
+    if found.step != step:
+        raise CheckpointError(f"the manifest in {manifest.folder(step)} is of step {found.step}")
+    return found
 
 
 def sources(path: str, step: int) -> tuple[dict[int, Source], list[str]]:
@@ -55,6 +58,8 @@ def _source(file: Path, shard: manifest.Shard) -> Source:
         size = os.fstat(opened.fileno()).st_size
         if size != shard.bytes:
             raise CheckpointError(f"it has {size} bytes, {shard.bytes} were written")
+        if not size:
+            raise CheckpointError("it is no safetensors file: it is empty")
         data = memoryview(mmap.mmap(opened.fileno(), size, flags=mmap.MAP_PRIVATE))
     image = parse(bytes(data[: header_bytes(data[:8])]), size)
     table = data[image.sums_at :]

@@ -206,7 +206,7 @@ def parse(header: bytes, image_bytes: int) -> Image:
     version.check("the checkpoint", theirs, version.CHECKPOINT)
     try:
         return _parse(header, entries, fields, image_bytes)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise CheckpointError("the header of a checkpoint's shard is damaged") from error
 
 

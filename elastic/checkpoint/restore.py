@@ -72,20 +72,34 @@ class Restore:
             (number, source.image.pieces.values()) for number, source in enumerate(sources)
         )
         self._ties = {k: v for source in reversed(sources) for k, v in source.image.ties.items()}
-        self._trees = [source.values(_Saved) for source in sources]
         self.damaged: list[str] = []
         """What was found damaged and taken from elsewhere."""
+        self._trees = self._values(sources)
+
+    def _values(self, sources: Sequence[Source]) -> list[Any]:
+        """What is no tensor, of each source where it is sound. Raises where it is of none."""
+        trees: list[Any] = []
+        for source in sources:
+            try:
+                trees.append(source.values(_Saved))
+            except CheckpointError as error:
+                self.damaged.append(str(error))
+        if sources and not trees:
+            raise CheckpointError(f"{self.damaged[-1]}, and there is no other copy of them")
+        return trees
 
     # --- tensors -----------------------------------------------------------------------------
 
     def fill(self, parts: Mapping[str, Part]) -> list[str]:
         """Fill tensors in place; returns the names that no source has."""
-        wanted = {name: self._renamed(part.piece) for name, part in parts.items()}
-        reads, missing = plan(wanted.values(), self._held)
-        by_name = {piece.name: name for name, piece in wanted.items()}
-        for read in reads:
-            self._copy(read, parts[by_name[read.wanted.name]].tensor)
-        return [by_name[name] for name in missing]
+        reads, missing = [], []
+        for name, part in parts.items():  # several may have been one tensor when they were saved
+            found, lacking = plan([self._renamed(part.piece)], self._held)
+            reads += [(read, part.tensor) for read in found]
+            missing += [name] * len(lacking)
+        for read, tensor in reads:
+            self._copy(read, tensor)
+        return missing
 
     def _renamed(self, piece: Piece) -> Piece:
         name = self._ties.get(piece.name, piece.name)
@@ -106,7 +120,8 @@ class Restore:
         if data is None:
             self._elsewhere(read, target)
             return
-        raw = _bits(target), _bits(data)
+        lazy = target.is_conj() or target.is_neg()  # its memory holds other bits than it has
+        raw = (target, data) if lazy else (_bits(target), _bits(data))
         for dim, (start, size) in enumerate(zip(read.box.offset, read.box.extent, strict=True)):
             raw = (
                 raw[0].narrow(dim, start - read.wanted.offset[dim], size),
@@ -174,21 +189,25 @@ class Restore:
                 if strict:
                     raise CheckpointError(f"the checkpoint has no {key!r}")
                 continue
-            state[key] = self._load(value, saved, names, key)
+            state[key] = self._load(value, saved, names, key, strict)
 
-    def _load(self, value: Any, saved: list[Any], names: Mapping[int, str], path: str) -> Any:
+    def _load(
+        self, value: Any, saved: list[Any], names: Mapping[int, str], path: str, strict: bool
+    ) -> Any:
         """One object; returns what belongs in its place."""
         if isinstance(value, torch.nn.Module):
             self._load_extra(value, saved[0], path)
         elif isinstance(value, torch.optim.Optimizer):
-            value.load_state_dict(self._optimizer(value, saved, names))
+            value.load_state_dict(self._optimizer(value, saved, names, path))
         elif isinstance(value, Stateful):
             value.load_state_dict(self._built(saved[0], None))
         elif type(value) is dict:
             for key in value:
                 inner = [tree[key] for tree in saved if isinstance(tree, dict) and key in tree]
                 if inner:
-                    value[key] = self._load(value[key], inner, names, f"{path}.{key}")
+                    value[key] = self._load(value[key], inner, names, f"{path}.{key}", strict)
+                elif strict:
+                    raise CheckpointError(f"the checkpoint has no {f'{path}.{key}'!r}")
         elif not isinstance(value, torch.Tensor):
             return self._built(saved[0], None)
         return value
@@ -202,9 +221,17 @@ class Restore:
                 part.set_extra_state(self._built(saved[key], None))
 
     def _optimizer(
-        self, optimizer: torch.optim.Optimizer, saved: list[Any], names: Mapping[int, str]
+        self,
+        optimizer: torch.optim.Optimizer,
+        saved: list[Any],
+        names: Mapping[int, str],
+        path: str,
     ) -> dict[str, Any]:
         """Its `state_dict`, by the numbers that its parameters have now."""
+        if not all(isinstance(s, dict) and {"state", "param_groups"} <= s.keys() for s in saved):
+            raise CheckpointError(
+                f"{path} is an optimizer here and something else in the checkpoint"
+            )
         if len(saved[0]["param_groups"]) != len(optimizer.param_groups):
             raise CheckpointError(
                 f"an optimizer has {len(optimizer.param_groups)} groups of parameters here and "

@@ -30,7 +30,9 @@ def test_what_is_reckoned_is_to_be_had(
         assert (found.slots + 1) * slot_bytes * ranks > available or found.slots == wanted
 
 
-@given(st.integers(1, 1 << 44), st.integers(1, 128), st.integers(FEWEST, 9), st.integers(0, 1 << 52))
+@given(
+    st.integers(1, 1 << 44), st.integers(1, 128), st.integers(FEWEST, 9), st.integers(0, 1 << 52)
+)
 def test_more_memory_is_never_fewer_slots(
     slot_bytes: int, ranks: int, wanted: int, available: int
 ) -> None:
@@ -45,15 +47,15 @@ def test_more_memory_is_never_fewer_slots(
     ("room", "slots", "said"),
     [
         (64, 4, ""),
-        (63, 3, "63.0 GiB of memory can be had for snapshots, 4 slots of 2.0 GiB for each of 8 ranks "
-                "were wanted: each has 3"),
-        (31, 0, "31.0 GiB of memory can be had for snapshots, 4 slots of 2.0 GiB for each of 8 ranks "
-                "were wanted: none are taken in memory, all go to storage"),
+        (63, 3, "each has 3"),
+        (31, 0, "none are taken in memory, all go to storage"),
     ],
-)  # fmt: skip
+)
 def test_a_retreat_says_what_was_wanted_and_what_there_is(room: int, slots: int, said: str) -> None:
     found = reckon(slot_bytes=2 * GIB, ranks=8, wanted=4, available=room * GIB)
-    assert (found.slots, found.reason) == (slots, said)
+    wanted = "4 slots of 2.0 GiB for each of 8 ranks were wanted"
+    reason = f"{room}.0 GiB of memory can be had for snapshots, {wanted}: {said}"
+    assert (found.slots, found.reason) == (slots, reason if said else "")
 
 
 def meminfo(folder: Path, total: int, available: int) -> Path:

@@ -39,16 +39,22 @@ def text(fd: int) -> str:
     return os.pread(fd, 4096, 0).decode()
 
 
-def child(run: Callable[[], None]) -> int:
-    """How a fork that does this ends."""
+def fork(run: Callable[[], None]) -> int:
+    """A fork that does this, and ends with 0 if it could."""
     pid = os.fork()
     if pid == 0:
+        code = 1
         try:
             run()
-        except BaseException:  # pytest's own code must not go on here
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            code = 0
+        finally:
+            os._exit(code)  # pytest's own code must not go on here
+    return pid
+
+
+def child(run: Callable[[], None]) -> int:
+    """How such a fork ends."""
+    return os.waitstatus_to_exitcode(os.waitpid(fork(run), 0)[1])
 
 
 def descriptors() -> int:
@@ -118,19 +124,17 @@ def test_a_guardian_that_has_no_descriptor_left_goes_on(kept: Vault) -> None:
 
 
 def test_a_thousand_are_kept_while_the_guardian_takes(kept: Vault) -> None:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            shared = memory("shared")
-            for number in range(1000):
-                kept.keep(str(number), os.dup(shared))
-                if number % 2:
-                    kept.drop(str(number))
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
+    def agent() -> None:
+        shared = memory("shared")
+        for number in range(1000):
+            kept.keep(str(number), os.dup(shared))
+            if number % 2:
+                kept.drop(str(number))
+
+    pid = fork(agent)
     ended = os.pidfd_open(pid)
-    while ended not in (ready := select.select([kept, ended], [], [], 60)[0]):
+    ends: list[int] = [kept.fileno(), ended]
+    while ended not in (ready := select.select(ends, [], [], 60)[0]):
         assert ready, "nothing comes"
         kept.take()
     os.close(ended)
@@ -144,9 +148,13 @@ def test_a_guardian_that_takes_nothing_holds_up_nobody(monkeypatch: pytest.Monke
     monkeypatch.setattr(vault, "TIMEOUT", 0.05)
     made = Vault()
     before = descriptors()
-    with pytest.raises(TimeoutError):
+
+    def fill() -> None:
         for number in range(100_000):
             made.keep(str(number), memory("more"))
+
+    with pytest.raises(TimeoutError):
+        fill()
     assert descriptors() == before + len(made.kept), "what is not kept is closed"
     close(made)
 

@@ -4,7 +4,8 @@ refused, nor leaves a descriptor behind."""
 import gc
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -17,8 +18,6 @@ from elastic.proto.errors import CodecError, LinkError, ProtocolMismatch
 Pair = tuple[socket.socket, socket.socket]
 shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-texts = st.text(max_size=200)
-numbers = st.integers(-(2**63), 2**63)
 to_keeper = st.one_of(*(st.from_type(kind) for kind in get_args(keeper.ToKeeper)))
 to_rank = st.one_of(*(st.from_type(kind) for kind in get_args(keeper.ToRank)))
 to_flusher = st.one_of(*(st.from_type(kind) for kind in get_args(flusher.ToFlusher)))
@@ -131,16 +130,16 @@ def test_what_is_no_message_is_refused_and_leaves_nothing(
 ) -> None:
     sent = memories(count)
     before = descriptors()
-    for _ in range(4):
+    receivers: list[Callable[[socket.socket], object]] = [
+        keeper.receive_from_rank,
+        keeper.receive_from_keeper,
+        partial(flusher.receive, kind=flusher.ToFlusher),
+        partial(flusher.receive, kind=flusher.ToAgent),
+    ]
+    for receive in receivers:
         socket.send_fds(pair[0], [data], sent)
-    with pytest.raises(LinkError):
-        keeper.receive_from_rank(pair[1])
-    with pytest.raises(LinkError):
-        keeper.receive_from_keeper(pair[1])
-    with pytest.raises(CodecError):
-        flusher.receive(pair[1], flusher.ToFlusher)
-    with pytest.raises(CodecError):
-        flusher.receive(pair[1], flusher.ToAgent)
+        with pytest.raises((LinkError, CodecError)):
+            receive(pair[1])
     assert descriptors() == before
     close(sent)
 
@@ -195,9 +194,7 @@ def test_who_names_no_version_is_refused(theirs: str) -> None:
 
 
 def test_neighbours_understand_each_other_and_others_do_not() -> None:
-    ours = keeper.opening(
-        checkpoint="/c", rank=0, world_size=1, local_rank=0, local_world_size=1
-    )
+    ours = keeper.opening(checkpoint="/c", rank=0, world_size=1, local_rank=0, local_world_size=1)
     keeper.check(ours)
     other = keeper.Open(
         version="99.0", checkpoint="/c", rank=0, world_size=1, local_rank=0, local_world_size=1

@@ -33,7 +33,9 @@ def test_a_folder_names_its_step(step: int) -> None:
     assert manifest.step_of(manifest.folder(step)) == step
 
 
-@pytest.mark.parametrize("name", ["step-1", "step-", "step-00000001.tmp", "x-00000001", "step-" + "1" * 19])
+@pytest.mark.parametrize(
+    "name", ["step-1", "step-", "step-00000001.tmp", "x-00000001", "step-" + "1" * 19]
+)
 def test_other_folders_are_no_steps(name: str) -> None:
     assert manifest.step_of(name) is None
 

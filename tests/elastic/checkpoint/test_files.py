@@ -26,7 +26,7 @@ def shard(folder: Path, rank: int, round_: int, fill: float = 0) -> manifest.Sha
     values = b'{"w":{"$tensor":"w"}}'
     image = lay_out([piece], {}, len(values))
     out = bytearray(image.nbytes)
-    tensors = {"w": torch.full((3,), rank + fill)}
+    tensors = {"w": torch.full((3,), float(rank + fill))}
     table = sums.pack(copy_cpu.write(image, tensors, values, memoryview(out)))
     out[image.sums_at :] = table
     name = manifest.file(rank, WORLD, round_)
@@ -75,7 +75,9 @@ def test_the_newest_is_found_by_round_first(tmp_path: Path) -> None:
         lambda folder: edit(folder, world_size=3),
         lambda folder: edit(folder, step=21),  # of another folder
         lambda folder: shutil.rmtree(folder),
-        lambda folder: (shutil.rmtree(folder), folder.write_text("a file")),
+        lambda folder: (
+            folder.rename(folder.with_name("x")).joinpath("manifest.json").rename(folder)
+        ),
     ],
 )
 def test_a_step_without_a_sound_manifest_is_passed_over(
@@ -129,7 +131,10 @@ def empty(folder: Path) -> None:
         (lambda folder: os.truncate(folder / name(1), 10**6), "it has 1000000 bytes"),
         (lambda folder: (folder / name(1)).unlink(), "No such file"),
         (lambda folder: shard(folder, 1, 1, fill=0.5), "checksums is not the one that was written"),
-        (lambda folder: shutil.copy(folder / name(0), folder / name(1)), "checksums is not the one"),
+        (
+            lambda folder: shutil.copy(folder / name(0), folder / name(1)),
+            "checksums is not the one",
+        ),
         (empty, "no safetensors file"),
     ],
     ids=["truncated", "longer", "missing", "stale", "another's", "empty"],
