@@ -47,7 +47,10 @@ class Agent:
         self._uplink = Uplink(settings.master, settings.security, self._hello, self._heard)
         self._log_reads = LogReads(settings.logs.run_dir, self._uplink, self._spawn)
         self._snapshots = Snapshots(
-            settings, vault, lambda told: self._uplink.send(pb.FromAgent(snapshots=told))
+            settings,
+            vault,
+            lambda: self._uplink.job_uid,
+            lambda told: self._uplink.send(pb.FromAgent(snapshots=told)),
         )
         self._ranks: Ranks | None = None
         self._retiring = Retiring(

@@ -67,6 +67,8 @@ class Flushes:
         self._changed = changed
         self.written: dict[str, dict[Key, Written]] = {}
         """By checkpoint."""
+        self.damaged: set[tuple[str, Key, int]] = set()
+        """Checkpoint, moment and rank of slots that do not hold what they were to."""
         self._tasks: dict[int, _Task] = {}
         self._ids = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,7 +86,7 @@ class Flushes:
         return any(task.checkpoint == checkpoint for task in self._tasks.values())
 
     def write(
-        self, checkpoint: str, moment: Key, world_size: int, slots: Mapping[int, int]
+        self, checkpoint: str, job: str, moment: Key, world_size: int, slots: Mapping[int, int]
     ) -> None:
         """Write these ranks' shards; slots: their descriptors, which stay the caller's."""
         folder = Path(checkpoint, manifest.folder(moment[1]))
@@ -92,7 +94,7 @@ class Flushes:
             claim = slot.claim(fd, exclusive=False)
             if claim is None:
                 continue  # it is being written, so it holds the moment no more
-            path = folder / manifest.file(rank, world_size, moment[0])
+            path = folder / manifest.file(rank, world_size, moment[0], job)
             message = flusher.Write(
                 id=self._next(), path=str(path), round=moment[0], step=moment[1]
             )
@@ -117,13 +119,14 @@ class Flushes:
         text = manifest.dumps(
             manifest.Manifest(
                 job=job,
+                sequence=0,  # the flusher looks which it is
                 round=moment[0],
                 step=moment[1],
                 world_size=world_size,
                 shards=tuple(
                     manifest.Shard(
                         rank=shard.rank,
-                        file=manifest.file(shard.rank, world_size, moment[0]),
+                        file=manifest.file(shard.rank, world_size, moment[0], job),
                         bytes=shard.bytes,
                         digest=shard.digest,
                     )
@@ -194,7 +197,10 @@ class Flushes:
         message, _ = received
         if isinstance(message, flusher.Failed):
             if (task := self._tasks.get(message.id)) is not None:
-                self._later(task, message.error)
+                if message.damaged:
+                    self._give_up(task, message.error)
+                else:
+                    self._later(task, message.error)
         elif isinstance(message, flusher.Done) and message.id in self._tasks:
             self._done(self._tasks.pop(message.id), message)
 
@@ -217,6 +223,15 @@ class Flushes:
             else:
                 self._send(task)
 
+    def _give_up(self, task: _Task, error: str) -> None:
+        """Another try would find the same."""
+        log.error("checkpoint %s: step %d: %s", task.checkpoint, task.moment[1], error)
+        del self._tasks[task.message.id]
+        os.close(task.fd)
+        if task.rank is not None:
+            self.damaged.add((task.checkpoint, task.moment, task.rank))
+        self._changed(task.checkpoint)
+
     def _later(self, task: _Task, error: str) -> None:
         """Storage fails: say so, once, and try again."""
         if error != task.complaint:
@@ -237,8 +252,10 @@ class Flushes:
             written.shards[task.rank] = pb.Shard(
                 rank=task.rank, bytes=message.bytes, digest=message.digest
             )
-        while len(known) > REMEMBERED:
-            del known[min(known)]
+        newest = max((key for key in known if known[key].committed), default=None)
+        for old in sorted(known)[:-REMEMBERED]:
+            if newest is not None and old < newest:
+                del known[old]
         self._changed(task.checkpoint)
 
     def kill(self) -> None:

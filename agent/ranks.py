@@ -19,7 +19,7 @@ from elastic.agent.spares import Spares
 from elastic.agent.spec import StartSpec
 from elastic.agent.starter import StartFailed
 from elastic.agent.starters import Starters
-from elastic.proto import link, page
+from elastic.proto import descriptors, link, page
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import LinkError, PageError, ProtocolMismatch
 
@@ -63,7 +63,7 @@ class Rank:
     def _readable(self, seen: MessageSeen) -> None:
         assert self._link is not None
         try:
-            data, fds, _, _ = socket.recv_fds(self._link, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
+            data, fds = descriptors.receive(self._link, 1 << 16, 4)
             self._passed += fds
         except BlockingIOError:
             return

@@ -84,8 +84,14 @@ class Snapshots:
     """`say` takes what the master is to hear; it may be lost, since `statements` says all again."""
 
     def __init__(
-        self, settings: AgentSettings, vault: Vault, say: Callable[[pb.Snapshots], None]
+        self,
+        settings: AgentSettings,
+        vault: Vault,
+        job: Callable[[], str],
+        say: Callable[[pb.Snapshots], None],
     ) -> None:
+        """job: the job's own id, once a master has told it."""
+        self._job = job
         self._vault = vault
         self._say = say
         self._flushes = Flushes(settings, self._flushed)
@@ -155,6 +161,8 @@ class Snapshots:
             raise LinkError("a checkpointer says nothing of itself first")
         known = self._of(client.said.checkpoint)
         match message:
+            case keeper.Need() if not 0 < message.bytes < 1 << 50:
+                raise LinkError(f"a slot of {message.bytes} bytes is none")
             case keeper.Need():
                 self._give(client, client.said, known, message.bytes)
             case keeper.Held():
@@ -172,7 +180,9 @@ class Snapshots:
         own = known.slots.setdefault(said.local_rank, [])
         fit = [s for s in own if len(s.view) >= size]
         if len(fit) < SLOTS:
-            self._drop(own, [s for s in own if s not in fit and not self._is_whole(s, known)])
+            self._drop(
+                own, [s for s in own if s not in fit and not self._needed(s, own, said, known)]
+            )
             missing = SLOTS - len(fit)
             reckoned = memory.reckon(
                 slot_bytes=size,
@@ -203,9 +213,19 @@ class Snapshots:
             own.remove(one)
             self._vault.drop(one.name)
 
-    def _is_whole(self, one: _Slot, known: _Checkpoint) -> bool:
+    def _needed(self, one: _Slot, own: list[_Slot], said: keeper.Open, known: _Checkpoint) -> bool:
+        """It holds the newest whole moment, what was loaded, or what is still to go to storage."""
         snapshot = one.snapshot
-        return snapshot is not None and bool(snapshot.all_units) and _at(snapshot) == known.whole
+        if snapshot is None:
+            return False
+        at = _key(_at(snapshot))
+        whole = [_key(_at(s)) for s in _snapshots(own) if s.all_units]
+        loaded = None if known.answer is None else _key(known.answer.moment)
+        written = self._flushes.written.get(said.checkpoint, {}).get(at)
+        unwritten = written is None or snapshot.stamp.rank not in written.shards
+        return (
+            at == max(whole, default=None) or at == loaded or (snapshot.stamp.persist and unwritten)
+        )
 
     def _held(self, said: keeper.Open, known: _Checkpoint) -> None:
         """Once all ranks of this node hold a moment, the master hears of it."""
@@ -247,12 +267,15 @@ class Snapshots:
                 told.wanted = wanted
             for client in asking:
                 if client.asks is not None and client.asks.stored_step:
-                    told.stored.round = client.asks.stored_round
+                    ours = client.asks.stored_job == self._job()  # another's is older than memory
+                    told.stored.round = client.asks.stored_round if ours else 0
                     told.stored.step = client.asks.stored_step
         holdings: dict[tuple[int, int], pb.Holding] = {}
         for own in known.slots.values():
             for snapshot in _snapshots(own):
                 at = _at(snapshot)
+                if (checkpoint, _key(at), snapshot.stamp.rank) in self._flushes.damaged:
+                    continue
                 holding = holdings.setdefault(_key(at), pb.Holding(moment=at))
                 holding.world_size = snapshot.stamp.world_size
                 holding.ranks.append(snapshot.stamp.rank)
@@ -281,15 +304,12 @@ class Snapshots:
         known.flush = list(order.flush)
         self._flush(order.checkpoint, known)
         for commit in order.commits:
-            job = next((s.stamp.job for own in known.slots.values() for s in _snapshots(own)), "")
-            self._flushes.commit(order.checkpoint, job, commit)
+            self._flushes.commit(order.checkpoint, self._job(), commit)
         if order.HasField("whole") and _key(order.whole) > _key(known.whole):
             known.whole, known.all_units = order.whole, order.all_units
             for own in known.slots.values():
                 for one in own:
-                    snapshot = one.snapshot
-                    if snapshot is not None and _at(snapshot) == order.whole:
-                        slot.mark_whole(one.view, order.all_units)
+                    _mark(one, order)
             for client in list(known.clients):
                 self._push(client, keeper.Whole(round=order.whole.round, step=order.whole.step))
         if order.HasField("committed") and _key(order.committed) > _key(known.committed):
@@ -329,7 +349,7 @@ class Snapshots:
                         here[found.stamp.rank] = one.fd
                         world_size = found.stamp.world_size
             if here:
-                self._flushes.write(checkpoint, _key(order.moment), world_size, here)
+                self._flushes.write(checkpoint, self._job(), _key(order.moment), world_size, here)
                 return
 
     def _flushed(self, checkpoint: str) -> None:
@@ -364,6 +384,19 @@ class Snapshots:
             if client.round == answer.round and not client.answered:
                 client.answered = True
                 self._push(client, restore, tuple(one.fd for one in images))
+
+
+def _mark(one: _Slot, order: pb.SnapshotOrders) -> None:
+    """Note that what it holds is whole, if it still holds it."""
+    claim = slot.claim(one.fd, exclusive=False)
+    if claim is None:
+        return
+    try:
+        snapshot = one.snapshot
+        if snapshot is not None and _at(snapshot) == order.whole:
+            slot.mark_whole(one.view, order.all_units)
+    finally:
+        os.close(claim)
 
 
 def _snapshots(own: list[_Slot]) -> Iterator[slot.Snapshot]:

@@ -9,6 +9,8 @@ import json
 import os
 import socket
 
+from elastic.proto import descriptors
+
 TIMEOUT = 5.0
 """Seconds that the guardian has to make room for one more message; it does nothing but wait."""
 DATAGRAM = 1 << 16
@@ -23,6 +25,11 @@ class Vault:
         self._guardian, self._agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._guardian.setblocking(False)
         self._agent.settimeout(TIMEOUT)
+
+    def forget(self) -> None:
+        """In a fork that has no use for what is kept: it would hold the memory of what is dropped."""
+        while self.kept:
+            os.close(self.kept.popitem()[1])
 
     # --- in the agent ---
 
@@ -53,11 +60,9 @@ class Vault:
         """Do what the agent has asked for by now."""
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(self._guardian, DATAGRAM, 1)
+                data, fds = descriptors.receive(self._guardian, DATAGRAM, 1)
             except BlockingIOError:
                 return
-            for fd in fds:
-                os.set_inheritable(fd, False)  # recv_fds takes flags, and passes them on to nobody
             message = json.loads(data)
             if "drop" in message:
                 if message["drop"] in self.kept:  # else there was no descriptor left to keep it by

@@ -132,12 +132,12 @@ def _guardian(
     reservation: Reservation | None,
     run_dir: Path,
 ) -> Guardian:
+    vault = Vault()
     master = None
     if reservation is not None:
         listen = reservation.listen_address(settings.master)
         launch = secrets.token_hex(16)
-        master = partial(_master_main, options, settings, listen, run_dir, launch)
-    vault = Vault()
+        master = partial(_master_main, options, settings, listen, run_dir, launch, vault)
     return Guardian(
         partial(_agent_main, settings, knock, vault),
         master,
@@ -168,9 +168,15 @@ def _agent_main(settings: AgentSettings, knock: socket.socket, vault: Vault) -> 
 
 
 def _master_main(
-    options: Options, settings: AgentSettings, listen: str, run_dir: Path, launch: str
+    options: Options,
+    settings: AgentSettings,
+    listen: str,
+    run_dir: Path,
+    launch: str,
+    vault: Vault,
 ) -> int:
     _in_background()
+    vault.forget()
     from elastic.master import main as master
     from elastic.master.policy import Policy
 

@@ -10,11 +10,11 @@ A SOCK_SEQPACKET pair; one JSON object a datagram (`codec.py`), a memfd beside i
 |                  | `Failed`  |                               |
 """
 
-import os
 import socket
 from dataclasses import dataclass
 
-from elastic.proto import codec
+from elastic.proto import codec, descriptors
+from elastic.proto.errors import CodecError
 
 DATAGRAM = 1 << 16
 
@@ -54,6 +54,8 @@ class Failed:
 
     id: int
     error: str
+    damaged: bool = False
+    """What was to be written is not there, or not what it was: no use to try again."""
 
 
 ToFlusher = Write | Commit
@@ -70,14 +72,12 @@ def receive(end: socket.socket, kind: object) -> tuple[ToFlusher | ToAgent, list
 
     Raises `CodecError`, OSError.
     """
-    data, fds, _, _ = socket.recv_fds(end, DATAGRAM, 1)
-    for fd in fds:
-        os.set_inheritable(fd, False)  # Python's recv_fds takes flags, and passes them on to nobody
-    found: tuple[ToFlusher | ToAgent, list[int]] | None = None
+    data, fds = descriptors.receive(end, DATAGRAM, 1)
     try:
-        found = (codec.loads(kind, data), fds) if data else None
-    finally:
-        if found is None:
-            for fd in fds:
-                os.close(fd)
-    return found
+        if data:
+            return codec.loads(kind, data), fds
+        descriptors.close(fds)
+        return None
+    except CodecError:
+        descriptors.close(fds)
+        raise

@@ -16,12 +16,11 @@ a datagram (`codec.py`), the first of them `Open`; descriptors travel beside it.
 |                | `Refused`  |               | what was asked for cannot be had, and why              |
 """
 
-import os
 import socket
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.proto import codec, version
+from elastic.proto import codec, descriptors, version
 from elastic.proto.errors import CodecError, LinkError
 
 DATAGRAM = 1 << 16
@@ -65,6 +64,8 @@ class Load:
     """Of what is committed on storage, as rank 0 has looked."""
     stored_step: int = 0
     """0: nothing is, or this is not rank 0."""
+    stored_job: str = ""
+    """Whose it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,10 @@ def opening(
 
 def check(message: Open) -> None:
     """Raises `ProtocolMismatch` or `LinkError` where the rank speaks another language."""
+    try:
+        message.checkpoint.encode()
+    except UnicodeEncodeError as error:
+        raise LinkError("a checkpoint's path is no UTF-8") from error
     theirs = version.parse(message.version)
     if theirs is None:
         raise LinkError("a checkpointer names no version")
@@ -142,24 +147,22 @@ def send(end: socket.socket, message: ToKeeper | ToRank, fds: tuple[int, ...] = 
 
 def receive_from_rank(end: socket.socket) -> ToKeeper | None:
     """The next message; None at the end. Raises `LinkError`, OSError."""
-    data, _, _, _ = socket.recv_fds(end, DATAGRAM, 0)
+    data, _ = descriptors.receive(end, DATAGRAM, 0)
     message: ToKeeper | None = _parse(ToKeeper, data) if data else None
     return message
 
 
 def receive_from_keeper(end: socket.socket) -> tuple[ToRank, list[int]] | None:
     """The next message and its descriptors; None at the end. Raises `LinkError`, OSError."""
-    data, fds, _, _ = socket.recv_fds(end, DATAGRAM, MOST_FDS)
-    for fd in fds:
-        os.set_inheritable(fd, False)  # Python's recv_fds takes flags, and passes them on to nobody
-    found: tuple[ToRank, list[int]] | None = None
+    data, fds = descriptors.receive(end, DATAGRAM, MOST_FDS)
     try:
-        found = (_parse(ToRank, data), fds) if data else None
-    finally:
-        if found is None:
-            for fd in fds:
-                os.close(fd)
-    return found
+        if data:
+            return _parse(ToRank, data), fds
+        descriptors.close(fds)
+        return None
+    except LinkError:
+        descriptors.close(fds)
+        raise
 
 
 def _parse(kind: object, data: bytes) -> Any:

@@ -1,10 +1,10 @@
 """A checkpoint on storage: which folder, which files, and the manifest that makes them one.
 
-    <checkpoint>/step-00001000/shard-00000-of-00008.r3.safetensors    one a rank, of round 3
-    <checkpoint>/step-00001000/manifest.json                          written last
+    <checkpoint>/step-00001000/shard-00000-of-00008.r3-1f0c2a9b.safetensors    one a rank
+    <checkpoint>/step-00001000/manifest.json                                   written last
 
-A step without its manifest is none. The manifest is JSON: {"version", "job", "round", "step",
-"world_size", "shards": [{"rank", "file", "bytes", "digest"}]}; `digest` is the xxh3, in hex, of the
+A shard's name ends in its round and the beginning of the job's own id. A step without its manifest is
+none. The manifest is JSON: {"version", "job", "sequence", "round", "step", "world_size", "shards": [{"rank", "file", "bytes", "digest"}]}; `digest` is the xxh3, in hex, of the
 table of checksums at the file's end (`sums.py`), so no other file can take its place.
 """
 
@@ -36,6 +36,9 @@ class Shard:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     job: str
+    """Its own id: another job of the same name, in the same folder, has another."""
+    sequence: int
+    """Grows with each commit to this checkpoint, of whatever job: the newest is the one to load."""
     round: int
     step: int
     world_size: int
@@ -53,9 +56,9 @@ def step_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def file(rank: int, world_size: int, round_: int) -> str:
-    """A shard's; of another round it is another file, so a late writer spoils nothing."""
-    return f"shard-{rank:05}-of-{world_size:05}.r{round_}.safetensors"
+def file(rank: int, world_size: int, round_: int, job: str) -> str:
+    """A shard's; of another round or job it is another file, so a late writer spoils nothing."""
+    return f"shard-{rank:05}-of-{world_size:05}.r{round_}-{job[:8]}.safetensors"
 
 
 def dumps(manifest: Manifest) -> str:
@@ -66,6 +69,7 @@ def dumps(manifest: Manifest) -> str:
     fields = {
         "version": str(version.CHECKPOINT),
         "job": manifest.job,
+        "sequence": manifest.sequence,
         "round": manifest.round,
         "step": manifest.step,
         "world_size": manifest.world_size,
@@ -104,6 +108,7 @@ def _parse(fields: Mapping[str, Any]) -> Manifest:
     )
     found = Manifest(
         job=_text(fields["job"]),
+        sequence=_number(fields["sequence"]),
         round=_number(fields["round"]),
         step=_number(fields["step"]),
         world_size=_number(fields["world_size"]),

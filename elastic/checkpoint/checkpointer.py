@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from elastic import session
-from elastic.checkpoint import copy_cpu, files, share
+from elastic.checkpoint import copy_cpu, files, manifests, share
 from elastic.checkpoint.image import Image, header_bytes, lay_out, parse
 from elastic.checkpoint.keeping import Keeping
 from elastic.checkpoint.restore import Restore, Source
@@ -50,6 +50,10 @@ class Checkpointer:
         if persist_every is not None and persist_every < 1:
             raise CheckpointError(f"persist_every is 1 or more steps, not {persist_every}")
         self.path = os.path.abspath(path)
+        try:
+            self.path.encode()
+        except UnicodeEncodeError as error:
+            raise CheckpointError(f"the path {self.path!r} is no UTF-8: choose another") from error
         self._persist_every = persist_every
         self._due: Moment | None = None
         """The last that was to be written to storage."""
@@ -165,10 +169,15 @@ class Checkpointer:
         0 where there is none: the state is as it was. All ranks must call it. strict: raise
         `CheckpointError` for what the state has and the checkpoint has not.
         """
-        stored = files.committed(self.path, step) if self._place.rank == 0 else None
+        stored = manifests.committed(self.path, step) if self._place.rank == 0 else None
         asked = keeper.Load(step=step)
         if stored is not None:
-            asked = keeper.Load(step=step, stored_round=stored.round, stored_step=stored.step)
+            asked = keeper.Load(
+                step=step,
+                stored_round=stored.round,
+                stored_step=stored.step,
+                stored_job=stored.job,
+            )
         answer, fds = self._keeping.ask(asked, ANSWER_TIMEOUT)
         try:
             if not isinstance(answer, keeper.Restore):

@@ -1,39 +1,14 @@
-"""A checkpoint's files, as a rank reads them: which steps are committed, and their shards, mapped."""
+"""A checkpoint's files, as a rank reads them: the shards of a committed step, mapped."""
 
 import mmap
 import os
 from pathlib import Path
 
+from elastic.checkpoint import manifests
 from elastic.checkpoint.image import header_bytes, parse
 from elastic.checkpoint.restore import Source
-from elastic.checkpoint.slots import Moment
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
-
-
-def committed(path: str, step: int | None = None) -> Moment | None:
-    """The newest committed moment, or that of a step; what has no sound manifest is passed over."""
-    try:
-        names = os.listdir(path)
-    except FileNotFoundError:
-        return None
-    found = [s for name in names if (s := manifest.step_of(name)) is not None]
-    moments = []
-    for number in found if step is None else [s for s in found if s == step]:
-        try:
-            known = read_manifest(path, number)
-        except (OSError, CheckpointError):
-            continue
-        moments.append(Moment(known.round, known.step))
-    return max(moments, default=None)
-
-
-def read_manifest(path: str, step: int) -> manifest.Manifest:
-    """Raises OSError, `CheckpointError`."""
-    found = manifest.loads(Path(path, manifest.folder(step), manifest.NAME).read_bytes())
-    if found.step != step:
-        raise CheckpointError(f"the manifest in {manifest.folder(step)} is of step {found.step}")
-    return found
 
 
 def sources(path: str, step: int) -> tuple[dict[int, Source], list[str]]:
@@ -41,7 +16,7 @@ def sources(path: str, step: int) -> tuple[dict[int, Source], list[str]]:
 
     Raises OSError, `CheckpointError` where there is no sound manifest.
     """
-    known = read_manifest(path, step)
+    known = manifests.read(path, step)
     found: dict[int, Source] = {}
     wrong: list[str] = []
     for shard in known.shards:

@@ -9,12 +9,14 @@ import mmap
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from setproctitle import setproctitle
 
 from elastic.agent.prctl import set_pdeathsig
-from elastic.proto import flusher, slot, sums
+from elastic.checkpoint import manifests
+from elastic.proto import flusher, manifest, slot, sums
 from elastic.proto.errors import ElasticError, SlotError
 from elastic.proto.flusher import Commit, Done, Failed, ToFlusher, Write
 
@@ -41,7 +43,8 @@ def main(args: list[str]) -> None:
             else:
                 continue
         except (OSError, ElasticError, IndexError) as error:
-            answer = Failed(id=message.id, error=_words(error))
+            gone = isinstance(error, SlotError)
+            answer = Failed(id=message.id, error=_words(error), damaged=gone)
         for fd in fds:
             os.close(fd)
         flusher.send(end, answer)
@@ -99,10 +102,13 @@ def _write_file(path: Path, data: memoryview, size: int) -> None:
 def _commit(message: Commit, fd: int) -> Done:
     """A manifest, under its name only once all of it is on storage. Raises OSError."""
     path = Path(message.path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    told = manifest.loads(os.pread(fd, os.fstat(fd).st_size, 0))
+    last = manifests.committed(path.parent.parent)
+    told = replace(told, sequence=1 if last is None else last.sequence + 1)
+    draft = path.with_name(f".{path.name}.{socket.gethostname()}")
     try:
         with open(draft, "wb") as file:
-            file.write(os.pread(fd, os.fstat(fd).st_size, 0))
+            file.write(manifest.dumps(told).encode())
             file.flush()
             os.fsync(file.fileno())
         os.rename(draft, path)

@@ -62,7 +62,7 @@ class Snapshot:
         writing = slot.Writing(self.view, stamp, len(self.image), len(chunks))
         writing.image[: len(data)] = data
         writing.commit(chunks, ())
-        self.name = f"step-{moment[1]:08}/shard-{rank:05}-of-00002.r{moment[0]}.safetensors"
+        self.name = f"step-{moment[1]:08}/shard-{rank:05}-of-00002.r{moment[0]}-job.safetensors"
         self.shard = pb.Shard(rank=rank, bytes=len(self.image), digest=sums.checksum(self.table))
 
     @property
@@ -83,7 +83,7 @@ class Node:
 
     def write(self, *snapshots: Snapshot, moment: flushes.Key = MOMENT) -> None:
         slots = {snapshot.shard.rank: snapshot.fd for snapshot in snapshots}
-        self.flushes.write(str(self.path), moment, 2, slots)
+        self.flushes.write(str(self.path), "job", moment, 2, slots)
 
     def commit(self, *shards: pb.Shard, moment: flushes.Key = MOMENT) -> None:
         at = pb.Moment(round=moment[0], step=moment[1])
@@ -265,14 +265,15 @@ def test_what_is_not_the_snapshot_is_never_written(
                 "step": "the slot holds step 8, not 7",
                 "round": "the slot holds",
             }[wrong]
-            assert f"checkpoint {tmp_path} is not on storage yet: " in said.lines[0]
+            assert f"checkpoint {tmp_path}: step 7: " in said.lines[0]
             assert reason in said.lines[0]
             async with asyncio.timeout(DEADLINE):
                 while 1 not in (here.written[MOMENT].shards if here.written else ()):
                     here.news.clear()
                     await here.news.wait()
-            assert here.busy
-            assert one.claimed
+            assert not here.busy, "another try would find the same"
+            assert not one.claimed
+            assert here.flushes.damaged == {(str(tmp_path), MOMENT, 0)}
             assert here.files() == [good.name], "the others' shards are written"
 
     run(test())
@@ -507,6 +508,7 @@ def test_a_moment_is_committed_once(tmp_path: Path, snapshot: Make) -> None:
             assert path.stat().st_mtime_ns == written.st_mtime_ns
             assert manifest.loads(path.read_bytes()) == manifest.Manifest(
                 job="job",
+                sequence=1,
                 round=3,
                 step=7,
                 world_size=2,

@@ -13,11 +13,17 @@ from elastic.proto.manifest import Manifest, Shard
 
 MANIFEST = Manifest(
     job="job",
+    sequence=7,
     round=3,
     step=1000,
     world_size=2,
     shards=tuple(
-        Shard(rank=rank, file=manifest.file(rank, 2, 3), bytes=5000 + rank, digest=2**64 - 1 - rank)
+        Shard(
+            rank=rank,
+            file=manifest.file(rank, 2, 3, "job"),
+            bytes=5000 + rank,
+            digest=2**64 - 1 - rank,
+        )
         for rank in range(2)
     ),
 )
@@ -40,9 +46,10 @@ def test_other_folders_are_no_steps(name: str) -> None:
     assert manifest.step_of(name) is None
 
 
-def test_files_of_other_rounds_have_other_names() -> None:
-    assert manifest.file(1, 8, 3) == "shard-00001-of-00008.r3.safetensors"
-    assert manifest.file(1, 8, 3) != manifest.file(1, 8, 4)
+def test_files_of_other_rounds_and_jobs_have_other_names() -> None:
+    name = manifest.file(1, 8, 3, "1f0c2a9b77")
+    assert name == "shard-00001-of-00008.r3-1f0c2a9b.safetensors"
+    assert name not in (manifest.file(1, 8, 4, "1f0c2a9b77"), manifest.file(1, 8, 3, "00c2a9b77"))
 
 
 def changed(change: Any) -> Manifest:

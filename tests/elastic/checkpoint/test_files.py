@@ -11,9 +11,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastic.checkpoint import copy_cpu, files
+from elastic.checkpoint import copy_cpu, files, manifests
 from elastic.checkpoint.image import Piece, lay_out
-from elastic.checkpoint.slots import Moment
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError
 
@@ -29,17 +28,19 @@ def shard(folder: Path, rank: int, round_: int, fill: float = 0) -> manifest.Sha
     tensors = {"w": torch.full((3,), float(rank + fill))}
     table = sums.pack(copy_cpu.write(image, tensors, values, memoryview(out)))
     out[image.sums_at :] = table
-    name = manifest.file(rank, WORLD, round_)
+    name = manifest.file(rank, WORLD, round_, "j")
     (folder / name).write_bytes(out)
     return manifest.Shard(rank=rank, file=name, bytes=len(out), digest=sums.checksum(table))
 
 
-def commit(path: Path, step: int, round_: int = 1) -> Path:
+def commit(path: Path, step: int, round_: int = 1, sequence: int = 1) -> Path:
     """A step with all that belongs to it; returns its folder."""
     folder = path / manifest.folder(step)
     folder.mkdir()
     shards = tuple(shard(folder, rank, round_) for rank in range(WORLD))
-    whole = manifest.Manifest(job="j", round=round_, step=step, world_size=WORLD, shards=shards)
+    whole = manifest.Manifest(
+        job="j", sequence=sequence, round=round_, step=step, world_size=WORLD, shards=shards
+    )
     (folder / manifest.NAME).write_text(manifest.dumps(whole))
     return folder
 
@@ -53,16 +54,22 @@ def edit(folder: Path, **fields: object) -> None:
 
 
 def test_nothing_is_committed_where_nothing_is(tmp_path: Path) -> None:
-    assert files.committed(str(tmp_path / "no")) is None
-    assert files.committed(str(tmp_path)) is None
+    assert manifests.committed(tmp_path / "no") is None
+    assert manifests.committed(tmp_path) is None
 
 
-def test_the_newest_is_found_by_round_first(tmp_path: Path) -> None:
-    for step, round_ in ((10, 1), (30, 1), (20, 2)):
-        commit(tmp_path, step, round_)
-    assert files.committed(str(tmp_path)) == Moment(2, 20)
-    assert files.committed(str(tmp_path), 10) == Moment(1, 10)
-    assert files.committed(str(tmp_path), 11) is None
+def newest(path: Path, step: int | None = None) -> int | None:
+    found = manifests.committed(path, step)
+    return None if found is None else found.step
+
+
+def test_the_newest_is_the_one_that_was_committed_last(tmp_path: Path) -> None:
+    """Of whatever job and round."""
+    for sequence, (step, round_) in enumerate(((10, 57), (30, 1), (20, 2))):
+        commit(tmp_path, step, round_, sequence)
+    assert newest(tmp_path) == 20
+    assert newest(tmp_path, 10) == 10
+    assert newest(tmp_path, 11) is None
 
 
 @pytest.mark.parametrize(
@@ -86,8 +93,8 @@ def test_a_step_without_a_sound_manifest_is_passed_over(
     commit(tmp_path, 10)
     spoil(commit(tmp_path, 20))
     (tmp_path / "notes").mkdir()
-    assert files.committed(str(tmp_path)) == Moment(1, 10)
-    assert files.committed(str(tmp_path), 20) is None
+    assert newest(tmp_path) == 10
+    assert newest(tmp_path, 20) is None
     with pytest.raises((CheckpointError, OSError)):
         files.sources(str(tmp_path), 20)
 
@@ -108,7 +115,7 @@ def test_shards_are_read_by_rank(tmp_path: Path) -> None:
 
 
 def name(rank: int, round_: int = 1) -> str:
-    return manifest.file(rank, WORLD, round_)
+    return manifest.file(rank, WORLD, round_, "j")
 
 
 def swap(folder: Path) -> None:

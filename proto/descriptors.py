@@ -1,0 +1,24 @@
+"""Descriptors that come beside a message. Imports nothing that a guardian must not."""
+
+import array
+import os
+import socket
+
+
+def receive(end: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
+    """The next message and its descriptors, which no program that we execute inherits.
+
+    (`socket.recv_fds` takes flags, and passes them on to nobody.) Raises OSError.
+    """
+    data, control, _, _ = end.recvmsg(size, socket.CMSG_LEN(4 * most), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, payload in control:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return data, list(fds)
+
+
+def close(fds: list[int]) -> None:
+    """Those that nobody takes."""
+    for fd in fds:
+        os.close(fd)
