@@ -84,9 +84,12 @@ class Snapshots:
         return any(order.pending for order in self._told.values())
 
     def gone(self, node_id: NodeId, incarnation: Incarnation) -> None:
-        """Its stream ended: what it holds cannot be counted on until it is back."""
-        for name, state in self._checkpoints.items():
+        """Its stream ended: what it holds cannot be counted on until it is back, and others may wait
+        for what only it could write."""
+        for name, state in list(self._checkpoints.items()):
             self._checkpoints[name] = core.forget(state, node_id, incarnation)
+            if self._checkpoints[name] is not state:
+                self._decide(name)
 
 
 def _members(seats: Sequence[Seat]) -> list[Member]:

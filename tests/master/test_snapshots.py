@@ -1,0 +1,78 @@
+"""What agents say of their snapshots, and what the master has them do, over a real stream."""
+
+from pathlib import Path
+
+from elastic.master.policy import Policy
+from elastic.proto import master_pb2 as pb
+from tests.master.serving import Agent, master, within
+
+TWO = Policy(min_nodes=2, max_nodes=2)
+RUN = pb.Directive.RUN
+AT = pb.Moment(round=1, step=5)
+
+
+def snapshots(rank: int, *, asks: int = 0, persist: bool = True) -> pb.Snapshots:
+    holding = pb.Holding(moment=AT, world_size=2, ranks=[rank], units=[rank], persist=persist)
+    return pb.Snapshots(checkpoint="/data/run", holdings=[holding], asks=asks)
+
+
+async def order(agent: Agent) -> pb.SnapshotOrders:
+    """The next one."""
+    while not (message := await agent.hear()).HasField("snapshots"):
+        pass
+    return message.snapshots
+
+
+@within(9)
+async def test_whole_is_told_to_all_and_each_writes_its_own(tmp_path: Path) -> None:
+    async with (
+        master(tmp_path, policy=TWO) as address,
+        Agent(address, "node-a") as a,
+        Agent(address, "node-b") as b,
+    ):
+        await a.ordered(RUN)
+        await b.ordered(RUN)
+        await a.say(snapshots=snapshots(0))
+        first = await order(a)
+        assert not first.HasField("whole")
+        assert not first.pending
+        await b.say(snapshots=snapshots(1))
+        for rank, agent in enumerate((a, b)):
+            told = await order(agent)
+            assert (told.whole, told.all_units, told.pending) == (AT, 2, True)
+            assert [(flush.moment, list(flush.ranks)) for flush in told.flush] == [(AT, [rank])]
+
+
+@within(9)
+async def test_nobody_waits_for_what_a_lost_node_was_to_write(tmp_path: Path) -> None:
+    async with master(tmp_path, policy=TWO) as address, Agent(address, "node-a") as a:
+        async with Agent(address, "node-b") as b:
+            await a.ordered(RUN)
+            await b.ordered(RUN)
+            await a.say(snapshots=snapshots(0))
+            await b.say(snapshots=snapshots(1))
+            while not (await order(a)).pending:
+                pass
+        while (await order(a)).pending:
+            pass
+
+
+@within(9)
+async def test_who_comes_to_another_master_says_again_what_it_holds(tmp_path: Path) -> None:
+    said = [snapshots(0, persist=False)]
+    async with (
+        master(tmp_path, policy=TWO) as address,
+        Agent(address, "node-a", snapshots=said) as a,
+        Agent(address, "node-b", snapshots=[snapshots(1, persist=False)]) as b,
+    ):
+        for agent in (a, b):
+            while (await order(agent)).whole != AT:
+                pass
+        round_ = (await a.ordered(RUN)).round
+        await b.ordered(RUN)
+        await a.say(snapshots=snapshots(0, asks=round_, persist=False))
+        await b.say(snapshots=snapshots(1, asks=round_, persist=False))
+        for agent in (a, b):
+            while not (told := await order(agent)).HasField("restore"):
+                pass
+            assert (told.restore.moment, told.restore.from_memory) == (AT, True)
