@@ -44,13 +44,20 @@ async def test_whole_is_told_to_all_and_each_writes_its_own(tmp_path: Path) -> N
 
 
 @within(9)
-async def test_nobody_waits_for_what_a_lost_node_was_to_write(tmp_path: Path) -> None:
+async def test_the_end_of_a_job_does_not_wait_for_what_a_lost_node_was_to_write(
+    tmp_path: Path,
+) -> None:
     async with master(tmp_path, policy=TWO) as address, Agent(address, "node-a") as a:
         async with Agent(address, "node-b") as b:
             await a.ordered(RUN)
             await b.ordered(RUN)
-            await a.say(snapshots=snapshots(0))
-            await b.say(snapshots=snapshots(1))
+            await a.say(snapshots=snapshots(0, persist=False))
+            await b.say(snapshots=snapshots(1, persist=False))
+            while (await order(a)).whole != AT:
+                pass
+            failure = pb.RankFailure(rank=0, exit_code=3, error_type="ValueError")
+            failed = pb.NodeReport(round=1, phase=pb.NodeReport.FAILED, failures=[failure])
+            await a.say(report=failed)
             while not (await order(a)).pending:
                 pass
         while (await order(a)).pending:
