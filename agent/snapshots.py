@@ -58,7 +58,6 @@ class _Checkpoint:
     clients: list["_Client"] = field(default_factory=list["_Client"])
     """The ranks of this round that have opened it."""
     whole: pb.Moment | None = None
-    all_units: int = 0
     committed: pb.Moment | None = None
     pending: bool = False
     """Something of it is on its way to storage, here or on another node."""
@@ -74,8 +73,6 @@ class _Client:
     end: socket.socket
     round: int
     said: keeper.Open | None = None
-    given: list[_Slot] = field(default_factory=list[_Slot])
-    """Its slots, in the order in which it counts them."""
     asks: keeper.Load | None = None
     answered: bool = False
 
@@ -198,7 +195,6 @@ class Snapshots:
             if len(fit) < memory.FEWEST:
                 self._push(client, keeper.Refused(reason=reckoned.reason))
                 return
-        client.given = fit
         self._push(client, keeper.Slots(count=len(fit)), tuple(s.fd for s in fit))
 
     def _make(self, said: keeper.Open, size: int) -> _Slot:
@@ -306,7 +302,7 @@ class Snapshots:
         for commit in order.commits:
             self._flushes.commit(order.checkpoint, self._job(), commit)
         if order.HasField("whole") and _key(order.whole) > _key(known.whole):
-            known.whole, known.all_units = order.whole, order.all_units
+            known.whole = order.whole
             for own in known.slots.values():
                 for one in own:
                     _mark(one, order)

@@ -1,13 +1,13 @@
 """The shell around `checkpoints.py`: what nodes say of their snapshots in, orders to all of them out."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from elastic.master import checkpoints as core
 from elastic.master import messages
 from elastic.master.checkpoints import Checkpoint, Member, Orders
+from elastic.master.directive import places
 from elastic.master.events import Incarnation, NodeId
-from elastic.master.rendezvous import Seat
 from elastic.master.session import Session
 from elastic.master.shell import Shell
 from elastic.proto import master_pb2 as pb
@@ -46,12 +46,13 @@ class Snapshots:
     def _decide(self, name: str, session: Session | None = None) -> None:
         """session: one that is told in any case, if it has not been told the same."""
         job = self._shell.job
-        current = job.round
-        standing = current is not None and current.standing and job.result is None
-        number, members = 0, list[Member]()
-        if current is not None and standing:
-            number, members = current.number, _members(current.seats)
-        state, orders = core.decide(self._checkpoints[name], number, members, ending=not standing)
+        placed = places(job.round if job.result is None else None)
+        number = job.last_round if placed else 0
+        members = [
+            Member(node_id, range(place.first_rank, place.first_rank + place.local_world_size))
+            for node_id, place in placed.items()
+        ]
+        state, orders = core.decide(self._checkpoints[name], number, members, ending=not placed)
         self._checkpoints[name] = state
         if orders.reason:
             log.info("checkpoint %s: %s", name, orders.reason)
@@ -90,13 +91,3 @@ class Snapshots:
             self._checkpoints[name] = core.forget(state, node_id, incarnation)
             if self._checkpoints[name] is not state:
                 self._decide(name)
-
-
-def _members(seats: Sequence[Seat]) -> list[Member]:
-    """The nodes of a round, with their ranks."""
-    found: list[Member] = []
-    first = 0
-    for seat in seats:
-        found.append(Member(seat.node_id, range(first, first + seat.ranks)))
-        first += seat.ranks
-    return found

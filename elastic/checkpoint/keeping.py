@@ -1,6 +1,5 @@
 """A rank's connection to the keeper of its slots."""
 
-import os
 import select
 import socket
 from time import monotonic
@@ -64,9 +63,3 @@ class Keeping:
 
     def close(self) -> None:
         self._end.close()
-
-
-def close_all(fds: list[int]) -> None:
-    """Descriptors that came with an answer and are not needed."""
-    for fd in fds:
-        os.close(fd)

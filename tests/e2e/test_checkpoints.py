@@ -15,7 +15,7 @@ def start(job: Job, *flags: str, script: tuple[str, ...] = ()) -> None:
     job.start(*flags, entry=(str(SCRIPT), str(job.folder), *script))
 
 
-def check(job: Job, rounds: int) -> None:
+def check(job: Job, rounds: int, *, node_lost_in: int = 0) -> None:
     """Every round has begun with what the one before had last, and each step is the same each time."""
     seen: dict[int, str] = {}
     for line in job.told("step"):
@@ -28,7 +28,11 @@ def check(job: Job, rounds: int) -> None:
         loaded = {line.fields["step"] for line in job.told("loaded", round=number)}
         assert len(loaded) == 1, job.dump()
         (step,) = loaded
-        assert step >= min(before.values()), f"round {number} went back to {step}: {job.dump()}"
+        # An agent that is killed may not have told that its rank had saved: issue 4 allows one step.
+        untold = number - 1 == node_lost_in
+        assert step >= min(before.values()) - untold, (
+            f"round {number} went back to {step}: {job.dump()}"
+        )
         if step:
             assert {x.fields["digest"] for x in job.told("loaded", round=number)} == {seen[step]}
 
@@ -91,7 +95,7 @@ def test_a_launcher_that_is_ended_leaves_its_newest_step_on_storage(job: Job) ->
     assert loaded.pop() >= done, job.dump()
 
 
-def test_a_node_comes_and_is_lost_and_no_step_is_computed_twice(job: Job) -> None:
+def test_a_node_comes_and_no_step_is_lost_and_is_lost_and_one_is_at_most(job: Job) -> None:
     """Parameters, optimizer and schedule are the same on both: who is left goes on from memory."""
     flags = ("--last-call", "0.2")
     entry = (str(SCRIPT), str(job.folder))
@@ -103,4 +107,4 @@ def test_a_node_comes_and_is_lost_and_no_step_is_computed_twice(job: Job) -> Non
     job.wait_for_steps(1, after=both)
     job.finish()
     job.ends(0, -signal.SIGKILL)
-    check(job, job.round())
+    check(job, job.round(), node_lost_in=both)
