@@ -10,14 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from elastic.master.events import Incarnation, NodeId
-
-
-class Moment(NamedTuple):
-    """When a snapshot was taken. A later round goes on from where its restore put it, so whatever an
-    earlier one has beyond that is void: moments are in the order of time, steps are not."""
-
-    round: int
-    step: int
+from elastic.proto.moment import Moment
 
 
 class Shard(NamedTuple):

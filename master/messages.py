@@ -1,12 +1,13 @@
 """Between protobuf messages and the master's own dataclasses; texts are bounded here."""
 
 from elastic.master import events as ev
-from elastic.master.checkpoints import Holding, Moment, Orders, Restore, Said, Shard
+from elastic.master.checkpoints import Holding, Orders, Restore, Said, Shard
 from elastic.master.directive import Directive
 from elastic.master.events import Failed, Incarnation, NodeId, NodePhase
 from elastic.master.journal import Note
 from elastic.proto import master_pb2 as pb
 from elastic.proto.limits import MOST_SLOTS
+from elastic.proto.moment import Moment
 
 MAX_TEXT = 4096
 """Characters kept of any text that a node sends."""

@@ -12,11 +12,12 @@ from elastic import session
 from elastic.checkpoint import copy_cpu, files, manifests, share
 from elastic.checkpoint.image import Image, header_bytes, lay_out, parse
 from elastic.checkpoint.keeping import Keeping
-from elastic.checkpoint.restore import Restore, Source
-from elastic.checkpoint.slots import Moment, Slots, reusable
+from elastic.checkpoint.restore import Mapped, Restore, Source
+from elastic.checkpoint.slots import Slots, reusable
 from elastic.checkpoint.state import Place, collect
 from elastic.proto import keeper, slot
 from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
+from elastic.proto.moment import Moment
 from elastic.proto.slot import Stamp
 from elastic.proto.sums import Chunk
 
@@ -251,7 +252,7 @@ def _source(fd: int, moment: Moment | None) -> tuple[int, Source] | None:
     source = Source(
         where=f"the slot of rank {snapshot.stamp.rank}",
         image=image,
-        data=snapshot.image,
+        reader=Mapped(snapshot.image),
         chunks=snapshot.chunks,
     )
     return snapshot.stamp.rank, source

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 import xxhash
 
-from elastic.checkpoint.image import CHUNK, VALUES, Image
+from elastic.checkpoint.image import CHUNK, VALUES, Image, Piece
 from elastic.proto.sums import Chunk
 
 BLOCK = 512 << 10
@@ -59,11 +59,9 @@ def _copy(source: torch.Tensor | None, target: torch.Tensor, out: memoryview) ->
     return digest.intdigest()
 
 
-def piece_of(image: Image, name: str, data: memoryview) -> torch.Tensor:
-    """A piece as a tensor of its extent, in `data`'s own memory: all of an image."""
-    piece, start = image.pieces[name], image.starts[name]
+def tensor_of(piece: Piece, data: memoryview) -> torch.Tensor:
+    """A piece as a tensor of its extent, in the memory of `data`, its bytes."""
     dtype = getattr(torch, piece.dtype)
     if not piece.nbytes:
         return torch.empty(piece.extent, dtype=dtype)
-    flat = torch.frombuffer(data[start : start + piece.nbytes], dtype=torch.uint8)
-    return flat.view(dtype).view(piece.extent)
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(piece.extent)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from elastic.checkpoint import manifests
 from elastic.checkpoint.image import header_bytes, parse
-from elastic.checkpoint.restore import Source
+from elastic.checkpoint.restore import Mapped, Source
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
 
@@ -41,7 +41,7 @@ def _source(file: Path, shard: manifest.Shard) -> Source:
     if sums.checksum(table) != shard.digest:
         raise CheckpointError("its table of checksums is not the one that was written")
     chunks = sums.unpack(table, size)
-    source = Source(where=str(file), image=image, data=data, chunks=chunks)
+    source = Source(where=str(file), image=image, reader=Mapped(data), chunks=chunks)
     if not source.intact(0, len(image.header)):
         raise CheckpointError("its header is damaged")
     return source

@@ -4,9 +4,9 @@ import select
 import socket
 from time import monotonic
 
-from elastic.checkpoint.slots import Moment
 from elastic.proto import keeper
 from elastic.proto.errors import CheckpointError, LinkError
+from elastic.proto.moment import Moment
 
 
 class Keeping:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -16,6 +16,27 @@ from elastic.proto.errors import CheckpointError
 from elastic.proto.sums import Chunk
 
 
+class Reader(Protocol):
+    """Where an image's bytes are: a slot, a file, a peer's memory, an object in a store."""
+
+    def read(self, start: int, end: int) -> memoryview:
+        """Those bytes of the image, to be read only; may be called by several threads at a time.
+
+        Raises OSError.
+        """
+        ...
+
+
+class Mapped:
+    """An image that is all in reach: a slot, a file that is mapped."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    def read(self, start: int, end: int) -> memoryview:
+        return self._data[start:end]
+
+
 @dataclass(slots=True, kw_only=True)
 class Source:
     """One image, somewhere; its bytes are verified before they are used."""
@@ -23,7 +44,7 @@ class Source:
     where: str
     """In words: "rank 3's slot", or a file."""
     image: Image
-    data: memoryview
+    reader: Reader
     chunks: Sequence[Chunk]
     _verified: dict[str, bool] = field(default_factory=dict[str, bool])
 
@@ -34,7 +55,7 @@ class Source:
             if (
                 at < end
                 and chunk.end > start
-                and sums.checksum(self.data[at : chunk.end]) != chunk.checksum
+                and sums.checksum(self.reader.read(at, chunk.end)) != chunk.checksum
             ):
                 return False
             at = chunk.end
@@ -42,17 +63,20 @@ class Source:
 
     def piece(self, name: str) -> torch.Tensor | None:
         """A piece, in the image's own memory; None where it is damaged."""
+        start = self.image.starts[name]
+        end = start + self.image.pieces[name].nbytes
         if name not in self._verified:
-            start = self.image.starts[name]
-            self._verified[name] = self.intact(start, start + self.image.pieces[name].nbytes)
-        return copy_cpu.piece_of(self.image, name, self.data) if self._verified[name] else None
+            self._verified[name] = self.intact(start, end)
+        if not self._verified[name]:
+            return None
+        return copy_cpu.tensor_of(self.image.pieces[name], self.reader.read(start, end))
 
     def values(self, find: Callable[[str], Any]) -> Any:
         """What is no tensor, with `find(name)` in the place of each tensor."""
         start, end = self.image.values_at, self.image.sums_at
         if not self.intact(start, end):
             raise CheckpointError(f"{self.where}: the values are damaged")
-        return typed_json.decode(bytes(self.data[start:end]), find)
+        return typed_json.decode(bytes(self.reader.read(start, end)), find)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,13 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from elastic.checkpoint.image import Image
 from elastic.proto import slot, sums
 from elastic.proto.errors import ProtocolMismatch, SlotError
+from elastic.proto.moment import Moment
 from elastic.proto.slot import Snapshot, Stamp
 from elastic.proto.sums import Chunk
-
-
-class Moment(NamedTuple):
-    """When a snapshot was taken; later rounds are newer, whatever their steps."""
-
-    round: int
-    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from elastic.master.checkpoints import (
     Checkpoint,
     Holding,
     Member,
-    Moment,
     Orders,
     Restore,
     Said,
@@ -21,6 +20,7 @@ from elastic.master.checkpoints import (
     hear,
 )
 from elastic.master.events import Incarnation, NodeId
+from elastic.proto.moment import Moment
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 LIFE = Incarnation(1)

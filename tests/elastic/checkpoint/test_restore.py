@@ -14,7 +14,7 @@ from torch.optim import Optimizer, lr_scheduler
 from elastic.checkpoint import copy_cpu
 from elastic.checkpoint.image import Piece, lay_out
 from elastic.checkpoint.plan import Box
-from elastic.checkpoint.restore import Restore, Source
+from elastic.checkpoint.restore import Mapped, Restore, Source
 from elastic.checkpoint.state import Part, Place, collect
 from elastic.proto.errors import CheckpointError
 
@@ -27,7 +27,7 @@ def source(parts: dict[str, Part], ties: dict[str, str], values: str, where: str
     tensors = {name: part.tensor for name, part in parts.items()}
     data = memoryview(bytearray(image.nbytes))
     chunks = copy_cpu.write(image, tensors, values.encode(), data)
-    return Source(where=where, image=image, data=data, chunks=chunks)
+    return Source(where=where, image=image, reader=Mapped(data), chunks=chunks)
 
 
 def saved(state: dict[str, Any], where: str = "the slot of rank 0") -> Source:
@@ -42,7 +42,7 @@ def restored(state: dict[str, Any], *sources: Source, strict: bool = True) -> Re
 
 
 def damage(one: Source, name: str) -> None:
-    one.data[one.image.starts[name]] ^= 1
+    one.reader.read(0, one.image.nbytes)[one.image.starts[name]] ^= 1
 
 
 # --- shards --------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_what_is_damaged_everywhere_is_named() -> None:
 
 def test_damaged_values_are_taken_from_who_else_has_them() -> None:
     sources = [saved({"n": 5}, f"file {n}") for n in range(2)]
-    sources[0].data[sources[0].image.values_at] ^= 1
+    sources[0].reader.read(0, sources[0].image.nbytes)[sources[0].image.values_at] ^= 1
     state = {"n": 0}
     assert restored(state, *sources).damaged == ["file 0: the values are damaged"]
     assert state == {"n": 5}

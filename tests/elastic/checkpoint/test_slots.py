@@ -8,8 +8,9 @@ from typing import NamedTuple
 import pytest
 
 from elastic.checkpoint.image import Image, lay_out
-from elastic.checkpoint.slots import Content, Moment, Slots, reusable
+from elastic.checkpoint.slots import Content, Slots, reusable
 from elastic.proto import slot, sums
+from elastic.proto.moment import Moment
 from elastic.proto.slot import Stamp
 from elastic.proto.sums import Chunk
 
