@@ -9,6 +9,13 @@ from elastic.agent.cgroup import limits
 RESERVE = 1 << 30
 """Bytes that are left to everything else, at least; a tenth of the memory where that is more."""
 
+SLOTS = 4
+"""Of each rank: the newest whole snapshot, one that is on its way to be whole, one that is written,
+and one that is flushed."""
+REPLICATED = SLOTS + 2
+"""With replicas: also the newest that is replicated, and the one that is being replicated."""
+COPIES = 2
+"""Replicas of each rank of another node: the newest that is complete, and the one that comes."""
 FEWEST = 2
 """Slots of a rank: one keeps the newest whole snapshot while the other is written."""
 
@@ -17,24 +24,30 @@ FEWEST = 2
 class Reckoning:
     slots: int
     """Of each rank; 0: storage only."""
+    replicas: bool
+    """There is room for those of another node, and for what our own need."""
     reason: str
     """Why fewer than were wanted; empty where all are to be had."""
 
 
-def reckon(*, slot_bytes: int, ranks: int, wanted: int, available: int) -> Reckoning:
+def reckon(*, slot_bytes: int, ranks: int, available: int, replicas: bool) -> Reckoning:
     """How many slots of that size each of so many ranks can have. Pure.
 
-    available: bytes that may still be taken, the reserve already off.
+    available: bytes that may be taken, the reserve already off. The order of retreat: no replicas,
+    fewer slots, none.
     """
-    each = max(1, slot_bytes * ranks)
-    slots = min(wanted, available // each)
-    if slots >= wanted:
-        return Reckoning(slots=wanted, reason="")
+    sets = max(0, available) // max(1, slot_bytes * ranks)
+    wanted = REPLICATED + COPIES if replicas else SLOTS
+    if sets >= wanted:
+        return Reckoning(slots=REPLICATED if replicas else SLOTS, replicas=replicas, reason="")
+    slots = min(SLOTS, sets)
     need = f"{wanted} slots of {_gib(slot_bytes)} for each of {ranks} ranks"
     room = f"{_gib(max(0, available))} of memory can be had for snapshots, {need} were wanted"
+    without = ", and there are no replicas" if replicas else ""
     if slots < FEWEST:
-        return Reckoning(slots=0, reason=f"{room}: none are taken in memory, all go to storage")
-    return Reckoning(slots=slots, reason=f"{room}: each has {slots}")
+        words = f"{room}: none are taken in memory, all go to storage"
+        return Reckoning(slots=0, replicas=False, reason=words)
+    return Reckoning(slots=slots, replicas=False, reason=f"{room}: each has {slots}{without}")
 
 
 def available(meminfo: Path = Path("/proc/meminfo")) -> int:

@@ -4,57 +4,34 @@ the master, and shown to the ranks of the next round."""
 import asyncio
 import contextlib
 import logging
-import mmap
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from elastic.agent import memory
 from elastic.agent.flushes import Flushes
+from elastic.agent.replicas import Replicas
 from elastic.agent.settings import AgentSettings
+from elastic.agent.shelf import Shelf, Slot, Slots
+from elastic.agent.starter import memory_file
 from elastic.agent.vault import Vault
-from elastic.proto import keeper, slot
+from elastic.proto import codec, keeper, slot
 from elastic.proto import master_pb2 as pb
-from elastic.proto.errors import LinkError, ProtocolMismatch, SlotError
+from elastic.proto.errors import LinkError, ProtocolMismatch
+from elastic.proto.moment import Moment
 
 log = logging.getLogger(__name__)
 
 PERSIST_TIMEOUT = 600.0
 """Seconds that the end of a job waits for its newest snapshot to be on storage."""
 
-SLOTS = 4
-"""Of each rank: the newest whole snapshot, one that is on its way to be whole, one that is written,
-and one that is flushed."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Slot:
-    """One memfd, mapped to be read; its name in the vault says whose it is."""
-
-    name: str
-    fd: int
-    view: memoryview
-
-    @classmethod
-    def of(cls, name: str, fd: int) -> "_Slot":
-        size = os.fstat(fd).st_size
-        return cls(name=name, fd=fd, view=memoryview(mmap.mmap(fd, size)))
-
-    @property
-    def snapshot(self) -> slot.Snapshot | None:
-        """What it holds, whole; its chunks are not verified."""
-        with contextlib.suppress(SlotError, ProtocolMismatch):
-            return slot.read(self.view)
-        return None
-
 
 @dataclass(slots=True)
 class _Checkpoint:
     """One checkpoint of this node."""
 
-    slots: dict[int, list[_Slot]] = field(default_factory=dict[int, list[_Slot]])
-    """By local rank."""
+    slots: Slots
     clients: list["_Client"] = field(default_factory=list["_Client"])
     """The ranks of this round that have opened it."""
     whole: pb.Moment | None = None
@@ -64,6 +41,14 @@ class _Checkpoint:
     answer: pb.Restore | None = None
     flush: list[pb.Flush] = field(default_factory=list[pb.Flush])
     """What the master wants on storage, the oldest first."""
+    keep: frozenset[Moment] = frozenset()
+    """What no rank may write over, beside the newest that is whole."""
+    fetch: dict[tuple[Moment, int], pb.Fetch] = field(
+        default_factory=dict[tuple[Moment, int], pb.Fetch]
+    )
+    """The replicas that the master wants here, by moment and rank."""
+    reckoned: tuple[int, memory.Reckoning] | None = None
+    """How many slots of that many bytes each rank of this node has."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,23 +79,25 @@ class Snapshots:
         self._flushes = Flushes(settings, self._flushed)
         self._news = asyncio.Event()
         """The master has said something."""
-        self._checkpoints: dict[str, _Checkpoint] = {}
-        self._counter = 0
-        for name, fd in vault.kept.items():  # of agents before us
-            number, local, checkpoint = name.split("/", 2)
-            self._counter = max(self._counter, int(number))
-            self._of(checkpoint).slots.setdefault(int(local), []).append(_Slot.of(name, fd))
+        self._replicas = Replicas(settings, self._replicated)
+        self._shelf = Shelf(vault, self._replicas)
+        self._checkpoints = {
+            name: _Checkpoint(self._shelf.of(name)) for name in self._shelf.checkpoints()
+        }
 
     @property
     def pids(self) -> set[int]:
-        return self._flushes.pids
+        return self._flushes.pids | self._replicas.pids
 
     def kill(self) -> None:
         """At the end of this agent; what is held stays."""
         self._flushes.kill()
+        self._replicas.kill()
 
     def _of(self, checkpoint: str) -> _Checkpoint:
-        return self._checkpoints.setdefault(checkpoint, _Checkpoint())
+        if checkpoint not in self._checkpoints:
+            self._checkpoints[checkpoint] = _Checkpoint(self._shelf.of(checkpoint))
+        return self._checkpoints[checkpoint]
 
     # --- ranks -------------------------------------------------------------------------------
 
@@ -174,66 +161,66 @@ class Snapshots:
     def _give(self, client: _Client, said: keeper.Open, known: _Checkpoint, size: int) -> None:
         """Slots of that size: what fits of those it has, and new ones. What is too small goes, but
         for the newest whole snapshot, which stays until there is a newer one."""
-        own = known.slots.setdefault(said.local_rank, [])
-        fit = [s for s in own if len(s.view) >= size]
-        if len(fit) < SLOTS:
-            self._drop(
-                own, [s for s in own if s not in fit and not self._needed(s, own, said, known)]
-            )
-            missing = SLOTS - len(fit)
-            reckoned = memory.reckon(
-                slot_bytes=size,
-                ranks=said.local_world_size,
-                wanted=missing,
-                available=memory.available(),
-            )
-            if reckoned.reason:
-                log.warning("checkpoint %s: %s", said.checkpoint, reckoned.reason)
-            for _ in range(reckoned.slots):
-                fit.append(self._make(said, size))
-                own.append(fit[-1])
-            if len(fit) < memory.FEWEST:
-                self._push(client, keeper.Refused(reason=reckoned.reason))
-                return
-        self._push(client, keeper.Slots(count=len(fit)), tuple(s.fd for s in fit))
+        own = known.slots.own.get(said.local_rank, [])
+        if known.reckoned is None or known.reckoned[0] < size:
+            known.reckoned = size, self._reckon(said, known, size)
+        size, reckoned = known.reckoned
+        fit = [one for one in own if len(one.view) >= size]
+        if len(fit) < reckoned.slots:
+            for one in [one for one in own if one not in fit]:
+                if not self._needed(one, own, said, known):
+                    self._shelf.drop(one)
+        try:
+            while len(fit) < reckoned.slots:
+                fit.append(self._shelf.make(said.checkpoint, "own", said.local_rank, size))
+        except OSError as error:
+            self._push(client, keeper.Refused(reason=f"no slot can be made: {error}"))
+            return
+        if len(fit) < memory.FEWEST:
+            self._push(client, keeper.Refused(reason=reckoned.reason))
+        else:
+            self._push(client, keeper.Slots(count=len(fit)), tuple(one.fd for one in fit))
 
-    def _make(self, said: keeper.Open, size: int) -> _Slot:
-        self._counter += 1
-        name = f"{self._counter}/{said.local_rank}/{said.checkpoint}"
-        fd = slot.create(size)
-        self._vault.keep(name, fd)
-        return _Slot.of(name, fd)
+    def _reckon(self, said: keeper.Open, known: _Checkpoint, size: int) -> memory.Reckoning:
+        """The same for all ranks of this node. What other slots have been promised is taken off; what
+        this checkpoint has is its own to use again."""
+        ranks = said.local_world_size
+        reckoned = memory.reckon(
+            slot_bytes=size,
+            ranks=ranks,
+            available=memory.available()
+            - self._shelf.untouched
+            + sum(len(one.view) for one in known.slots),
+            replicas=said.replicate and said.world_size > ranks,
+        )
+        if reckoned.reason:
+            log.warning("checkpoint %s: %s", said.checkpoint, reckoned.reason)
+        return reckoned
 
-    def _drop(self, own: list[_Slot], gone: list[_Slot]) -> None:
-        for one in gone:
-            own.remove(one)
-            self._vault.drop(one.name)
-
-    def _needed(self, one: _Slot, own: list[_Slot], said: keeper.Open, known: _Checkpoint) -> bool:
+    def _needed(self, one: Slot, own: list[Slot], said: keeper.Open, known: _Checkpoint) -> bool:
         """It holds the newest whole moment, what was loaded, or what is still to go to storage."""
-        snapshot = one.snapshot
-        if snapshot is None:
+        snapshot, at = one.snapshot, one.moment
+        if snapshot is None or at is None:
             return False
-        at = _key(_at(snapshot))
-        whole = [_key(_at(s)) for s in _snapshots(own) if s.all_units]
-        loaded = None if known.answer is None else _key(known.answer.moment)
+        whole = [s.moment for s in own if s.snapshot is not None and s.snapshot.all_units]
+        loaded = None if known.answer is None else _moment(known.answer.moment)
         written = self._flushes.written.get(said.checkpoint, {}).get(at)
         unwritten = written is None or snapshot.stamp.rank not in written.shards
         return (
-            at == max(whole, default=None) or at == loaded or (snapshot.stamp.persist and unwritten)
+            at == max((m for m in whole if m is not None), default=None)
+            or at == loaded
+            or at in known.keep
+            or (snapshot.stamp.persist and unwritten)
         )
 
     def _held(self, said: keeper.Open, known: _Checkpoint) -> None:
         """Once all ranks of this node hold a moment, the master hears of it."""
-        newest: dict[int, pb.Moment] = {}
-        for local, own in known.slots.items():
-            for snapshot in _snapshots(own):
-                at = _at(snapshot)
-                if local not in newest or _key(at) > _key(newest[local]):
-                    newest[local] = at
-        mine = newest.get(said.local_rank)
-        locals_ = range(said.local_world_size)
-        if mine is not None and all(_key(newest.get(i)) >= _key(mine) for i in locals_):
+        newest = {
+            local: max((at for one in own if (at := one.moment) is not None), default=_NEVER)
+            for local, own in known.slots.own.items()
+        }
+        mine = newest.get(said.local_rank, _NEVER)
+        if all(newest.get(local, _NEVER) >= mine for local in range(said.local_world_size)):
             self._tell(said.checkpoint)
 
     def _push(self, client: _Client, message: keeper.ToRank, fds: tuple[int, ...] = ()) -> None:
@@ -254,7 +241,13 @@ class Snapshots:
 
     def _statement(self, checkpoint: str) -> pb.Snapshots:
         known = self._checkpoints[checkpoint]
-        told = pb.Snapshots(checkpoint=checkpoint, answer=known.answer)
+        told = pb.Snapshots(
+            checkpoint=checkpoint,
+            answer=None if known.answer is None else _without_sources(known.answer),
+            base=self._replicas.base,
+            replicas=known.reckoned is not None and known.reckoned[1].replicas,
+            unfit=[_pb(at) for name, at in self._replicas.unfit if name == checkpoint],
+        )
         asking = self._asking(known)
         if asking and all(len(asking) == c.said.local_world_size for c in asking if c.said):
             told.asks = asking[0].round
@@ -266,21 +259,26 @@ class Snapshots:
                     ours = client.asks.stored_job == self._job()  # another's is older than memory
                     told.stored.round = client.asks.stored_round if ours else 0
                     told.stored.step = client.asks.stored_step
-        holdings: dict[tuple[int, int], pb.Holding] = {}
-        for own in known.slots.values():
-            for snapshot in _snapshots(own):
-                at = _at(snapshot)
-                if (checkpoint, _key(at), snapshot.stamp.rank) in self._flushes.damaged:
-                    continue
-                holding = holdings.setdefault(_key(at), pb.Holding(moment=at))
-                holding.world_size = snapshot.stamp.world_size
-                holding.ranks.append(snapshot.stamp.rank)
-                holding.units.extend(set(snapshot.units) - set(holding.units))
-                holding.all_units = max(holding.all_units, snapshot.all_units)
-                holding.persist |= snapshot.stamp.persist
-        for moment, written in self._flushes.written.get(checkpoint, {}).items():
-            at = pb.Moment(round=moment[0], step=moment[1])
-            holding = holdings.setdefault(moment, pb.Holding(moment=at))
+        holdings: dict[Moment, pb.Holding] = {}
+        for one in known.slots:
+            snapshot, at = one.snapshot, one.moment
+            if snapshot is None or at is None:
+                continue
+            stamp = snapshot.stamp
+            if (checkpoint, at, stamp.rank) in self._flushes.damaged:
+                continue
+            holding = holdings.setdefault(at, pb.Holding(moment=_pb(at)))
+            holding.world_size = stamp.world_size
+            holding.ranks.append(stamp.rank)
+            if not any(node.first_rank == stamp.node.start for node in holding.nodes):
+                holding.nodes.add(first_rank=stamp.node.start, ranks=len(stamp.node))
+            holding.units.extend(set(snapshot.units) - set(holding.units))
+            holding.all_units = max(holding.all_units, snapshot.all_units)
+            holding.slot_bytes = max(holding.slot_bytes, len(one.view))
+            holding.persist |= stamp.persist
+        for key, written in self._flushes.written.get(checkpoint, {}).items():
+            at = Moment(*key)
+            holding = holdings.setdefault(at, pb.Holding(moment=_pb(at)))
             holding.world_size = holding.world_size or written.world_size
             holding.durable.extend(written.shards.values())
             holding.committed = written.committed
@@ -301,14 +299,18 @@ class Snapshots:
         self._flush(order.checkpoint, known)
         for commit in order.commits:
             self._flushes.commit(order.checkpoint, self._job(), commit)
-        if order.HasField("whole") and _key(order.whole) > _key(known.whole):
+        keep = frozenset(map(_moment, order.keep)) or known.keep  # a new master may not know yet
+        whole = order.HasField("whole") and _moment(order.whole) > _moment(known.whole)
+        if whole:
             known.whole = order.whole
-            for own in known.slots.values():
-                for one in own:
-                    _mark(one, order)
+            for one in known.slots:
+                _mark(one, _moment(order.whole), order.all_units)
+        if whole or keep != known.keep:
+            known.keep = keep
+            self._forget_spent(known)
             for client in list(known.clients):
-                self._push(client, keeper.Whole(round=order.whole.round, step=order.whole.step))
-        if order.HasField("committed") and _key(order.committed) > _key(known.committed):
+                self._push(client, self._whole(known))
+        if order.HasField("committed") and _moment(order.committed) > _moment(known.committed):
             known.committed = order.committed
             for client in list(known.clients):
                 step = order.committed.step
@@ -316,6 +318,11 @@ class Snapshots:
         if order.HasField("restore"):
             known.answer = order.restore
             self._answer(known, order.restore)
+        self._fetch(order.checkpoint, known, order.fetch)
+
+    def _whole(self, known: _Checkpoint) -> keeper.Whole:
+        at = _moment(known.whole)
+        return keeper.Whole(round=at.round, step=at.step, keep=tuple(sorted(known.keep)))
 
     async def persisted(self, timeout: float) -> None:
         """Wait until nothing is on its way to storage any more, on this node or another: what is only
@@ -333,19 +340,17 @@ class Snapshots:
         """One moment at a time, the oldest that is here: each pins a slot of every rank."""
         if self._flushes.busy(checkpoint):
             return
-        for order in sorted(known.flush, key=lambda order: _key(order.moment)):
+        for order in sorted(known.flush, key=lambda order: _moment(order.moment)):
+            at = _moment(order.moment)
             here: dict[int, int] = {}
             world_size = 0
-            for own in known.slots.values():
-                for one in own:
-                    found = one.snapshot
-                    if found is None or _at(found) != order.moment:
-                        continue
-                    if found.stamp.rank in order.ranks:
-                        here[found.stamp.rank] = one.fd
-                        world_size = found.stamp.world_size
+            for one in known.slots:
+                found = one.snapshot
+                if found is not None and one.moment == at and found.stamp.rank in order.ranks:
+                    here[found.stamp.rank] = one.fd
+                    world_size = found.stamp.world_size
             if here:
-                self._flushes.write(checkpoint, self._job(), _key(order.moment), world_size, here)
+                self._flushes.write(checkpoint, self._job(), at, world_size, here)
                 return
 
     def _flushed(self, checkpoint: str) -> None:
@@ -356,56 +361,133 @@ class Snapshots:
             order
             for order in known.flush
             if not set(order.ranks)
-            <= set(done[_key(order.moment)].shards if _key(order.moment) in done else ())
+            <= set(done[_moment(order.moment)].shards if _moment(order.moment) in done else ())
         ]
         self._tell(checkpoint)
         self._flush(checkpoint, known)
 
-    def _answer(self, known: _Checkpoint, answer: pb.Restore) -> None:
-        """Show those who ask what they are to load, and the images of it that are here."""
-        here = [
-            one
-            for own in known.slots.values()
-            for one in own
-            if (snapshot := one.snapshot) is not None and _at(snapshot) == answer.moment
+    # --- replicas ----------------------------------------------------------------------------
+
+    def _fetch(self, checkpoint: str, known: _Checkpoint, orders: Iterable[pb.Fetch]) -> None:
+        """Have the images that the master names copied here, and no others."""
+        known.fetch = {(_moment(order.moment), order.rank): order for order in orders}
+        wanted = {(*key, order.base) for key, order in known.fetch.items()}
+        self._replicas.only(checkpoint, wanted)
+        under_way = self._replicas.fetching(checkpoint)
+        here = {(s.moment, s.snapshot.stamp.rank) for s in known.slots if s.snapshot is not None}
+        opened = [client.said for client in known.clients if client.said is not None]
+        for (moment, rank), order in known.fetch.items():
+            if (moment, rank) in under_way | here or (checkpoint, moment) in self._replicas.unfit:
+                continue
+            try:
+                one = self._room(checkpoint, known, rank, order.slot_bytes)
+            except OSError as error:
+                log.warning("no memory for a replica: %s", error)
+                continue
+            if one is not None:
+                limit = opened[0].bandwidth if opened else None
+                self._replicas.fetch(checkpoint, moment, rank, order.base, one.fd, limit)
+
+    def _room(self, checkpoint: str, known: _Checkpoint, rank: int, size: int) -> Slot | None:
+        """A slot for a replica of that rank; None while all that it may have are needed."""
+        slots = known.slots.copy.get(rank, [])
+        free = [
+            one for one in slots if one.moment is None or one.moment not in self._lasting(known)
         ]
-        images = here[: keeper.MOST_FDS] if answer.from_memory else []
+        for one in free:
+            if len(one.view) >= size:
+                return one
+            self._shelf.drop(one)
+        if len(known.slots.copy.get(rank, [])) < memory.COPIES:
+            return self._shelf.make(checkpoint, "copy", rank, size)
+        return None
+
+    def _forget_spent(self, known: _Checkpoint) -> None:
+        """Replicas of ranks that this node has no more to do with, once what replaces them is there."""
+        ranks = {rank for _, rank in known.fetch}
+        for rank, slots in list(known.slots.copy.items()):
+            for one in list(slots):
+                if rank not in ranks and known.keep and one.moment not in self._lasting(known):
+                    self._shelf.drop(one)
+
+    def _lasting(self, known: _Checkpoint) -> set[Moment]:
+        """The moments whose replicas stay: also what was loaded, until there is something newer."""
+        loaded = None if known.answer is None else _moment(known.answer.moment)
+        if loaded is None or max(known.keep, default=_NEVER) > loaded:
+            return set(known.keep)
+        return {*known.keep, loaded}
+
+    def _replicated(self, checkpoint: str) -> None:
+        """A replica has come, or cannot."""
+        known = self._of(checkpoint)
+        for one in known.slots:
+            snapshot, at = one.snapshot, one.moment
+            if snapshot is not None and at is not None and not snapshot.all_units:
+                order = known.fetch.get((at, snapshot.stamp.rank))
+                if order is not None:
+                    _mark(one, at, order.all_units)
+        self._tell(checkpoint)
+
+    # --- restore -----------------------------------------------------------------------------
+
+    def _answer(self, known: _Checkpoint, answer: pb.Restore) -> None:
+        """Show those who ask what they are to load: the images of it that are here, and where others
+        are."""
+        here = [one for one in known.slots if one.moment == _moment(answer.moment)]
+        images = here[: keeper.MOST_FDS - 1] if answer.from_memory else []
+        elsewhere = bool(answer.sources)
         restore = keeper.Restore(
             round=answer.moment.round,
             step=answer.moment.step,
             from_memory=answer.from_memory,
             images=len(images),
+            elsewhere=elsewhere,
         )
-        for client in self._asking(known):
-            if client.round == answer.round and not client.answered:
-                client.answered = True
-                self._push(client, restore, tuple(one.fd for one in images))
+        fds = [one.fd for one in images]
+        sources = keeper.Sources(
+            sources=tuple(
+                keeper.Source(base=s.base, ranks=tuple(s.ranks), needed=s.needed)
+                for s in answer.sources
+            ),
+            tls=self._replicas.tls,
+        )
+        with contextlib.ExitStack() as undo:
+            if elsewhere:
+                fds.append(memory_file(codec.dumps(sources).encode()))
+                undo.callback(os.close, fds[-1])
+            for client in self._asking(known):
+                if client.round == answer.round and not client.answered:
+                    client.answered = True
+                    self._push(client, restore, tuple(fds))
 
 
-def _mark(one: _Slot, order: pb.SnapshotOrders) -> None:
-    """Note that what it holds is whole, if it still holds it."""
+def _mark(one: Slot, moment: Moment, all_units: int) -> None:
+    """Note that the moment is whole, if the slot still holds it."""
     claim = slot.claim(one.fd, exclusive=False)
     if claim is None:
         return
     try:
-        snapshot = one.snapshot
-        if snapshot is not None and _at(snapshot) == order.whole:
-            slot.mark_whole(one.view, order.all_units)
+        if one.moment == moment:
+            slot.mark_whole(one.view, all_units)
     finally:
         os.close(claim)
 
 
-def _snapshots(own: list[_Slot]) -> Iterator[slot.Snapshot]:
-    for one in own:
-        snapshot = one.snapshot
-        if snapshot is not None:
-            yield snapshot
+def _without_sources(answer: pb.Restore) -> pb.Restore:
+    return pb.Restore(
+        round=answer.round,
+        moment=answer.moment if answer.HasField("moment") else None,
+        from_memory=answer.from_memory,
+    )
 
 
-def _at(snapshot: slot.Snapshot) -> pb.Moment:
-    return pb.Moment(round=snapshot.stamp.round, step=snapshot.stamp.step)
+_NEVER = Moment(-1, -1)
+"""Older than all."""
 
 
-def _key(moment: pb.Moment | None) -> tuple[int, int]:
-    """In the order of time; nothing is older than all."""
-    return (-1, -1) if moment is None else (moment.round, moment.step)
+def _moment(message: pb.Moment | None) -> Moment:
+    return _NEVER if message is None else Moment(message.round, message.step)
+
+
+def _pb(at: Moment) -> pb.Moment:
+    return pb.Moment(round=at.round, step=at.step)

@@ -4,6 +4,7 @@ Each life of the agent is a fork of the guardian, and so has all that is kept; w
 passes on. Imports neither grpc nor asyncio, as the guardian must not.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -22,6 +23,8 @@ class Vault:
     def __init__(self) -> None:
         self.kept: dict[str, int] = {}
         """Descriptors by name."""
+        self._dropped: list[str] = []
+        """Names that the guardian has not been told of."""
         self._guardian, self._agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._guardian.setblocking(False)
         self._agent.settimeout(TIMEOUT)
@@ -46,9 +49,15 @@ class Vault:
         self.kept[name] = fd
 
     def drop(self, name: str) -> None:
-        """Nobody needs it any more. Raises OSError."""
-        self._agent.send(json.dumps({"drop": name}).encode())
+        """Nobody needs it any more. Where the guardian does not listen now, it is told later."""
         os.close(self.kept.pop(name))
+        self._dropped.append(name)
+        with contextlib.suppress(OSError):
+            while self._dropped:
+                self._agent.send(
+                    json.dumps({"drop": self._dropped[0]}).encode(), socket.MSG_DONTWAIT
+                )
+                del self._dropped[0]
 
     # --- in the guardian ---
 

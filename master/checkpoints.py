@@ -7,73 +7,13 @@ all at once, the commit, is a file on storage.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
+from elastic.master import holdings as held
+from elastic.master import replicas
 from elastic.master.events import Incarnation, NodeId
+from elastic.master.holdings import Member, Restore, Said, Shard, Source
+from elastic.master.replicas import Copying
 from elastic.proto.moment import Moment
-
-
-class Shard(NamedTuple):
-    """One rank's file on storage."""
-
-    bytes: int
-    digest: int
-    """xxh3 of its table of checksums."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
-    """What one node has of one moment."""
-
-    world_size: int
-    """Of the moment's round."""
-    ranks: frozenset[int] = frozenset()
-    """Whose images are in this node's memory, its own ranks' or replicas."""
-    units: frozenset[int] = frozenset()
-    """What those images hold; images that hold the same are the same unit."""
-    all_units: int = 0
-    """How many units the whole state has, where this node was told so."""
-    persist: bool = False
-    """To be written to storage."""
-    durable: Mapping[int, Shard] = field(default_factory=dict[int, Shard])
-    """What this node has written to storage, for good, by rank."""
-    committed: bool = False
-    """This node has written the manifest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """All that one node has to say of a checkpoint."""
-
-    node_id: NodeId
-    incarnation: Incarnation
-    holdings: Mapping[Moment, Holding] = field(default_factory=dict[Moment, Holding])
-    asks: int = 0
-    """The round whose ranks want to know what to load; 0: they have not asked."""
-    wanted: int | None = None
-    """The step that they want; None: the newest."""
-    stored: Moment | None = None
-    """The newest that is committed on storage, or that step, as far as this node has looked."""
-    answer: "Restore | None" = None
-    """What a master has answered them already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A node of the standing round."""
-
-    node_id: NodeId
-    ranks: range
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restore:
-    """What the ranks of a round load: all the same."""
-
-    round: int
-    moment: Moment | None
-    """None: nothing, it begins anew."""
-    from_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +45,12 @@ class Orders:
     """The oldest first."""
     restore: Restore | None
     """The answer to those who ask."""
+    sources: Mapping[NodeId, tuple[Source, ...]]
+    """Where each node's ranks find what they load and it has not."""
+    keep: tuple[Moment, ...]
+    """Beside the newest that is whole, what must not be written over."""
+    copying: Copying | None
+    """The replicas that are to be made now."""
     committed: Moment | None
     """The newest that is on storage, as far as this master has heard."""
     reason: str
@@ -119,22 +65,38 @@ class Checkpoint:
     """The newest; it stays that when a node goes, until it turns out that it cannot be loaded."""
     images: Mapping[Moment, int] = field(default_factory=dict[Moment, int])
     """How many there are of each, replicas included."""
+    due: Mapping[Moment, int] = field(default_factory=dict[Moment, int])
+    """How many nodes have something of each that is to be written."""
+    committed: Mapping[Moment, int] = field(default_factory=dict[Moment, int])
+    """How many nodes have written the manifest of each."""
     asking: Mapping[int, int] = field(default_factory=dict[int, int])
     """How many nodes ask for each round."""
-    restore: "Restore | None" = None
+    restore: Restore | None = None
     """The last answer."""
+    sources: Mapping[NodeId, tuple[Source, ...]] = field(
+        default_factory=dict[NodeId, tuple[Source, ...]]
+    )
+    """What goes with it."""
+    copying: Copying | None = None
+    """What is being replicated."""
+    replicated: Moment | None = None
+    """The newest that no loss of a single node takes away."""
+    unfit: Moment | None = None
+    """The last whose replicas could not be made."""
 
 
 def hear(state: Checkpoint, said: Said) -> Checkpoint:
     """A node says what it holds now."""
     state = _count(state, state.said.get(said.node_id), said)
     state = replace(state, said={**state.said, said.node_id: said})
+    if state.copying is not None and state.copying.moment in said.unfit:
+        state = replace(state, copying=None, unfit=state.copying.moment)
     for moment in sorted(said.holdings, reverse=True):
         if state.whole is not None and moment <= state.whole.moment:
             break
         holding = said.holdings[moment]
         enough = state.images.get(moment, 0) >= holding.world_size or holding.all_units
-        units = _whole(state, moment) if enough else 0
+        units = held.whole(held.of(state.said, moment)) if enough else 0
         if units:
             return replace(state, whole=Whole(moment=moment, units=units))
     return state
@@ -146,22 +108,28 @@ def forget(state: Checkpoint, node_id: NodeId, incarnation: Incarnation) -> Chec
     if said is None or said.incarnation != incarnation:
         return state
     state = _count(state, said, None)
-    return replace(state, said={k: v for k, v in state.said.items() if k != node_id})
+    left = {k: v for k, v in state.said.items() if k != node_id}
+    return replace(state, said=left, copying=None)  # who copied from it, or to it, does so in vain
 
 
 def _count(state: Checkpoint, before: Said | None, after: Said | None) -> Checkpoint:
     """What is told by thousands is counted as it comes, not each time anew."""
-    images, asking = dict(state.images), dict(state.asking)
+    images, due, committed = dict(state.images), dict(state.due), dict(state.committed)
+    asking = dict(state.asking)
     for said, sign in ((before, -1), (after, 1)):
         if said is None:
             continue
         for moment, holding in said.holdings.items():
             images[moment] = images.get(moment, 0) + sign * len(holding.ranks)
+            due[moment] = due.get(moment, 0) + sign * holding.persist
+            committed[moment] = committed.get(moment, 0) + sign * holding.committed
         if said.asks:
             asking[said.asks] = asking.get(said.asks, 0) + sign
     return replace(
         state,
         images={moment: count for moment, count in images.items() if count},
+        due={moment: count for moment, count in due.items() if count},
+        committed={moment: count for moment, count in committed.items() if count},
         asking={number: count for number, count in asking.items() if count},
     )
 
@@ -174,51 +142,25 @@ def decide(
     number, members: the standing round and its nodes, the one with rank 0 first. ending: the ranks
     are stopping, so the newest that is whole goes to storage whether or not it was due.
     """
-    committed = max(
-        (m for s in state.said.values() for m, h in s.holdings.items() if h.committed), default=None
-    )
-    restore, needed, reason = _restore(state, number, members, committed)
+    committed = max(state.committed, default=None)
+    state, needed, reason = _restore(state, number, members, committed)
     if ending and state.whole is not None:
         needed = state.whole.moment
     flush, commits = _storage(state, committed, needed)
-    if restore is not None:
-        state = replace(state, restore=restore)
+    state = _replicate(state, number, members)
+    now = (state.replicated, None if state.copying is None else state.copying.moment)
+    standing = state.restore is not None and state.restore.round == number
     return state, Orders(
         whole=state.whole,
         flush=flush,
         commits=commits,
-        restore=restore,
+        restore=state.restore if standing else None,
+        sources=state.sources if standing else {},
+        keep=tuple(sorted({moment for moment in now if moment is not None})),
+        copying=state.copying,
         committed=committed,
         reason=reason,
     )
-
-
-# --- memory --------------------------------------------------------------------------------------
-
-
-def _holdings(state: Checkpoint, moment: Moment) -> list[tuple[NodeId, Holding]]:
-    """The nodes that have something of a moment, in the order of their names."""
-    return [
-        (node_id, state.said[node_id].holdings[moment])
-        for node_id in sorted(state.said)
-        if moment in state.said[node_id].holdings
-    ]
-
-
-def _whole(state: Checkpoint, moment: Moment) -> int:
-    """How many units the whole state has, if every rank's image of it is there, or all that any
-    image held; else 0.
-    """
-    ranks: set[int] = set()
-    units: set[int] = set()
-    world, told = 0, 0
-    for _, holding in _holdings(state, moment):
-        ranks |= holding.ranks
-        units |= holding.units
-        world, told = holding.world_size, max(told, holding.all_units)
-    if world and ranks >= set(range(world)):
-        return len(units)
-    return told if told and len(units) >= told else 0
 
 
 # --- restore -------------------------------------------------------------------------------------
@@ -226,55 +168,99 @@ def _whole(state: Checkpoint, moment: Moment) -> int:
 
 def _restore(
     state: Checkpoint, number: int, members: Sequence[Member], committed: Moment | None
-) -> tuple[Restore | None, Moment | None, str]:
+) -> tuple[Checkpoint, Moment | None, str]:
     """The same for every rank of a round, also once another master has begun to answer.
 
-    Also the moment, if any, that must be on storage first, since it is in memory where those who
-    load it cannot have it.
+    Also the moment, if any, that must be on storage first, since those who load it cannot have it
+    from where it is.
     """
     if state.restore is not None and state.restore.round == number:
-        return state.restore, None, ""
+        return state, None, ""
     asking = state.asking.get(number, 0)
     if not members or asking < len(members):
         away = len(members) - asking
-        return None, None, f"{away} nodes of round {number} have not asked yet" if asking else ""
+        return state, None, f"{away} nodes of round {number} have not asked yet" if asking else ""
     for said in state.said.values():
         if said.answer is not None and said.answer.round == number:
-            return said.answer, None, ""
+            there = _sources(state, said.answer.moment, members) or {}
+            return replace(state, restore=said.answer, sources=there), None, ""
     present = [state.said[m.node_id] for m in members if m.node_id in state.said]
     asked = [said for said in present if said.asks == number]
     if len(asked) < len(members):
-        return None, None, f"round {number} is asked for by nodes that are not in it"
+        return state, None, f"round {number} is asked for by nodes that are not in it"
     wanted, stored = asked[0].wanted, asked[0].stored
     if committed is not None and wanted in (None, committed.step):
         stored = committed if stored is None else max(stored, committed)
-    held = {m for s in state.said.values() for m in s.holdings if wanted in (None, m.step)}
-    for moment in sorted(held, reverse=True):
+    moments = {m for s in state.said.values() for m in s.holdings if wanted in (None, m.step)}
+    for moment in sorted(moments, reverse=True):
         if stored is not None and moment < stored:
             break
-        if _whole(state, moment) and _at_home(state, moment, members):
-            answer = Restore(round=number, moment=moment, from_memory=True)
-            return answer, None, f"round {number} goes on from step {moment.step}, in memory"
-        if moment != stored and _writable(state, moment):
-            return None, moment, f"round {number} waits for step {moment.step} to be on storage"
+        holdings = held.of(state.said, moment)
+        if held.whole(holdings):
+            found = _sources(state, moment, members)
+            if found is not None:
+                answer = Restore(round=number, moment=moment, from_memory=True)
+                words = f"round {number} goes on from step {moment.step}, in memory"
+                return replace(state, restore=answer, sources=found), None, words
+        if moment != stored and held.writable(holdings):
+            words = f"round {number} waits for step {moment.step} to be on storage"
+            return state, moment, words
     if stored is None:
-        return Restore(round=number, moment=None), None, f"round {number} begins anew"
-    answer = Restore(round=number, moment=stored)
-    return answer, None, f"round {number} goes on from step {stored.step}, on storage"
+        answer, words = Restore(round=number, moment=None), f"round {number} begins anew"
+    else:
+        answer = Restore(round=number, moment=stored)
+        words = f"round {number} goes on from step {stored.step}, on storage"
+    return replace(state, restore=answer, sources={}), None, words
 
 
-def _at_home(state: Checkpoint, moment: Moment, members: Sequence[Member]) -> bool:
-    """Every node has what its own ranks load: their own images, or all that there is."""
-    world = sum(len(member.ranks) for member in members)
-    units = _whole(state, moment)
+def _sources(
+    state: Checkpoint, moment: Moment | None, members: Sequence[Member]
+) -> dict[NodeId, tuple[Source, ...]] | None:
+    """Of every member; None where one cannot have what it needs yet."""
+    if moment is None:
+        return {}
+    world_size = sum(len(member.ranks) for member in members)
+    found: dict[NodeId, tuple[Source, ...]] = {}
     for member in members:
-        holding = state.said[member.node_id].holdings.get(moment)
-        if holding is None:
-            return False
-        own = holding.world_size == world and set(member.ranks) <= holding.ranks
-        if not own and len(holding.units) < units:
-            return False
-    return True
+        sources = held.sources(state.said, moment, member, world_size)
+        if sources is None:
+            return None
+        if sources:
+            found[member.node_id] = sources
+    return found
+
+
+# --- replicas ------------------------------------------------------------------------------------
+
+
+def _replicate(state: Checkpoint, number: int, members: Sequence[Member]) -> Checkpoint:
+    """One moment at a time, whole; then the newest that there is."""
+    copying = state.copying
+    if copying is not None:
+        if copying.moment.round != number:
+            state = replace(state, copying=None)
+        elif _copied(state, copying):
+            state = replace(state, copying=None, replicated=copying.moment)
+    whole = None if state.whole is None else state.whole.moment
+    if (
+        state.copying is None
+        and whole is not None
+        and whole.round == number
+        and whole != state.unfit
+        and (state.replicated is None or state.replicated < whole)
+        and len(members) > 1
+        and held.bases(state.said, members)
+    ):
+        made = replicas.plan(whole, held.of(state.said, whole), members)
+        if made.copies:
+            return replace(state, copying=made)
+        return replace(state, replicated=whole)
+    return state
+
+
+def _copied(state: Checkpoint, copying: Copying) -> bool:
+    images = state.images.get(copying.moment, 0)  # the count first: this is asked very often
+    return images >= copying.images and replicas.done(copying, held.of(state.said, copying.moment))
 
 
 # --- storage -------------------------------------------------------------------------------------
@@ -290,15 +276,15 @@ def _storage(
     flush: dict[NodeId, dict[Moment, frozenset[int]]] = {}
     commits: list[Commit] = []
     for moment in _due(state, committed, needed):
-        if not _writable(state, moment):
+        holdings = held.of(state.said, moment)
+        if not held.writable(holdings):
             continue
-        holdings = _holdings(state, moment)
-        durable = {rank: shard for _, h in holdings for rank, shard in h.durable.items()}
-        missing = set(range(_world(holdings))) - durable.keys()
+        durable = {rank: shard for h in holdings.values() for rank, shard in h.durable.items()}
+        missing = set(range(held.world(holdings))) - durable.keys()
         if not missing:
-            writer = next(node_id for node_id, h in holdings if h.durable)
+            writer = next(node_id for node_id, h in holdings.items() if h.durable)
             commits.append(Commit(node_id=writer, moment=moment, shards=durable))
-        for node_id, holding in holdings:
+        for node_id, holding in holdings.items():
             if mine := missing & holding.ranks:
                 flush.setdefault(node_id, {})[moment] = frozenset(mine)
                 missing -= mine
@@ -307,19 +293,7 @@ def _storage(
 
 def _due(state: Checkpoint, committed: Moment | None, needed: Moment | None) -> list[Moment]:
     """What is to be written and is not committed, the oldest first."""
-    due = {m for s in state.said.values() for m, h in s.holdings.items() if h.persist}
+    due = set(state.due)
     if needed is not None:
         due.add(needed)
     return sorted(moment for moment in due if committed is None or moment > committed)
-
-
-def _writable(state: Checkpoint, moment: Moment) -> bool:
-    """Every rank's image is in some memory, or on storage already."""
-    holdings = _holdings(state, moment)
-    present = {rank for _, h in holdings for rank in (*h.ranks, *h.durable)}
-    world = _world(holdings)
-    return world > 0 and present >= set(range(world))
-
-
-def _world(holdings: Sequence[tuple[NodeId, Holding]]) -> int:
-    return max((holding.world_size for _, holding in holdings), default=0)

@@ -1,9 +1,12 @@
 """Between protobuf messages and the master's own dataclasses; texts are bounded here."""
 
+from collections.abc import Mapping
+
 from elastic.master import events as ev
-from elastic.master.checkpoints import Holding, Orders, Restore, Said, Shard
+from elastic.master.checkpoints import Orders
 from elastic.master.directive import Directive
 from elastic.master.events import Failed, Incarnation, NodeId, NodePhase
+from elastic.master.holdings import Holding, Restore, Said, Shard
 from elastic.master.journal import Note
 from elastic.proto import master_pb2 as pb
 from elastic.proto.limits import MOST_SLOTS
@@ -115,6 +118,9 @@ def said(message: pb.Snapshots, node_id: NodeId, incarnation: Incarnation) -> Sa
         wanted=message.wanted if message.HasField("wanted") else None,
         stored=moment(message.stored) if message.HasField("stored") else None,
         answer=_restore(message.answer) if message.HasField("answer") else None,
+        base=message.base[:MAX_TEXT],
+        replicas=message.replicas,
+        unfit=frozenset(moment(at) for at in message.unfit[:MOST_HOLDINGS]),
     )
 
 
@@ -128,6 +134,8 @@ def _holding(message: pb.Holding) -> Holding:
         ranks=frozenset(message.ranks),
         units=frozenset(message.units),
         all_units=message.all_units,
+        nodes=tuple(range(n.first_rank, n.first_rank + n.ranks) for n in message.nodes),
+        slot_bytes=message.slot_bytes,
         persist=message.persist,
         durable={s.rank: Shard(bytes=s.bytes, digest=s.digest) for s in message.durable},
         committed=message.committed,
@@ -147,6 +155,7 @@ def snapshot_orders(checkpoint: str, orders: Orders) -> pb.SnapshotOrders:
     told = pb.SnapshotOrders(checkpoint=checkpoint, pending=bool(orders.flush or orders.commits))
     if orders.committed is not None:
         told.committed.CopyFrom(_moment(orders.committed))
+    told.keep.extend(map(_moment, orders.keep))
     if orders.whole is not None:
         told.whole.CopyFrom(_moment(orders.whole.moment))
         told.all_units = orders.whole.units
@@ -158,24 +167,34 @@ def snapshot_orders(checkpoint: str, orders: Orders) -> pb.SnapshotOrders:
     return told
 
 
-def own_part(node_id: NodeId, orders: Orders) -> tuple[list[pb.Flush], list[pb.Commit]]:
-    """What one node is to write."""
-    flush = [
-        pb.Flush(moment=_moment(at), ranks=sorted(ranks))
-        for at, ranks in orders.flush.get(node_id, {}).items()
-    ]
-    commits = [
-        pb.Commit(
-            moment=_moment(commit.moment),
-            shards=[
+def own_part(
+    node_id: NodeId, orders: Orders, said: Mapping[NodeId, Said], told: pb.SnapshotOrders
+) -> None:
+    """Add what one node is to write, to copy, and where its ranks find what it has not."""
+    for at, ranks in orders.flush.get(node_id, {}).items():
+        told.flush.add(moment=_moment(at), ranks=sorted(ranks))
+    for commit in orders.commits:
+        if commit.node_id == node_id:
+            shards = [
                 pb.Shard(rank=rank, bytes=shard.bytes, digest=shard.digest)
                 for rank, shard in sorted(commit.shards.items())
-            ],
-        )
-        for commit in orders.commits
-        if commit.node_id == node_id
-    ]
-    return flush, commits
+            ]
+            told.commits.add(moment=_moment(commit.moment), shards=shards)
+    for source in orders.sources.get(node_id, ()):
+        told.restore.sources.add(base=source.base, ranks=source.ranks, needed=source.needed)
+    copying = orders.copying
+    for rank, source_id in ({} if copying is None else copying.copies.get(node_id, {})).items():
+        assert copying is not None
+        its = said.get(source_id)
+        holding = None if its is None else its.holdings.get(copying.moment)
+        if its is not None and holding is not None:
+            told.fetch.add(
+                moment=_moment(copying.moment),
+                rank=rank,
+                base=its.base,
+                slot_bytes=holding.slot_bytes,
+                all_units=copying.units,
+            )
 
 
 def _moment(at: Moment) -> pb.Moment:

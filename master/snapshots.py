@@ -5,9 +5,10 @@ from collections.abc import Mapping
 
 from elastic.master import checkpoints as core
 from elastic.master import messages
-from elastic.master.checkpoints import Checkpoint, Member, Orders
+from elastic.master.checkpoints import Checkpoint, Orders
 from elastic.master.directive import places
 from elastic.master.events import Incarnation, NodeId
+from elastic.master.holdings import Member
 from elastic.master.session import Session
 from elastic.master.shell import Shell
 from elastic.proto import master_pb2 as pb
@@ -48,8 +49,13 @@ class Snapshots:
         job = self._shell.job
         placed = places(job.round if job.result is None else None)
         number = job.last_round if placed else 0
+        labels = {} if job.round is None else {s.node_id: s.labels for s in job.round.seats}
         members = [
-            Member(node_id, range(place.first_rank, place.first_rank + place.local_world_size))
+            Member(
+                node_id,
+                range(place.first_rank, place.first_rank + place.local_world_size),
+                labels[node_id],
+            )
             for node_id, place in placed.items()
         ]
         state, orders = core.decide(self._checkpoints[name], number, members, ending=not placed)
@@ -64,6 +70,7 @@ class Snapshots:
         changed = order != self._told.get(name)
         self._told[name] = order
         busy = set(orders.flush) | {commit.node_id for commit in orders.commits}
+        busy |= set(orders.copying.copies if orders.copying is not None else ())
         if session is not None:
             busy.add(session.node_id)
         for node_id in self._checkpoints[name].said if changed else busy:
@@ -72,9 +79,7 @@ class Snapshots:
                 continue
             mine = pb.SnapshotOrders()
             mine.CopyFrom(order)
-            flush, commits = messages.own_part(node_id, orders)
-            mine.flush.extend(flush)
-            mine.commits.extend(commits)
+            messages.own_part(node_id, orders, self._checkpoints[name].said, mine)
             if mine != told.snapshots.get(name):
                 told.snapshots[name] = mine
                 told.push(pb.ToAgent(snapshots=mine))

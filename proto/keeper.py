@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic.proto import codec, descriptors, version
+from elastic.proto.courier import Tls
 from elastic.proto.errors import CodecError, LinkError
 
 DATAGRAM = 1 << 16
@@ -39,6 +40,10 @@ class Open:
     world_size: int
     local_rank: int
     local_world_size: int
+    replicate: bool = True
+    """Another node keeps a copy, where there is one."""
+    bandwidth: int | None = None
+    """Bytes a second that a node may take in of such copies; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +90,26 @@ class Restore:
     from_memory: bool = False
     images: int = 0
     """Slots of this node that hold it: as many descriptors."""
+    elsewhere: bool = False
+    """One descriptor more, of a file with `Sources`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Another node's courier, and what it has."""
+
+    base: str
+    ranks: tuple[int, ...]
+    needed: bool
+    """This node has no image of these ranks; else only where ours is damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What is to be loaded and is in other nodes' memory."""
+
+    sources: tuple[Source, ...]
+    tls: Tls | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +118,8 @@ class Whole:
 
     round: int
     step: int
+    keep: tuple[tuple[int, int], ...] = ()
+    """Rounds and steps of others that must not be, either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +142,14 @@ ToRank = Slots | Restore | Whole | Committed | Refused
 
 
 def opening(
-    *, checkpoint: str, rank: int, world_size: int, local_rank: int, local_world_size: int
+    *,
+    checkpoint: str,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    replicate: bool = True,
+    bandwidth: int | None = None,
 ) -> Open:
     """Of this version."""
     return Open(
@@ -125,6 +159,8 @@ def opening(
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
+        replicate=replicate,
+        bandwidth=bandwidth,
     )
 
 

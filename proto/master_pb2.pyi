@@ -256,23 +256,29 @@ class Moment(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Snapshots(_message.Message):
-    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer", "stored")
+    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer", "stored", "base", "replicas", "unfit")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
     asks: int
     wanted: int
     answer: Restore
     stored: Moment
-    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ..., stored: _Optional[_Union[Moment, _Mapping]] = ...) -> None: ...
+    base: str
+    replicas: bool
+    unfit: _containers.RepeatedCompositeFieldContainer[Moment]
+    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ..., stored: _Optional[_Union[Moment, _Mapping]] = ..., base: _Optional[str] = ..., replicas: bool = ..., unfit: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ...) -> None: ...
 
 class Holding(_message.Message):
-    __slots__ = ("moment", "world_size", "ranks", "units", "all_units", "persist", "durable", "committed")
+    __slots__ = ("moment", "world_size", "ranks", "units", "all_units", "persist", "durable", "committed", "nodes", "slot_bytes")
     MOMENT_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +287,8 @@ class Holding(_message.Message):
     PERSIST_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     moment: Moment
     world_size: int
     ranks: _containers.RepeatedScalarFieldContainer[int]
@@ -289,7 +297,17 @@ class Holding(_message.Message):
     persist: bool
     durable: _containers.RepeatedCompositeFieldContainer[Shard]
     committed: bool
-    def __init__(self, moment: _Optional[_Union[Moment, _Mapping]] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., units: _Optional[_Iterable[int]] = ..., all_units: _Optional[int] = ..., persist: bool = ..., durable: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., committed: bool = ...) -> None: ...
+    nodes: _containers.RepeatedCompositeFieldContainer[Node]
+    slot_bytes: int
+    def __init__(self, moment: _Optional[_Union[Moment, _Mapping]] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., units: _Optional[_Iterable[int]] = ..., all_units: _Optional[int] = ..., persist: bool = ..., durable: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., committed: bool = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("first_rank", "ranks")
+    FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    first_rank: int
+    ranks: int
+    def __init__(self, first_rank: _Optional[int] = ..., ranks: _Optional[int] = ...) -> None: ...
 
 class Shard(_message.Message):
     __slots__ = ("rank", "bytes", "digest")
@@ -302,17 +320,29 @@ class Shard(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., bytes: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Restore(_message.Message):
-    __slots__ = ("round", "moment", "from_memory")
+    __slots__ = ("round", "moment", "from_memory", "sources")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MOMENT_FIELD_NUMBER: _ClassVar[int]
     FROM_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     round: int
     moment: Moment
     from_memory: bool
-    def __init__(self, round: _Optional[int] = ..., moment: _Optional[_Union[Moment, _Mapping]] = ..., from_memory: bool = ...) -> None: ...
+    sources: _containers.RepeatedCompositeFieldContainer[Source]
+    def __init__(self, round: _Optional[int] = ..., moment: _Optional[_Union[Moment, _Mapping]] = ..., from_memory: bool = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
+
+class Source(_message.Message):
+    __slots__ = ("base", "ranks", "needed")
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    base: str
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    needed: bool
+    def __init__(self, base: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., needed: bool = ...) -> None: ...
 
 class SnapshotOrders(_message.Message):
-    __slots__ = ("checkpoint", "whole", "all_units", "restore", "flush", "commits", "committed", "pending")
+    __slots__ = ("checkpoint", "whole", "all_units", "restore", "flush", "commits", "committed", "pending", "keep", "fetch")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     ALL_UNITS_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +351,8 @@ class SnapshotOrders(_message.Message):
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     whole: Moment
     all_units: int
@@ -329,7 +361,23 @@ class SnapshotOrders(_message.Message):
     commits: _containers.RepeatedCompositeFieldContainer[Commit]
     committed: Moment
     pending: bool
-    def __init__(self, checkpoint: _Optional[str] = ..., whole: _Optional[_Union[Moment, _Mapping]] = ..., all_units: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., flush: _Optional[_Iterable[_Union[Flush, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., pending: bool = ...) -> None: ...
+    keep: _containers.RepeatedCompositeFieldContainer[Moment]
+    fetch: _containers.RepeatedCompositeFieldContainer[Fetch]
+    def __init__(self, checkpoint: _Optional[str] = ..., whole: _Optional[_Union[Moment, _Mapping]] = ..., all_units: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., flush: _Optional[_Iterable[_Union[Flush, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., pending: bool = ..., keep: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., fetch: _Optional[_Iterable[_Union[Fetch, _Mapping]]] = ...) -> None: ...
+
+class Fetch(_message.Message):
+    __slots__ = ("moment", "rank", "base", "slot_bytes", "all_units")
+    MOMENT_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALL_UNITS_FIELD_NUMBER: _ClassVar[int]
+    moment: Moment
+    rank: int
+    base: str
+    slot_bytes: int
+    all_units: int
+    def __init__(self, moment: _Optional[_Union[Moment, _Mapping]] = ..., rank: _Optional[int] = ..., base: _Optional[str] = ..., slot_bytes: _Optional[int] = ..., all_units: _Optional[int] = ...) -> None: ...
 
 class Flush(_message.Message):
     __slots__ = ("moment", "ranks")

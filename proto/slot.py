@@ -19,9 +19,11 @@ All numbers are native (one host, one byte order). Version 1.0:
 |     56 |    8 | uint64 | image_bytes | the table of checksums, its last bytes, included          |
 |     64 |    4 | uint32 | flags       | 1: to be written to storage                               |
 |     68 |    4 | uint32 | units       | how many there are at 512, up to 256                      |
-|     72 |    8 | uint64 | digest      | xxh3 of bytes 8 to 16, 24 to 72, job, units and table     |
+|     72 |    8 | uint64 | digest      | xxh3 of bytes 8 to 16, 24 to 72, 88 to 96, job, units and table |
 |     80 |    8 | uint64 | all_units   | of the whole job's state; the keeper writes it, 0 before  |
-|     88 |  168 |        |             | reserved, zero                                            |
+|     88 |    4 | uint32 | local_rank  | of the writer                                             |
+|     92 |    4 | uint32 | local_world_size | ranks of the writer's node                           |
+|     96 |  160 |        |             | reserved, zero                                            |
 |    256 |  128 | bytes  | job         | UTF-8, filled up with zeros                               |
 |    384 |  128 |        |             | reserved, zero                                            |
 |    512 | 2048 | uint64 | units       | digests of what the image holds: equal ones, equal bytes  |
@@ -53,7 +55,8 @@ MOST_UNITS = 256
 _VERSION = struct.Struct("=HHI")  # at 8
 _STAMP = struct.Struct("=QqqIIQII")  # at 24: generation to units
 _WORD = struct.Struct("=Q")
-_COMMIT, _STAMP_AT, _UNIT_COUNT, _DIGEST, _ALL_UNITS = 16, 24, 68, 72, 80
+_LOCAL = struct.Struct("=II")  # at 88
+_COMMIT, _STAMP_AT, _UNIT_COUNT, _DIGEST, _ALL_UNITS, _LOCAL_AT = 16, 24, 68, 72, 80, 88
 _JOB, _UNITS = 256, 512
 _PERSIST = 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -70,8 +73,16 @@ class Stamp:
     rank: int
     world_size: int
     generation: int
+    local_rank: int = 0
+    local_world_size: int = 1
     persist: bool = False
     """It is to be written to storage."""
+
+    @property
+    def node(self) -> range:
+        """The ranks of the writer's node, who share out what they hold equal among their images."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.local_world_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +155,7 @@ class Writing:
             slot, _STAMP_AT, stamp.generation, stamp.step, stamp.round, stamp.rank,
             stamp.world_size, image_bytes, _PERSIST * stamp.persist, 0,
         )  # fmt: skip
+        _LOCAL.pack_into(slot, _LOCAL_AT, stamp.local_rank, stamp.local_world_size)
         self._words[_ALL_UNITS // 8] = 0
         slot[_JOB : _JOB + JOB_BYTES] = job.ljust(JOB_BYTES, b"\0")
         self.image = slot[PAGE : PAGE + image_bytes]
@@ -164,42 +176,112 @@ class Writing:
         self._words[_COMMIT // 8] = self._generation
 
 
-def read(slot: memoryview) -> Snapshot:
-    """The snapshot in a slot; all sizes are checked, and all but the image's bytes is verified.
+class Copying:
+    """A snapshot of another node that is being copied into a slot, as it is: nobody takes it for one
+    until `commit`.
+
+    `slot` is all of the memfd, mapped for writing, and claimed; page: the other slot's first `PAGE`
+    bytes. Raises `SlotError` where it does not fit, or holds nothing.
+    """
+
+    def __init__(self, slot: memoryview, page: memoryview) -> None:
+        head = parse(page)
+        if bytes_for(head.image_bytes) > len(slot):
+            raise SlotError(
+                f"an image of {head.image_bytes} bytes does not fit into {len(slot)} of slot"
+            )
+        self._slot = slot
+        self._generation = head.stamp.generation
+        words = slot[:PAGE].cast("Q")
+        words[_COMMIT // 8] = 0
+        slot[:_COMMIT] = page[:_COMMIT]
+        slot[_COMMIT + 8 : PAGE] = page[_COMMIT + 8 : PAGE]
+        self.image = slot[PAGE : PAGE + head.image_bytes]
+        self.head = head
+
+    def commit(self) -> None:
+        """All of the image is there, verified against its table."""
+        self._slot[:PAGE].cast("Q")[_COMMIT // 8] = self._generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What a slot's first page says, before it is verified: `chunks`."""
+
+    stamp: Stamp
+    image_bytes: int
+    chunk_count: int
+    units: tuple[int, ...]
+    all_units: int
+
+    @property
+    def table_at(self) -> int:
+        """Of the image, where the table of its checksums begins."""
+        return self.image_bytes - sums.ENTRY * self.chunk_count
+
+
+def parse(page: memoryview) -> Head:
+    """The head of a committed slot, by its first `PAGE` bytes or more.
 
     Raises `SlotError` where there is none, whole, and `ProtocolMismatch` where the version is too far.
     """
-    if len(slot) < PAGE or bytes(slot[:8]) != MAGIC:
+    if len(page) < PAGE or bytes(page[:8]) != MAGIC:
         raise SlotError("the slot is empty")
-    major, minor, count = _VERSION.unpack_from(slot, 8)
+    major, minor, count = _VERSION.unpack_from(page, 8)
     version.check("the slot", version.Version(major, minor), version.SLOT)
-    (commit,) = _WORD.unpack_from(slot, _COMMIT)
+    (commit,) = _WORD.unpack_from(page, _COMMIT)
     generation, step, round_, rank, world_size, length, flags, units = _STAMP.unpack_from(
-        slot, _STAMP_AT
+        page, _STAMP_AT
     )
     if not generation or commit != generation:
         raise SlotError(f"the snapshot of step {step} was not finished")
-    if not sums.ENTRY * count <= length <= len(slot) - PAGE or units > MOST_UNITS:
+    local_rank, local_world_size = _LOCAL.unpack_from(page, _LOCAL_AT)
+    if not sums.ENTRY * count <= length or units > MOST_UNITS or local_rank > rank:
         raise SlotError("the slot's header is damaged: its sizes make no sense")
-    image = slot[PAGE : PAGE + length]
-    table = image[length - sums.ENTRY * count :]
-    if _WORD.unpack_from(slot, _DIGEST)[0] != _digest(slot, table):
-        raise SlotError("the slot's header is damaged: its checksum does not match")
     stamp = Stamp(
-        job=bytes(slot[_JOB : _JOB + JOB_BYTES]).rstrip(b"\0").decode(errors="replace"),
+        job=bytes(page[_JOB : _JOB + JOB_BYTES]).rstrip(b"\0").decode(errors="replace"),
         step=step,
         round=round_,
         rank=rank,
         world_size=world_size,
         generation=generation,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
         persist=bool(flags & _PERSIST),
     )
-    return Snapshot(
+    return Head(
         stamp=stamp,
+        image_bytes=length,
+        chunk_count=count,
+        units=struct.unpack_from(f"={units}Q", page, _UNITS),
+        all_units=_WORD.unpack_from(page, _ALL_UNITS)[0],
+    )
+
+
+def chunks(page: memoryview, table: memoryview) -> tuple[Chunk, ...]:
+    """The checksums of an image, by its slot's first page and their table. Raises `SlotError` where
+    either is damaged."""
+    head = parse(page)
+    if _WORD.unpack_from(page, _DIGEST)[0] != _digest(page, table):
+        raise SlotError("the slot's header is damaged: its checksum does not match")
+    return sums.unpack(table, head.image_bytes)
+
+
+def read(slot: memoryview) -> Snapshot:
+    """The snapshot in a slot; all sizes are checked, and all but the image's bytes is verified.
+
+    Raises `SlotError` where there is none, whole, and `ProtocolMismatch` where the version is too far.
+    """
+    head = parse(slot)
+    if head.image_bytes > len(slot) - PAGE:
+        raise SlotError("the slot's header is damaged: its sizes make no sense")
+    image = slot[PAGE : PAGE + head.image_bytes]
+    return Snapshot(
+        stamp=head.stamp,
         image=image,
-        chunks=sums.unpack(table, length),
-        units=struct.unpack_from(f"={units}Q", slot, _UNITS),
-        all_units=_WORD.unpack_from(slot, _ALL_UNITS)[0],
+        chunks=chunks(slot, image[head.table_at :]),
+        units=head.units,
+        all_units=head.all_units,
     )
 
 
@@ -214,6 +296,7 @@ def _digest(slot: memoryview, table: memoryview) -> int:
     for start, end in (
         (8, _COMMIT),
         (_STAMP_AT, _DIGEST),
+        (_LOCAL_AT, _LOCAL_AT + _LOCAL.size),
         (_JOB, _JOB + JOB_BYTES),
         (_UNITS, _UNITS + 8 * units),
     ):

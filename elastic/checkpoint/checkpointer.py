@@ -4,6 +4,7 @@ import logging
 import mmap
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -12,10 +13,12 @@ from elastic import session
 from elastic.checkpoint import copy_cpu, files, manifests, share
 from elastic.checkpoint.image import Image, header_bytes, lay_out, parse
 from elastic.checkpoint.keeping import Keeping
+from elastic.checkpoint.peers import Peer, head
 from elastic.checkpoint.restore import Mapped, Restore, Source
 from elastic.checkpoint.slots import Slots, reusable
 from elastic.checkpoint.state import Place, collect
-from elastic.proto import keeper, slot
+from elastic.proto import codec, courier, keeper, slot
+from elastic.proto.courier import Tls
 from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
 from elastic.proto.moment import Moment
 from elastic.proto.slot import Stamp
@@ -42,10 +45,19 @@ class Checkpointer:
     Each rank makes one, in the same order if there are several. Not for use by several threads.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, persist_every: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        persist_every: int | None = None,
+        replicate: bool = True,
+        replica_bandwidth: int | None = None,
+    ) -> None:
         """path: the folder on storage; it also tells two checkpoints of one job apart.
 
         persist_every: steps whose number is a multiple of it are written to storage as well.
+        replicate: with several nodes, what would be lost with one is copied to another's memory.
+        replica_bandwidth: bytes a second of such copies that each node takes in; None: no limit.
         Raises `CheckpointError` outside `elastic-run`.
         """
         if persist_every is not None and persist_every < 1:
@@ -78,6 +90,8 @@ class Checkpointer:
                 world_size=found.world_size,
                 local_rank=found.local_rank,
                 local_world_size=found.local_world_size,
+                replicate=replicate,
+                bandwidth=replica_bandwidth,
             )
         )
 
@@ -115,6 +129,8 @@ class Checkpointer:
                 rank=self._place.rank,
                 world_size=self._place.world_size,
                 generation=generation,
+                local_rank=self._place.local_rank,
+                local_world_size=self._place.local_world_size,
                 persist=persist,
             )
 
@@ -151,10 +167,12 @@ class Checkpointer:
 
     def _wait_for_a_slot(self, slots: Slots) -> list[int]:
         """Slots that may be written over; waits for other ranks where none is yet."""
-        self._keeping.drain()
         deadline = monotonic() + WHOLE_TIMEOUT
         while True:
-            order = reusable(slots.contents(), self._session.round, self._loaded)
+            contents = slots.contents()
+            self._keeping.drain()  # after the look: what is to be kept is said before it is not newest
+            keep = self._keeping.keep
+            order = reusable(contents, self._session.round, self._loaded, keep)
             if order:
                 return order
             if not self._keeping.wait(deadline - monotonic()):
@@ -188,9 +206,16 @@ class Checkpointer:
                     raise CheckpointError(f"{self.path} has no step {step}")
                 return 0
             self._loaded = Moment(answer.round, answer.step)
-            claims = [slot.claim(fd, exclusive=False) for fd in fds]
+            images = fds[: answer.images]
+            elsewhere = None
+            if answer.elsewhere:
+                elsewhere = codec.loads(keeper.Sources, os.pread(fds[-1], 1 << 30, 0))
+            claims = [slot.claim(fd, exclusive=False) for fd in images]
             try:
-                self._restore(state, fds, strict, from_memory=answer.from_memory)
+                if answer.from_memory:
+                    self._restore_memory(state, images, elsewhere, strict)
+                else:
+                    self._restore_files(state, strict)
             finally:
                 for claim in claims:
                     if claim is not None:
@@ -200,22 +225,54 @@ class Checkpointer:
             for fd in fds:
                 os.close(fd)
 
-    def _restore(
-        self, state: dict[str, Any], fds: Sequence[int], strict: bool, *, from_memory: bool
+    def _restore_memory(
+        self,
+        state: dict[str, Any],
+        fds: Sequence[int],
+        elsewhere: keeper.Sources | None,
+        strict: bool,
     ) -> None:
+        """From the slots of this node, and from other nodes what it has not; their second copies are
+        asked only for what turns out to be damaged here."""
         assert self._loaded is not None
-        if from_memory:
-            found = dict(s for fd in fds if (s := _source(fd, self._loaded)) is not None)
-        else:
-            found, wrong = files.sources(self.path, self._loaded.step)
-            for complaint in wrong:
-                log.error("%s", complaint)
+        found = dict(s for fd in fds if (s := _source(fd, self._loaded)) is not None)
+        needed = {} if elsewhere is None else self._peers(elsewhere, needed=True)
+        try:
+            self._apply(state, {**needed, **found}, strict)
+        except CheckpointError as error:
+            second = {} if elsewhere is None else self._peers(elsewhere, needed=False)
+            if not second:
+                raise
+            log.error("%s: other nodes have copies", error)
+            self._apply(state, {**found, **needed, **second}, strict)
+
+    def _restore_files(self, state: dict[str, Any], strict: bool) -> None:
+        assert self._loaded is not None
+        found, wrong = files.sources(self.path, self._loaded.step)
+        for complaint in wrong:
+            log.error("%s", complaint)
+        self._apply(state, found, strict)
+
+    def _apply(self, state: dict[str, Any], found: dict[int, Source], strict: bool) -> None:
         own = self._place.rank
         order = sorted(found, key=lambda rank: (rank != own, rank))
         restore = Restore([found[rank] for rank in order], self._place)
         restore.apply(state, strict=strict)
         for complaint in restore.damaged:
             log.error("%s", complaint)
+
+    def _peers(self, elsewhere: keeper.Sources, *, needed: bool) -> dict[int, Source]:
+        """Images in the memory of other nodes, by rank."""
+        assert self._loaded is not None
+        where = {
+            rank: courier.address(source.base, self.path, self._loaded, rank)
+            for source in elsewhere.sources
+            for rank in source.ranks
+            if source.needed == needed
+        }
+        with ThreadPoolExecutor(8) as pool:
+            opened = pool.map(lambda rank: _remote(where[rank], rank, elsewhere.tls), where)
+            return dict(zip(where, opened, strict=True))
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -256,3 +313,16 @@ def _source(fd: int, moment: Moment | None) -> tuple[int, Source] | None:
         chunks=snapshot.chunks,
     )
     return snapshot.stamp.rank, source
+
+
+def _remote(address: str, rank: int, tls: Tls | None) -> Source:
+    """An image in another node's memory. Raises `CheckpointError`."""
+    where = f"the memory of another node (rank {rank})"
+    try:
+        peer = Peer(address, tls)
+        _, found, chunks = head(peer)
+        length = header_bytes(peer.read(0, 8))
+        image = parse(bytes(peer.read(0, length)), found.image_bytes)
+    except (OSError, SlotError, ProtocolMismatch) as error:
+        raise CheckpointError(f"{where}: {error}") from error
+    return Source(where=where, image=image, reader=peer, chunks=chunks)

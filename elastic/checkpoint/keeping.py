@@ -14,6 +14,8 @@ class Keeping:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self.keep: frozenset[Moment] = frozenset()
+        """What must not be written over, whatever is newer."""
         self.committed: Moment | None = None
         """The newest that is known to be on storage."""
 
@@ -59,6 +61,8 @@ class Keeping:
             raise CheckpointError("the keeper of this rank's snapshots is gone")
         if isinstance(found[0], keeper.Committed):
             self.committed = Moment(found[0].round, found[0].step)
+        elif isinstance(found[0], keeper.Whole):
+            self.keep = frozenset(Moment(*moment) for moment in found[0].keep)
         return found
 
     def close(self) -> None:

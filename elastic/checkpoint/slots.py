@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from elastic.checkpoint.image import Image
@@ -23,10 +23,16 @@ class Content:
     """Every rank is known to hold the same moment."""
 
 
-def reusable(contents: Sequence[Content], now: int, loaded: Moment | None) -> list[int]:
+def reusable(
+    contents: Sequence[Content],
+    now: int,
+    loaded: Moment | None,
+    keep: Collection[Moment] = (),
+) -> list[int]:
     """The slots that may be written over, in the order in which they are to be tried. Pure.
 
-    now: the round of these ranks; loaded: what they went on from. Kept are what was loaded, until this
+    now: the round of these ranks; loaded: what they went on from; keep: what the master wants kept,
+    since it is, or is being, replicated. Kept are, beside that, what was loaded, until this
     round has something whole, and of this round the newest whole moment and what may still become
     whole. What else earlier rounds left is void once something was loaded; until then it is kept from
     the newest whole moment on, since others may know of a newer one.
@@ -36,6 +42,8 @@ def reusable(contents: Sequence[Content], now: int, loaded: Moment | None) -> li
     def spent(content: Content) -> bool:
         if content.moment is None:
             return True
+        if content.moment in keep:
+            return False
         if content.moment == loaded:
             return newest is not None and newest.round == now and newest > loaded
         if content.moment.round < now and (loaded is not None or newest is None):

@@ -7,55 +7,61 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.agent import cgroup, memory
-from elastic.agent.memory import FEWEST, RESERVE, reckon
+from elastic.agent.memory import COPIES, FEWEST, REPLICATED, RESERVE, SLOTS, reckon
 
 GIB = 1 << 30
 
 
 @given(
-    slot_bytes=st.integers(0, 1 << 44),
+    slot_bytes=st.integers(1, 1 << 44),
     ranks=st.integers(1, 128),
-    wanted=st.integers(FEWEST, 9),
     available=st.integers(-(1 << 44), 1 << 52),
+    replicas=st.booleans(),
 )
 def test_what_is_reckoned_is_to_be_had(
-    slot_bytes: int, ranks: int, wanted: int, available: int
+    slot_bytes: int, ranks: int, available: int, replicas: bool
 ) -> None:
-    found = reckon(slot_bytes=slot_bytes, ranks=ranks, wanted=wanted, available=available)
-    assert found.slots == 0 or FEWEST <= found.slots <= wanted
-    assert found.slots * slot_bytes * ranks <= max(0, available)
-    assert (found.slots < wanted) == bool(found.reason)
+    found = reckon(slot_bytes=slot_bytes, ranks=ranks, available=available, replicas=replicas)
+    assert found.slots == 0 or FEWEST <= found.slots <= REPLICATED
+    sets = found.slots + (COPIES if found.replicas else 0)
+    assert sets * slot_bytes * ranks <= max(0, available)
+    assert (found.replicas, found.slots) == (replicas, REPLICATED if replicas else SLOTS) or (
+        found.reason and not found.replicas
+    )
     assert ("storage" in found.reason) == (found.slots == 0)
-    if found.slots:
-        assert (found.slots + 1) * slot_bytes * ranks > available or found.slots == wanted
+    if found.reason and found.slots:
+        assert (found.slots + 1) * slot_bytes * ranks > available or found.slots == SLOTS
 
 
-@given(
-    st.integers(1, 1 << 44), st.integers(1, 128), st.integers(FEWEST, 9), st.integers(0, 1 << 52)
-)
+@given(st.integers(1, 1 << 44), st.integers(1, 128), st.booleans(), st.integers(0, 1 << 52))
 def test_more_memory_is_never_fewer_slots(
-    slot_bytes: int, ranks: int, wanted: int, available: int
+    slot_bytes: int, ranks: int, replicas: bool, available: int
 ) -> None:
     less, more = (
-        reckon(slot_bytes=slot_bytes, ranks=ranks, wanted=wanted, available=room).slots
+        reckon(slot_bytes=slot_bytes, ranks=ranks, available=room, replicas=replicas)
         for room in (available, available + slot_bytes)
     )
-    assert less <= more
+    assert (less.slots, less.replicas) <= (more.slots, more.replicas)
 
 
 @pytest.mark.parametrize(
-    ("room", "slots", "said"),
+    ("room", "replicas", "found", "said"),
     [
-        (64, 4, ""),
-        (63, 3, "each has 3"),
-        (31, 0, "none are taken in memory, all go to storage"),
+        (64, False, (4, False), ""),
+        (63, False, (3, False), "each has 3"),
+        (31, False, (0, False), "none are taken in memory, all go to storage"),
+        (128, True, (6, True), ""),
+        (127, True, (4, False), "each has 4, and there are no replicas"),
     ],
 )
-def test_a_retreat_says_what_was_wanted_and_what_there_is(room: int, slots: int, said: str) -> None:
-    found = reckon(slot_bytes=2 * GIB, ranks=8, wanted=4, available=room * GIB)
-    wanted = "4 slots of 2.0 GiB for each of 8 ranks were wanted"
+def test_a_retreat_says_what_was_wanted_and_what_there_is(
+    room: int, replicas: bool, found: tuple[int, bool], said: str
+) -> None:
+    made = reckon(slot_bytes=2 * GIB, ranks=8, available=room * GIB, replicas=replicas)
+    wanted = f"{8 if replicas else 4} slots of 2.0 GiB for each of 8 ranks were wanted"
     reason = f"{room}.0 GiB of memory can be had for snapshots, {wanted}: {said}"
-    assert (found.slots, found.reason) == (slots, reason if said else "")
+    assert (made.slots, made.replicas) == found
+    assert made.reason == (reason if said else "")
 
 
 def meminfo(folder: Path, total: int, available: int) -> Path:

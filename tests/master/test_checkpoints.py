@@ -6,20 +6,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.master.checkpoints import (
-    Checkpoint,
-    Holding,
-    Member,
-    Orders,
-    Restore,
-    Said,
-    Shard,
-    Whole,
-    decide,
-    forget,
-    hear,
-)
+from elastic.master.checkpoints import Checkpoint, Orders, Whole, decide, forget, hear
 from elastic.master.events import Incarnation, NodeId
+from elastic.master.holdings import Holding, Member, Restore, Said, Shard
 from elastic.proto.moment import Moment
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

@@ -23,6 +23,7 @@ PARSER.add_argument("folder", type=Path)
 PARSER.add_argument("--width", type=int, default=64)
 PARSER.add_argument("--step-time", type=float, default=0.02)
 PARSER.add_argument("--persist-every", type=int)
+PARSER.add_argument("--own", type=int, default=0, help="bytes that only this rank has")
 ARGS = PARSER.parse_args()
 
 
@@ -40,6 +41,10 @@ def digest(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     for tensor in [*module.state_dict().values(), *(t for s in state.values() for t in s.values())]:
         found.update(tensor.numpy().tobytes())
     return found.hexdigest()
+
+
+def own_digest(own: torch.Tensor) -> str:
+    return xxhash.xxh3_64_hexdigest(own.numpy().tobytes())
 
 
 def ends_at(step: int) -> bool:
@@ -63,11 +68,14 @@ def main() -> None:
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
-    state = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    state: dict[str, object] = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    own = torch.full((ARGS.own,), RANK, dtype=torch.uint8)
+    if ARGS.own:
+        state["own"] = own
     path = ARGS.folder / "checkpoint"
     with Checkpointer(path, persist_every=ARGS.persist_every) as checkpoint:
         step = checkpoint.load(state)
-        tell("loaded", step=step, digest=digest(model, optimizer))
+        tell("loaded", step=step, digest=digest(model, optimizer), own=own_digest(own))
         over = False
         while not over:
             generator = torch.Generator().manual_seed(step * 1000 + RANK)
@@ -77,8 +85,9 @@ def main() -> None:
             optimizer.step()
             schedule.step()
             step += 1
+            own += 1
             checkpoint.save(step, state)
-            tell("step", step=step, digest=digest(model, optimizer))
+            tell("step", step=step, digest=digest(model, optimizer), own=own_digest(own))
             time.sleep(ARGS.step_time)
             over = ends_at(step)
         checkpoint.wait(60)

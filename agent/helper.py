@@ -1,0 +1,108 @@
+"""A process of ours that the agent asks for things by datagrams, and starts again when it dies."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from elastic.agent import boot
+from elastic.agent.environment import mark
+from elastic.agent.settings import AgentSettings
+from elastic.proto import datagrams, env
+from elastic.proto.errors import CodecError
+
+log = logging.getLogger(__name__)
+
+YOUNG = 5.0
+"""Seconds; who dies younger is not started again at once."""
+
+
+class Helper:
+    """Started when it is first asked. `heard` takes its answers, `lost` is called when it died, with
+    whether it died young; whoever is asked next is another."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        module: str,
+        answers: object,
+        heard: Callable[[Any], None],
+        lost: Callable[[bool], None],
+    ) -> None:
+        """module: ends with the socket whose descriptor is its first argument; answers: a union."""
+        self._settings = settings
+        self._module = module
+        self._answers = answers
+        self._heard = heard
+        self._lost = lost
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: socket.socket | None = None
+        self._began = 0.0
+        self._over = False
+
+    @property
+    def pids(self) -> set[int]:
+        return set() if self._process is None else {self._process.pid}
+
+    @property
+    def running(self) -> bool:
+        return self._end is not None
+
+    def ask(self, message: object, fds: Sequence[int] = ()) -> None:
+        """Raises OSError; nothing happens once `kill` was called."""
+        if not self._over:
+            datagrams.send(self._connection(), message, fds)
+
+    def _connection(self) -> socket.socket:
+        if self._end is None:
+            end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with contextlib.ExitStack() as undo, theirs:
+                undo.callback(end.close)
+                workload = self._settings.workload
+                self._process = subprocess.Popen(
+                    boot.command(workload.python, self._module, str(theirs.fileno())),
+                    cwd="/",
+                    env={**workload.environ, env.MARK: mark(self._settings, 0)},
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+                undo.pop_all()
+            loop = asyncio.get_running_loop()
+            self._end, self._began = end, loop.time()
+            end.setblocking(False)
+            loop.add_reader(end, self._readable, end)
+        return self._end
+
+    def _readable(self, end: socket.socket) -> None:
+        try:
+            received = datagrams.receive(end, self._answers, 0)
+        except BlockingIOError:
+            return
+        except (OSError, CodecError):
+            received = None
+        if received is None:
+            self._gone(end)
+        else:
+            self._heard(received[0])
+
+    def _gone(self, end: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(end)
+        end.close()
+        self._end = None
+        if self._over:
+            return
+        if self._process is not None:
+            self._process.kill()
+        self._process = None  # who reaps orphans reaps it; a disk that hangs may hold it for long
+        log.warning("%s died and is started again", self._module)
+        self._lost(loop.time() - self._began < YOUNG)
+
+    def kill(self) -> None:
+        """End it, at the end of this agent."""
+        self._over = True
+        if self._process is not None:
+            self._process.kill()

@@ -1,0 +1,201 @@
+"""This node's images for other nodes, and theirs for this one: what the courier is asked to do."""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic.agent.helper import Helper
+from elastic.agent.ports import listen
+from elastic.agent.settings import AgentSettings
+from elastic.proto import courier
+from elastic.proto.courier import Drop, Failed, Fetch, Fetched, Forget, Hold, Serve, Tls
+from elastic.proto.moment import Moment
+
+log = logging.getLogger(__name__)
+
+RETRY = 2.0
+"""Seconds until another node is asked again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Task:
+    """One image that is fetched, until it is there."""
+
+    message: Fetch
+    fd: int
+    """Of the slot; the caller's."""
+    complaint: str = ""
+    again: asyncio.TimerHandle | None = None
+
+
+class Replicas:
+    """`changed` is called with a checkpoint of which a replica has come, or cannot."""
+
+    def __init__(self, settings: AgentSettings, changed: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._changed = changed
+        self._helper = Helper(
+            settings, "elastic.checkpoint.courier", courier.ToAgent, self._heard, self._lost
+        )
+        self._listener: socket.socket | None = None
+        self._secret = secrets.token_hex(16)
+        self._slots: dict[str, tuple[str, int]] = {}
+        """Name to checkpoint and descriptor, which is the caller's."""
+        self._tasks: dict[int, _Task] = {}
+        self._ids = 0
+        self.unfit: set[tuple[str, Moment]] = set()
+        """What could not be fetched, for good."""
+
+    @property
+    def pids(self) -> set[int]:
+        return self._helper.pids
+
+    def kill(self) -> None:
+        self._helper.kill()
+
+    @property
+    def tls(self) -> Tls | None:
+        """What other nodes' couriers and ours show one another."""
+        security = self._settings.security
+        if security.cert is None:
+            return None
+        return Tls(cert=str(security.cert), key=str(security.key), ca=str(security.ca))
+
+    @property
+    def base(self) -> str:
+        """Where this node's images are served; empty while there are none."""
+        if self._listener is None:
+            return ""
+        host = self._settings.host
+        scheme = "http" if self.tls is None else "https"
+        name = f"[{host}]" if ":" in host else host
+        return f"{scheme}://{name}:{self._listener.getsockname()[1]}/{self._secret}"
+
+    # --- our images ---
+
+    def hold(self, name: str, checkpoint: str, fd: int) -> None:
+        """Serve what is in this slot until `drop`."""
+        self._slots[name] = checkpoint, fd
+        if self._helper.running:
+            self._ask(Hold(name=name, checkpoint=checkpoint), fd)
+        else:
+            self._begin()
+
+    def drop(self, name: str) -> None:
+        """The slot's descriptor is about to be closed."""
+        _, fd = self._slots.pop(name)
+        for number in [n for n, task in self._tasks.items() if task.fd == fd]:
+            self._forget(number)
+        if self._helper.running:
+            self._ask(Drop(name=name))
+
+    def _begin(self) -> None:
+        """Start the courier, and tell it all."""
+        if self._listener is None:
+            ports = self._settings.ports
+            try:
+                span = range(ports[0], ports[1] + 1) if ports else None
+                self._listener = listen(self._settings.host, span)
+            except OSError as error:
+                log.error("no port to serve snapshots on: %s; see --port-range", error)
+                return
+        self._ask(Serve(secret=self._secret, tls=self.tls), self._listener.fileno())
+        for name, (checkpoint, fd) in self._slots.items():
+            self._ask(Hold(name=name, checkpoint=checkpoint), fd)
+
+    def _ask(self, message: courier.ToCourier, *fds: int) -> None:
+        try:
+            self._helper.ask(message, fds)
+        except OSError as error:
+            log.error("the courier cannot be asked: %s", error)
+
+    # --- theirs ---
+
+    def fetching(self, checkpoint: str) -> set[tuple[Moment, int]]:
+        """Which images, by moment and rank, are on their way."""
+        return {
+            (Moment(task.message.round, task.message.step), task.message.rank)
+            for task in self._tasks.values()
+            if task.message.checkpoint == checkpoint
+        }
+
+    def fetch(
+        self,
+        checkpoint: str,
+        moment: Moment,
+        rank: int,
+        base: str,
+        fd: int,
+        bandwidth: int | None,
+    ) -> None:
+        """Copy an image that `base` serves into a slot, whose descriptor stays the caller's."""
+        self._ids += 1
+        message = Fetch(
+            id=self._ids,
+            base=base,
+            checkpoint=checkpoint,
+            round=moment.round,
+            step=moment.step,
+            rank=rank,
+            bandwidth=bandwidth,
+        )
+        self._tasks[message.id] = _Task(message=message, fd=fd)
+        self._send(self._tasks[message.id])
+
+    def only(self, checkpoint: str, wanted: set[tuple[Moment, int, str]]) -> None:
+        """Of a checkpoint, give up what is fetched beyond these images of these bases."""
+        for number, task in list(self._tasks.items()):
+            message = task.message
+            found = (Moment(message.round, message.step), message.rank, message.base)
+            if message.checkpoint == checkpoint and found not in wanted:
+                self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        task = self._tasks.pop(number)
+        if task.again is not None:
+            task.again.cancel()
+        elif self._helper.running:
+            self._ask(Forget(id=number))
+
+    def _send(self, task: _Task) -> None:
+        task.again = None
+        if not self._helper.running:
+            self._begin()
+        self._ask(task.message, task.fd)
+
+    def _heard(self, answer: Fetched | Failed) -> None:
+        task = self._tasks.get(answer.id)
+        if task is None:
+            return
+        message = task.message
+        if isinstance(answer, Failed) and not answer.gone:
+            if answer.error != task.complaint:
+                task.complaint = answer.error
+                log.warning("the replica of rank %d is late: %s", message.rank, answer.error)
+            task.again = asyncio.get_running_loop().call_later(RETRY, self._send, task)
+            return
+        del self._tasks[answer.id]
+        if isinstance(answer, Failed):
+            moment = Moment(message.round, message.step)
+            log.warning(
+                "step %d of rank %d has no replica: %s", moment.step, message.rank, answer.error
+            )
+            self.unfit.add((message.checkpoint, moment))
+        self._changed(message.checkpoint)
+
+    def _lost(self, young: bool) -> None:
+        """The courier died: another one is told all."""
+        if not young:
+            self._again()
+        else:
+            asyncio.get_running_loop().call_later(RETRY, self._again)
+
+    def _again(self) -> None:
+        if not self._helper.running:
+            self._begin()
+        for task in self._tasks.values():
+            if task.again is None:
+                self._send(task)
