@@ -108,3 +108,25 @@ def test_a_node_comes_and_no_step_is_lost_and_is_lost_and_one_is_at_most(job: Jo
     job.finish()
     job.ends(0, -signal.SIGKILL)
     check(job, job.round(), node_lost_in=both)
+
+
+def test_a_lost_node_is_replaced_from_the_memory_of_another(job: Job) -> None:
+    """Each rank has a part of its own, as with FSDP; nothing is ever written to storage."""
+    flags = ("--last-call", "0.2")
+    entry = (str(SCRIPT), str(job.folder), "--own", "3000000", "--step-time", "0.2")
+    for _ in range(2):
+        job.start(*flags, nodes="2", nproc=1, entry=entry)
+    first = job.wait_for_steps(2, count=2)
+    job.start(*flags, nodes="2", nproc=1, entry=entry)
+    job.wait_for_event("node2 attached")
+    job.wait_for_steps(2, after=first - 1, count=8)
+    lost = job.nodes[1]
+    processes.kill(lost.guardian, lost.agent())
+    both = job.wait_for_steps(2, after=first, count=3)
+    assert not list((job.folder / "checkpoint").glob("step-*")), job.dump()
+    job.finish()
+    job.ends(0, -signal.SIGKILL, 0)
+    before = {(x.rank, x.fields["step"]): x.fields["own"] for x in job.told("step", round=first)}
+    for line in job.told("loaded", round=both):
+        assert line.fields["own"] == before[line.rank, line.fields["step"]], job.dump()
+        assert line.fields["step"] >= max(step for _, step in before) - 1, job.dump()
