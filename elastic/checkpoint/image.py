@@ -205,10 +205,10 @@ def parse(header: bytes, image_bytes: int) -> Image:
         raise CheckpointError("it is no shard of a checkpoint of ours") from error
     if theirs is None:
         raise CheckpointError("it is a shard of a checkpoint without a version")
-    version.check("the checkpoint", theirs, version.CHECKPOINT)
+    version.check_stored("the checkpoint", theirs, version.CHECKPOINT)
     try:
         return _parse(header, entries, fields, image_bytes)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError("the header of a checkpoint's shard is damaged") from error
 
 
