@@ -88,12 +88,12 @@ def loads(text: str | bytes) -> Manifest:
     try:
         if theirs is None:
             raise CheckpointError("the manifest names no version")
-        version.check("the checkpoint", theirs, version.CHECKPOINT)
+        version.check_stored("the checkpoint", theirs, version.CHECKPOINT)
         return _parse(fields)
     except ProtocolMismatch as error:
         raise CheckpointError(str(error)) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"the manifest is damaged: {error!r}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"the manifest is damaged: {repr(error)[:200]}") from error
 
 
 def _parse(fields: Mapping[str, Any]) -> Manifest:

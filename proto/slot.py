@@ -133,7 +133,7 @@ class Writing:
     """A snapshot that is being written: nobody takes it for one until `commit`.
 
     `slot` is all of the memfd, mapped for writing, and claimed. What it held is gone from here on.
-    Raises `SlotError` where the image or the job's name does not fit.
+    Raises `SlotError` where the image or the job's name does not fit, or no moment has such numbers.
     """
 
     def __init__(self, slot: memoryview, stamp: Stamp, image_bytes: int, chunks: int) -> None:
@@ -144,6 +144,8 @@ class Writing:
             raise SlotError(
                 f"an image of {image_bytes} bytes does not fit into {len(slot)} of slot"
             )
+        if not _sensible(stamp):
+            raise SlotError(f"no rank takes a snapshot of step {stamp.step}, round {stamp.round}")
         self._slot = slot
         self._words = slot[:PAGE].cast("Q")
         self._generation = stamp.generation
@@ -236,7 +238,7 @@ def parse(page: memoryview) -> Head:
     if not generation or commit != generation:
         raise SlotError(f"the snapshot of step {step} was not finished")
     local_rank, local_world_size = _LOCAL.unpack_from(page, _LOCAL_AT)
-    if not sums.ENTRY * count <= length or units > MOST_UNITS or local_rank > rank:
+    if not sums.ENTRY * count <= length or units > MOST_UNITS:
         raise SlotError("the slot's header is damaged: its sizes make no sense")
     stamp = Stamp(
         job=bytes(page[_JOB : _JOB + JOB_BYTES]).rstrip(b"\0").decode(errors="replace"),
@@ -249,6 +251,8 @@ def parse(page: memoryview) -> Head:
         local_world_size=local_world_size,
         persist=bool(flags & _PERSIST),
     )
+    if not _sensible(stamp):
+        raise SlotError("the slot's header is damaged: no rank takes such a snapshot")
     return Head(
         stamp=stamp,
         image_bytes=length,
@@ -288,6 +292,15 @@ def read(slot: memoryview) -> Snapshot:
 def mark_whole(slot: memoryview, all_units: int) -> None:
     """Note in a committed slot that its moment is whole, with so many units in all."""
     slot[:PAGE].cast("Q")[_ALL_UNITS // 8] = all_units
+
+
+def _sensible(stamp: Stamp) -> bool:
+    """The numbers are those of a moment, and of a rank on its node."""
+    return (
+        min(stamp.step, stamp.round, stamp.local_rank) >= 0
+        and stamp.local_rank < stamp.local_world_size
+        and 0 <= stamp.node.start <= stamp.rank < stamp.node.stop <= stamp.world_size
+    )
 
 
 def _digest(slot: memoryview, table: memoryview) -> int:

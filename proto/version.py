@@ -56,3 +56,13 @@ def check(what: str, theirs: Version, ours: Version) -> None:
             f"{what} speaks version {theirs}, this side {ours}, which is {which}: install releases "
             "whose minor versions are neighbours"
         )
+
+
+def check_stored(what: str, theirs: Version, ours: Version) -> None:
+    """Raise `ProtocolMismatch` unless what is on storage can be read: older minor versions for ever,
+    and the next newer one."""
+    if theirs.major != ours.major or theirs.minor > ours.minor + 1:
+        raise ProtocolMismatch(
+            f"{what} speaks version {theirs}, this release reads {ours.major}.0 to "
+            f"{ours.major}.{ours.minor + 1}: install one that reads {theirs}"
+        )

@@ -30,6 +30,8 @@ _ROOM = 320
 """Bytes of header for the entries of values and sums, whose numbers have up to 19 digits."""
 CHUNK = 8 << 20
 """Bytes of one piece, at most, under one checksum."""
+MOST_DIMS = 64
+"""Of a tensor."""
 LONGEST_HEADER = 100_000_000
 """Bytes; safetensors' own limit."""
 
@@ -191,7 +193,7 @@ def header_bytes(start: bytes | memoryview) -> int:
 
 
 def parse(header: bytes, image_bytes: int) -> Image:
-    """An image's header, taken apart and checked: every tensor lies within `image_bytes`.
+    """An image's header, taken apart and checked: its tensors make up all of `image_bytes`.
 
     Raises `CheckpointError` where it is no image of ours, or damaged.
     """
@@ -203,10 +205,10 @@ def parse(header: bytes, image_bytes: int) -> Image:
         raise CheckpointError("it is no shard of a checkpoint of ours") from error
     if theirs is None:
         raise CheckpointError("it is a shard of a checkpoint without a version")
-    version.check("the checkpoint", theirs, version.CHECKPOINT)
+    version.check_stored("the checkpoint", theirs, version.CHECKPOINT)
     try:
         return _parse(header, entries, fields, image_bytes)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError("the header of a checkpoint's shard is damaged") from error
 
 
@@ -214,10 +216,10 @@ def _parse(header: bytes, entries: dict[str, Any], fields: dict[str, Any], total
     pieces: dict[str, Piece] = {}
     starts: dict[str, int] = {}
     values, table = (0, 0), (0, 0)
+    spans: list[tuple[int, int]] = []
     for name, entry in entries.items():
-        start, end = (len(header) + int(at) for at in entry["data_offsets"])
-        if not len(header) <= start <= end <= total:
-            raise ValueError(f"{name!r} lies outside the file")
+        start, end = (len(header) + at for at in _sizes(entry["data_offsets"]))
+        spans.append((start, end))
         if name == VALUES:
             values = (start, end)
             continue
@@ -233,11 +235,14 @@ def _parse(header: bytes, entries: dict[str, Any], fields: dict[str, Any], total
         if piece.nbytes != end - start or not _within(piece):
             raise ValueError(f"{name!r} has sizes that make no sense")
         pieces[name], starts[name] = piece, start
+    spans.sort()
+    if [len(header), *(end for _, end in spans)] != [*(start for start, _ in spans), total]:
+        raise ValueError("tensors do not lie one after the other, from the header to the end")
     if table != (values[1], total):
         raise ValueError("the table of checksums is not at the end")
     ties = {str(name): str(fields["ties"][name]) for name in fields["ties"]}
-    if not set(ties.values()) <= pieces.keys():
-        raise ValueError("a tie to nothing")
+    if not set(ties.values()) <= pieces.keys() or ties.keys() & pieces.keys():
+        raise ValueError("a tie to nothing, or of a tensor that has bytes of its own")
     return Image(
         header=header, pieces=pieces, starts=starts, ties=ties,
         values_at=values[0], values_bytes=values[1] - values[0], sums_bytes=table[1] - table[0],
@@ -246,8 +251,8 @@ def _parse(header: bytes, entries: dict[str, Any], fields: dict[str, Any], total
 
 def _sizes(value: Any) -> tuple[int, ...]:
     sizes = tuple(value)
-    if not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
-        raise ValueError("sizes are numbers of 0 or more")
+    if len(sizes) > MOST_DIMS or not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
+        raise ValueError("sizes are numbers of 0 or more, for a few dims")
     return sizes
 
 

@@ -1,5 +1,7 @@
 """Images into a state: each tensor filled in place, or made, from whatever images hold its pieces."""
 
+import collections
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -151,6 +153,14 @@ class Restore:
                 raw[0].narrow(dim, start - read.wanted.offset[dim], size),
                 raw[1].narrow(dim, start - read.piece.offset[dim], size),
             )
+        for dim, stride in enumerate(raw[0].stride()):
+            if stride == 0 and raw[0].shape[dim] > 1:  # expanded: it is one element in memory
+                one = raw[1].narrow(dim, 0, 1)
+                if not torch.equal(one.expand_as(raw[1]), raw[1]):
+                    raise CheckpointError(
+                        f"{read.wanted.name} is expanded in dim {dim} here, and not in the checkpoint"
+                    )
+                raw = (raw[0].narrow(dim, 0, 1), one)
         raw[0].copy_(raw[1])
 
     def _elsewhere(self, read: Read[int], target: torch.Tensor) -> None:
@@ -179,6 +189,8 @@ class Restore:
         if not found:
             raise CheckpointError(f"{name} is in no part of the checkpoint that is here")
         piece = found[0][1]
+        if sum(math.prod(held.extent) for _, held in found) < math.prod(piece.shape):
+            raise CheckpointError(f"{name} is not whole in what is here of the checkpoint")
         dtype = getattr(torch, piece.dtype)
         same = like is not None and tuple(like.shape) == piece.shape
         if same and isinstance(like, DTensor):
@@ -238,6 +250,8 @@ class Restore:
 
     def _load_extra(self, module: torch.nn.Module, saved: Any, path: str) -> None:
         """What modules keep beside their tensors (`get_extra_state`)."""
+        if not isinstance(saved, dict):
+            raise CheckpointError(f"{path} is a module here and something else in the checkpoint")
         inner, _ = unwrap(module)
         for name, part in inner.named_modules():
             key = f"{name}._extra_state" if name else "_extra_state"
@@ -252,7 +266,7 @@ class Restore:
         path: str,
     ) -> dict[str, Any]:
         """Its `state_dict`, by the numbers that its parameters have now."""
-        if not all(isinstance(s, dict) and {"state", "param_groups"} <= s.keys() for s in saved):
+        if not all(map(_of_optimizer, saved)):
             raise CheckpointError(
                 f"{path} is an optimizer here and something else in the checkpoint"
             )
@@ -289,7 +303,18 @@ class Restore:
             return built
         if isinstance(tree, list | tuple) and type(tree) in (list, tuple):
             return type(tree)(self._built(item, like) for item in tree)
+        if type(tree) is collections.deque:
+            return collections.deque((self._built(item, like) for item in tree), tree.maxlen)
         return tree
+
+
+def _of_optimizer(tree: Any) -> bool:
+    return (
+        isinstance(tree, dict)
+        and isinstance(tree.get("state"), dict)
+        and isinstance(tree.get("param_groups"), list)
+        and all(isinstance(group, dict) for group in tree["param_groups"])
+    )
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.parallel import DistributedDataParallel
 
 from elastic.checkpoint import typed_json
-from elastic.checkpoint.image import SIZES, Piece
+from elastic.checkpoint.image import MOST_DIMS, SIZES, Piece
 from elastic.proto.errors import CheckpointError
 
 _WRAPPER = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_checkpoint_wrapped_module)\.")
@@ -273,6 +273,8 @@ def _check(tensor: torch.Tensor, path: str) -> None:
         reason = f"is a {type(tensor).__module__}.{type(tensor).__qualname__}"
     elif _dtype(tensor) not in SIZES:
         reason = f"is a tensor of {tensor.dtype}"
+    elif tensor.dim() > MOST_DIMS:
+        reason = f"has {tensor.dim()} dims"
     if reason:
         raise CheckpointError(f"{path} {reason}, which a checkpoint cannot keep")
 

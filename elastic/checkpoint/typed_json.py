@@ -10,6 +10,7 @@ import base64
 import collections
 import json
 import math
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ from elastic.proto.errors import CheckpointError
 
 DEPTH = 100
 """Levels of nesting that a value may have."""
+_DIMS = 64
+"""Of an array; numpy's limit."""
+_ARRAY = re.compile(r"[<>|][biufcmMSUV][1-9]\d{0,8}(\[\w{1,20}\])?", re.ASCII)
+"""Arrays that can be kept, by numpy's code: of numbers, times, texts and bytes, all of one size."""
 
 Store = Callable[[torch.Tensor, str], str]
 """What keeps a tensor that was met at a path, and returns the name to find it by."""
@@ -38,7 +43,7 @@ def encode(value: object, path: str = "", store: Store | None = None) -> str:
 def decode(text: str | bytes, find: Find | None = None) -> Any:
     """What `encode` was given. Raises `CheckpointError` where the text is not of its making."""
     try:
-        return _Decoder(find).decode(json.loads(text))
+        return _Decoder(find, 0).decode(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise CheckpointError("a checkpoint's values are no JSON") from error
 
@@ -73,9 +78,10 @@ class _Encoder:
         return [self.encode(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
 
     def pairs(self, value: Any, path: str, depth: int) -> list[Any]:
+        keys = _Encoder(None)  # a tensor is its own in every run
         return [
             [
-                self.encode(key, f"{path}.keys()", depth + 1),
+                keys.encode(key, f"{path}.keys()", depth + 1),
                 self.encode(item, f"{path}[{key!r}]", depth + 1),
             ]
             for key, item in value.items()
@@ -103,32 +109,45 @@ class _Encoder:
         )
 
 
+_BROKEN = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, struct.error)
+"""What building a value raises where its parts make no sense."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Decoder:
     find: Find | None
+    depth: int
 
     def decode(self, data: Any) -> Any:
+        if not isinstance(data, dict | list):
+            return data
+        if self.depth > DEPTH:
+            raise CheckpointError(f"a checkpoint's values are more than {DEPTH} levels deep")
+        return _Decoder(self.find, self.depth + 1).within(data)
+
+    def within(self, data: Any) -> Any:
         if isinstance(data, list):
             return self.items(data)
-        if not isinstance(data, dict):
-            return data
         tags = [key for key in data if key.startswith("$")]
         if not tags:
             return {key: self.decode(item) for key, item in data.items()}
         if len(data) > 1 or not (tags[0] in _DECODERS or (tags[0] == "$tensor" and self.find)):
-            raise CheckpointError(f"a checkpoint's values hold {tags[0]!r}, which is unknown here")
+            raise CheckpointError(
+                f"a checkpoint's values hold {tags[0][:40]!r}, which is unknown here"
+            )
         if self.find is not None and tags[0] == "$tensor":
             return self.find(str(data["$tensor"]))
         try:
             return _DECODERS[tags[0]](self, data[tags[0]])
-        except (KeyError, IndexError, TypeError, ValueError, RuntimeError, struct.error) as error:
+        except _BROKEN as error:
             raise CheckpointError(f"a checkpoint's values hold a broken {tags[0]!r}") from error
 
     def items(self, data: Any) -> list[Any]:
         return [self.decode(item) for item in data]
 
     def pairs(self, data: Any) -> dict[Any, Any]:
-        return {self.decode(key): self.decode(item) for key, item in data}
+        keys = _Decoder(None, self.depth)
+        return {keys.decode(key): self.decode(item) for key, item in data}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +167,12 @@ def _unordered(kind: type) -> _Kind:
     """A set; in an order that does not depend on hashes."""
 
     def items(encoder: _Encoder, value: Any, path: str, depth: int) -> list[Any]:
-        return sorted(encoder.items(value, path, depth), key=json.dumps)
+        return sorted(_Encoder(None).items(value, path, depth), key=json.dumps)
 
-    return _Kind(kind, f"${kind.__name__}", items, lambda d, data: kind(d.items(data)))
+    def build(decoder: _Decoder, data: Any) -> Any:
+        return kind(_Decoder(None, decoder.depth).items(data))
+
+    return _Kind(kind, f"${kind.__name__}", items, build)
 
 
 def _paired(kind: type) -> _Kind:
@@ -206,7 +228,8 @@ def _from_base64(text: str) -> bytes:
 
 def _numpy(value: Any, path: str) -> list[Any]:
     array = np.asarray(value)
-    if array.dtype.hasobject or array.dtype.names is not None:
+    known = _ARRAY.fullmatch(array.dtype.str) and np.dtype(array.dtype.str) == array.dtype
+    if not known or type(value) not in (np.ndarray, array.dtype.type):
         raise CheckpointError(
             f"{path or 'the state'} is a numpy array of {array.dtype}, which a checkpoint cannot keep: "
             "make it one of numbers"
@@ -217,14 +240,20 @@ def _numpy(value: Any, path: str) -> list[Any]:
 
 def _from_numpy(data: Any) -> Any:
     code, shape, text = data
-    dtype = np.dtype(str(code))
-    if dtype.hasobject or dtype.names is not None:
-        raise ValueError("an array of objects")
-    raw = _from_base64(text)
-    array: Any = np.ndarray(shape or (), dtype, raw).copy()
-    if array.nbytes != len(raw):
+    if not _ARRAY.fullmatch(code):
+        raise ValueError("an array of what is never written")
+    dtype, raw = np.dtype(code), _from_base64(text)
+    sizes = _sizes(shape or [])
+    if dtype.itemsize * math.prod(sizes) != len(raw):
         raise ValueError("an array of another size")
+    array: Any = np.ndarray(sizes, dtype, raw).copy()
     return array[()] if shape is None else array
+
+
+def _sizes(data: Any) -> tuple[int, ...]:
+    if len(data) > _DIMS or not all(type(size) is int and abs(size) < 2**63 for size in data):
+        raise ValueError("no shape")
+    return tuple(data)
 
 
 _FACTORIES: dict[str, Any] = {
@@ -251,7 +280,7 @@ _KINDS = (
         _defaultdict,
         lambda d, data: collections.defaultdict(_FACTORIES[data[0]], d.pairs(data[1])),
     ),
-    _simple(torch.Size, list, torch.Size),
+    _simple(torch.Size, list, lambda data: torch.Size(_sizes(data))),
     _simple(
         complex,
         lambda value: [_bits(value.real), _bits(value.imag)],

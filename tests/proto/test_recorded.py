@@ -8,6 +8,7 @@ reads them has broken a running job's neighbours, or its journal. A journal's is
 import json
 import shutil
 import sqlite3
+import struct
 from contextlib import closing
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from elastic.master import journal
 from elastic.master.job import Job, replay
 from elastic.master.journal import Entry, Journal
 from elastic.master.policy import Policy
-from elastic.proto import codec, link, page, version
+from elastic.proto import codec, link, page, slot, sums, version
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import JournalError, LinkError, ProtocolMismatch
 
@@ -41,6 +42,37 @@ def test_page_of_a_neighbour(minor: int, fits: bool) -> None:
     else:
         with pytest.raises(ProtocolMismatch, match=r"1\.2"):
             page.read(bytes(raw))
+
+
+def slot_of(minor: int = 0, major: int = 1) -> memoryview:
+    """With a digest that fits, and something in what was reserved."""
+    raw = bytearray((RECORDED / "slot-1.0.bin").read_bytes())
+    if minor:
+        struct.pack_into("=HH", raw, 8, major, minor)
+        raw[120], raw[3000] = 1, 1
+        head = slot.parse(memoryview(raw))
+        table = memoryview(raw)[slot.PAGE :][head.table_at : head.image_bytes]
+        struct.pack_into("=Q", raw, 72, slot._digest(memoryview(raw), table))
+    return memoryview(raw)
+
+
+@pytest.mark.parametrize("minor", [0, 1])
+def test_slot(minor: int) -> None:
+    found = slot.read(slot_of(minor))
+    assert found.stamp == slot.Stamp(
+        job="recorded", step=7, round=3, rank=1, world_size=2, generation=9, local_rank=1,
+        local_world_size=2, persist=True,
+    )  # fmt: skip
+    assert (found.units, found.all_units) == ((5, 2**64 - 1), 7)
+    assert sums.verify(found.image, found.chunks) == []
+    assert b'"w":{' in found.image[: found.chunks[0].end].tobytes()
+
+
+@pytest.mark.parametrize(("major", "minor"), [(1, 2), (2, 1)])
+def test_slot_of_a_stranger(major: int, minor: int) -> None:
+    said = f"the slot speaks version {major}.{minor}, this side 1.0"
+    with pytest.raises(ProtocolMismatch, match=said):
+        slot_of(minor, major)
 
 
 LINK = [

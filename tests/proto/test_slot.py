@@ -216,42 +216,62 @@ def test_a_lock_goes_with_its_holder(exclusive: bool) -> None:
 
 
 WRITER = """
-import itertools, mmap, sys
+import itertools, mmap, os, sys
 from elastic.proto import slot, sums
 from elastic.proto.sums import Chunk
-view = memoryview(mmap.mmap(int(sys.argv[1]), 0))
-print(flush=True)
-for n in itertools.count(1):
-    stamp = slot.Stamp(job="job", step=n, round=0, rank=0, world_size=1, generation=n)
-    image = n.to_bytes(8, "little") * 4096
-    writing = slot.Writing(view, stamp, len(image) + 16, 1)
-    writing.image[:-16] = image
-    writing.commit([Chunk(len(image), sums.checksum(image))], ())
+fd, first = map(int, sys.argv[1:])
+view = memoryview(mmap.mmap(fd, 0))
+for _ in range(int(sys.stdin.readline())):  # a fork for each death
+    if (pid := os.fork()) == 0:
+        claim = slot.claim(fd, exclusive=True)
+        print(os.getpid(), flush=True)
+        for n in itertools.count(first):
+            stamp = slot.Stamp(job="job", step=n, round=0, rank=0, world_size=1, generation=n)
+            image = n.to_bytes(8, "little") * (n % 4096)
+            chunks = [Chunk(len(image), sums.checksum(image))]
+            writing = slot.Writing(view, stamp, len(image) + 16, 1)
+            writing.image[:-16] = image
+            writing.commit(chunks, (n,))
+    os.waitpid(pid, 0)
+    print(flush=True)
+    first = int(sys.stdin.readline())
 """
 
 
-def test_a_writer_killed_at_any_moment_leaves_nothing_torn() -> None:
-    """Each of 20 writers is killed while it writes; what it left is whole or not a snapshot."""
+@pytest.mark.parametrize("kills", [40, pytest.param(300, marks=pytest.mark.soak)])
+def test_a_writer_killed_at_any_moment_leaves_nothing_torn(kills: int) -> None:
+    """What it left is whole, or no snapshot; never the bytes of two."""
     moments = random.Random(0)
-    found = {"whole": 0, "unfinished": 0}
-    for _ in range(20):
-        fd = slot.create(slot.bytes_for(8 * 4096 + 16))
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(fd)], pass_fds=[fd], stdout=subprocess.PIPE, cwd=ROOT
-        ) as writer:
-            assert writer.stdout is not None
-            writer.stdout.readline()
-            for _ in range(moments.randrange(2000)):
+    whole, step = 0, 1
+    fd = slot.create(slot.bytes_for(8 * 4096 + 16))
+    command = [sys.executable, "-c", WRITER, str(fd), str(step)]
+    with (
+        subprocess.Popen(
+            command, pass_fds=[fd], cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as forks,
+        mapped(fd) as view,
+    ):  # fmt: skip
+        assert forks.stdin is not None
+        assert forks.stdout is not None
+        print(kills, file=forks.stdin, flush=True)
+        for _ in range(kills):
+            pid = int(forks.stdout.readline())
+            for _ in range(moments.randrange(500)):
                 os.sched_yield()
-            writer.kill()
-        with mapped(fd) as view:
+            assert slot.claim(fd, exclusive=False) is None, "nobody reads what is written"
+            os.kill(pid, signal.SIGKILL)
+            assert forks.stdout.readline() == "\n"
+            (step,) = struct.unpack_from("=q", view, 32)
             try:
                 snapshot = slot.read(view)
             except SlotError:
-                found["unfinished"] += 1
-                continue
-            assert sums.verify(snapshot.image, snapshot.chunks) == []
-            assert snapshot.image[:-16] == snapshot.stamp.step.to_bytes(8, "little") * 4096
-            found["whole"] += 1
-        os.close(fd)
-    assert sum(found.values()) == 20
+                pass
+            else:
+                whole += 1
+                assert (snapshot.stamp.step, snapshot.units) == (step, (step,))
+                assert sums.verify(snapshot.image, snapshot.chunks) == []
+                assert snapshot.image[:-16] == step.to_bytes(8, "little") * (step % 4096)
+            print(step + 1, file=forks.stdin, flush=True)
+    os.close(fd)
+    assert 0 < whole < kills, "some of both"

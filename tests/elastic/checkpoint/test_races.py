@@ -1,0 +1,102 @@
+"""Saves while a flush is asked for and not read yet: what was to be flushed is, and no save waits."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from elastic.agent.snapshots import SLOTS
+from elastic.checkpoint import copy_cpu, share
+from elastic.checkpoint.image import Piece, lay_out
+from elastic.checkpoint.slots import Slots, reusable
+from elastic.proto import manifest, slot
+from elastic.proto.slot import Stamp
+from elastic.proto.sums import Chunk
+from tests.agent.test_flushes import DEADLINE, node, run, stopped
+
+SIZE = 20 << 20
+"""Bytes of the tensor: enough for a flush to be met in its midst."""
+ROUND = 3
+IMAGE = lay_out([Piece(name="w", dtype="uint8", shape=(SIZE,), offset=(0,), extent=(SIZE,))], {}, 2)
+
+
+class Rank:
+    """One whose snapshots are whole as soon as it has them."""
+
+    def __init__(self, fds: list[int]) -> None:
+        self._fds = fds
+        self._slots = Slots([os.dup(fd) for fd in fds])
+
+    def save(self, step: int) -> int:
+        """As `Checkpointer.save` does; returns the slot."""
+
+        def stamp(generation: int) -> Stamp:
+            return Stamp(
+                job="job", step=step, round=ROUND, rank=0, world_size=1, generation=generation
+            )
+
+        def fill(out: memoryview) -> tuple[list[Chunk], tuple[int, ...]]:
+            tensors = {"w": torch.full((SIZE,), step, dtype=torch.uint8)}
+            chunks = copy_cpu.write(IMAGE, tensors, b"{}", out)
+            return chunks, share.units(IMAGE, {"w": (0,)}, chunks)
+
+        order = reusable(self._slots.contents(), ROUND, None)
+        index = self._slots.write(order, stamp, IMAGE, fill)
+        assert index is not None, f"the save of step {step} is blocked"
+        slot.mark_whole(self._slots._views[index], 1)
+        return index
+
+    def holds(self) -> set[int]:
+        return {c.moment.step for c in self._slots.contents() if c.moment is not None and c.whole}
+
+    def close(self) -> None:
+        self._slots.close()
+
+
+@pytest.fixture
+def fds() -> Iterator[list[int]]:
+    made = [slot.create(slot.bytes_for(IMAGE.nbytes)) for _ in range(SLOTS)]
+    yield made
+    for fd in made:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("moment", ["between the request and the read", "in the midst of the read"])
+def test_saves_between_a_flushs_request_and_its_end(
+    tmp_path: Path, fds: list[int], moment: str
+) -> None:
+    async def test() -> None:
+        rank = Rank(fds)
+        path = tmp_path / manifest.folder(2) / manifest.file(0, 1, ROUND, "job")
+        async with node(tmp_path) as here:
+            here.flushes.write(str(tmp_path), "job", (ROUND, 1), 1, {0: fds[rank.save(1)]})
+            await here.done()  # there is a flusher now
+            flushed = fds[rank.save(2)]
+            if moment.startswith("between"):
+                with stopped(here.process()):
+                    here.flushes.write(str(tmp_path), "job", (ROUND, 2), 1, {0: flushed})
+                    save_on(rank)
+            else:
+                here.flushes.write(str(tmp_path), "job", (ROUND, 2), 1, {0: flushed})
+                async with asyncio.timeout(DEADLINE):
+                    while not any(path.parent.glob(".*")):
+                        assert here.busy
+                        await asyncio.sleep(0)
+                with stopped(here.process()):
+                    save_on(rank)
+            await here.done()
+        data = path.read_bytes()
+        start = IMAGE.starts["w"]
+        assert data[start : start + SIZE] == bytes([2]) * SIZE
+        rank.save(20)
+        rank.close()
+
+    def save_on(rank: Rank) -> None:
+        for step in range(3, 8):
+            rank.save(step)
+            assert {2, step} <= rank.holds(), "what is flushed, and the newest"
+
+    run(test())
