@@ -157,7 +157,7 @@ class StorageWriter(interface.StorageWriter):
                 tensors[name] = partial(_tensor, planner, item)
         text, inner = tree.encode(values, sorted(target.tensors), target.routes)
         for name, tensor in inner.items():
-            part = _checked(name, tensor)
+            part = checked(name, tensor)
             pieces.append(part.piece)
             tensors[name] = partial(getattr, part, "tensor")
         file = manifest.file(target.rank, target.world_size, 0, target.job)
@@ -201,10 +201,10 @@ def _piece(item: WriteItem) -> Piece:
 def _tensor(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
     found = planner.resolve_data(item)
     assert isinstance(found, torch.Tensor)
-    return _checked(item.index.fqn, found).tensor
+    return checked(item.index.fqn, found).tensor
 
 
-def _checked(name: str, tensor: torch.Tensor) -> Part:
+def checked(name: str, tensor: torch.Tensor) -> Part:
     """A whole tensor as a part of a state. Raises `CheckpointError` for one that cannot be kept."""
     if isinstance(tensor, DTensor):
         raise CheckpointError(f"{name} is a DTensor within a value: put it into a dict or list")
@@ -225,8 +225,12 @@ class StorageReader(interface.StorageReader):
         """Raises `CheckpointError` where there is no such step."""
         self._path = os.path.abspath(path)
         self._manifest = _committed(self._path, step)
+        self._sources: list[Source] = []
         self._restore = Restore([], Place())
-        self._tensors: dict[str, Piece] = {}
+        self.tensors: dict[str, Piece] = {}
+        """Each whole; by DCP's name for it, or ours if it lies within a value, which DCP keeps in one."""
+        self.missing: list[str] = []
+        """Names of tensors that are not whole."""
         self._values: dict[str, Any] = {}
 
     def reset(self, checkpoint_id: Location | None = None) -> None:
@@ -245,8 +249,8 @@ class StorageReader(interface.StorageReader):
         for complaint in wrong:
             log.error("%s", complaint)
         sources = [found[rank] for rank in sorted(found, key=lambda rank: (rank != own, rank))]
-        self._restore = Restore(sources, Place())
-        self._tensors, self._values = {}, {}
+        self._sources, self._restore = sources, Restore(sources, Place())
+        self.tensors, self.missing, self._values = {}, [], {}
         held = index((n, source.image.pieces.values()) for n, source in enumerate(sources))
         ties = {name: other for source in sources for name, other in source.image.ties.items()}
         kept: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
@@ -258,12 +262,17 @@ class StorageReader(interface.StorageReader):
             if not isinstance(leaf, Reference):
                 self._values[name], kept[name] = leaf, BytesStorageMetadata()
             elif (whole := _whole(ties.get(leaf.name, leaf.name), held)) is not None:
-                self._tensors[name], boxes = whole
-                kept[name] = _metadata(self._tensors[name], boxes)
+                self.tensors[name], boxes = whole
+                kept[name] = _metadata(self.tensors[name], boxes)
             else:
                 log.error("%s: %s is not whole in what is there", self._path, leaf.name)
+                self.missing.append(leaf.name)
                 continue
             routes[name] = route
+        within = held.keys() - {piece.name for piece in self.tensors.values()}
+        for name in within:
+            if (whole := _whole(name, held)) is not None:
+                self.tensors[name] = whole[0]
         return Metadata(kept, planner_data=routes)
 
     def set_up_storage_reader(
@@ -288,7 +297,7 @@ class StorageReader(interface.StorageReader):
         targets: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []
         for number, item in enumerate(plan.items):
             if item.type is LoadItemType.BYTE_IO:
-                planner.load_bytes(item, self._pickled(item.storage_index.fqn))
+                planner.load_bytes(item, self.pickled(item.storage_index.fqn))
                 continue
             target = planner.resolve_tensor(item).detach()
             piece = self._wanted(item)
@@ -296,9 +305,7 @@ class StorageReader(interface.StorageReader):
             tensor = target if target.dtype == dtype else torch.empty(piece.extent, dtype=dtype)
             parts[f"{number}"] = Part(piece=piece, tensor=tensor, holders=())
             targets.append((item, target, tensor))
-        self._restore.fill(parts)
-        for complaint in self._restore.damaged:
-            log.error("%s", complaint)
+        self.fill(parts)
         for item, target, tensor in targets:
             if tensor is not target:  # of another dtype, which DCP converts
                 target.copy_(tensor)
@@ -307,13 +314,31 @@ class StorageReader(interface.StorageReader):
         done.set_result(None)
         return done
 
+    def fill(self, parts: Mapping[str, Part]) -> None:
+        """Fill pieces of `tensors`. Raises OSError, `CheckpointError` for what is damaged everywhere."""
+        self._restore.fill(parts)
+        for complaint in self._restore.damaged:
+            log.error("%s", complaint)
+        self._restore.damaged.clear()
+
+    def piece(self, wanted: Piece) -> torch.Tensor:
+        """A piece of one of `tensors`; where it is a file's as it lies there, in the file's memory."""
+        for source in self._sources:
+            if source.image.pieces.get(wanted.name) == wanted:
+                found = source.piece(wanted.name)
+                if found is not None:
+                    return found
+        made = torch.empty(wanted.extent, dtype=getattr(torch, wanted.dtype))
+        self.fill({wanted.name: Part(piece=wanted, tensor=made, holders=())})
+        return made
+
     def _wanted(self, item: ReadItem) -> Piece:
-        whole = self._tensors[item.storage_index.fqn]
+        whole = self.tensors[item.storage_index.fqn]
         chunk = item.storage_index.offset or (0,) * len(whole.shape)
         offset = tuple(a + b for a, b in zip(chunk, item.storage_offsets, strict=True))
         return replace(whole, offset=offset, extent=tuple(item.lengths))
 
-    def _pickled(self, name: str) -> io.BytesIO:
+    def pickled(self, name: str) -> io.BytesIO:
         """A value as the default planner wants it: not a byte of it is a file's."""
         value = pytree.tree_map_only(
             Reference, lambda tensor: self._restore.make(tensor.name, None), self._values[name]
