@@ -28,9 +28,6 @@ from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError
 from tests.elastic.asking import Ask, columns
 from tests.elastic.checkpoint.steps import flip, written
-from tests.elastic.conftest import ask
-
-__all__ = ["ask"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -179,12 +176,17 @@ def spaces(path: Path) -> None:
     shard(path, 1).write_bytes(data)
 
 
+def both(path: Path) -> None:
+    for rank in (0, 1):
+        flip(shard(path, rank), "own")
+
+
 @pytest.mark.parametrize(
     ("spoil", "found"),
     [
         (lambda path: flip(shard(path, 1), "own"), [(1, "own", "not those that were written")]),
         (
-            lambda path: [flip(shard(path, r), "own") for r in (0, 1)],
+            both,
             [(0, "own", "not those"), (1, "own", "not those")],
         ),
         (lambda path: flip(shard(path, 1), "elastic.values"), [(1, "the values", "not those")]),
@@ -255,7 +257,8 @@ def test_no_flipped_bit_is_missed(path: Path, at: int, bit: int) -> None:
 def opened(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """By safetensors' own reader, through the index; and what the files say beside."""
     index = json.loads((folder / convert.INDEX).read_text())
-    found, metadata = {}, {}
+    found: dict[str, torch.Tensor] = {}
+    metadata: dict[str, str] = {}
     for name, file in index["weight_map"].items():
         with safe_open(folder / file, framework="pt") as one:
             found[name] = one.get_tensor(name)
@@ -300,8 +303,7 @@ def test_what_safetensors_does_not_have(tmp_path: Path, ask: Ask) -> None:
 
 
 def test_damage_is_not_converted(path: Path, tmp_path: Path, ask: Ask) -> None:
-    for rank in (0, 1):
-        flip(shard(path, rank), "own")
+    both(path)
     answer = ask("ckpt", "convert", path, tmp_path / "hf", "--to", "safetensors")
     assert answer.code == 1
     assert "own is damaged, and there is no other copy" in answer.err
