@@ -44,13 +44,15 @@ SIZES = {
 }  # fmt: skip
 """Bytes of an element of every dtype that a checkpoint keeps, by torch's name."""
 
-_CODES = {
+CODES = {
     "float64": "F64", "int64": "I64", "uint64": "U64", "complex64": "C64", "float32": "F32",
     "int32": "I32", "uint32": "U32", "float16": "F16", "bfloat16": "BF16", "int16": "I16",
     "uint16": "U16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "int8": "I8",
     "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
-_NAMES = {code: name for name, code in _CODES.items()}
+"""What safetensors calls the dtypes that it has."""
+
+_NAMES = {code: name for name, code in CODES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,7 @@ def lay_out(pieces: Sequence[Piece], ties: Mapping[str, str], values_bytes: int)
 
 
 def _entry(piece: Piece, start: int) -> dict[str, Any]:
-    code = _CODES.get(piece.dtype)
+    code = CODES.get(piece.dtype)
     shape = list(piece.extent) if code else [piece.nbytes]
     return {"dtype": code or "U8", "shape": shape, "data_offsets": [start, start + piece.nbytes]}
 
@@ -159,7 +161,7 @@ def _metadata(pieces: Sequence[Piece], ties: Mapping[str, str]) -> str:
     fields = {
         "v": str(version.CHECKPOINT),
         "pieces": {p.name: [p.shape, p.offset] for p in pieces if not p.whole},
-        "dtypes": {p.name: [p.dtype, p.extent] for p in pieces if p.dtype not in _CODES},
+        "dtypes": {p.name: [p.dtype, p.extent] for p in pieces if p.dtype not in CODES},
         "ties": ties,
     }
     return _json(fields)

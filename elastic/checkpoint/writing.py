@@ -1,0 +1,78 @@
+"""A step of a checkpoint, written by whoever has its tensors at hand: DCP's writer, a conversion."""
+
+import mmap
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from elastic.checkpoint import copy_cpu, flusher
+from elastic.checkpoint.image import Piece, lay_out
+from elastic.proto import manifest, sums
+from elastic.proto.flusher import Commit
+from elastic.proto.manifest import Manifest, Shard
+
+_BLOCK = 4096
+
+Tensors = Mapping[str, Callable[[], torch.Tensor]]
+"""By name, what gets a tensor, on whatever device, when its bytes are wanted."""
+
+
+def write_shard(
+    path: str,
+    step: int,
+    name: str,
+    rank: int,
+    pieces: Sequence[Piece],
+    tensors: Tensors,
+    values: bytes,
+) -> Shard:
+    """One rank's file, for good; takes as much memory as it is long.
+
+    Raises OSError, `CheckpointError` where two pieces have one name.
+    """
+    image = lay_out(pieces, {}, len(values))
+    memory = memoryview(mmap.mmap(-1, -(-image.nbytes // _BLOCK) * _BLOCK))
+    chunks = copy_cpu.write(image, _OnCpu(tensors), values, memory[: image.nbytes])
+    table = sums.pack(chunks)
+    memory[image.sums_at : image.nbytes] = table
+    file = Path(path, manifest.folder(step), name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    flusher._write_file(file, memory, image.nbytes)
+    return Shard(rank=rank, file=name, bytes=image.nbytes, digest=sums.checksum(table))
+
+
+def commit(path: str, step: int, job: str, shards: Sequence[Shard]) -> None:
+    """Make written files a step, the newest. Raises OSError."""
+    told = Manifest(
+        job=job,
+        sequence=0,  # the commit counts
+        round=0,  # none of elastic-run's
+        step=step,
+        world_size=len(shards),
+        shards=tuple(sorted(shards, key=lambda shard: shard.rank)),
+    )
+    fd = os.memfd_create("manifest")
+    try:
+        os.write(fd, manifest.dumps(told).encode())
+        target = Path(path, manifest.folder(step), manifest.NAME)
+        flusher._commit(Commit(id=0, path=str(target)), fd)
+    finally:
+        os.close(fd)
+
+
+class _OnCpu(Mapping[str, torch.Tensor]):
+    """Tensors in host memory, one at a time."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name]().cpu()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
