@@ -62,7 +62,7 @@ def test_a_killed_rank_leaves_no_trace_in_what_is_learnt(job: Job, name: str) ->
     job.ends(0)
 
     assert job.report()["restarts_by_cause"] == {"killed": 1}
-    assert re.search(r"round 2 goes on from step [1-9]\d*, in memory", node.said()), job.dump()
+    assert re.search(r"round 3 goes on from step [1-9]\d*, in memory", node.said()), job.dump()
     assert losses(node.printed()) == losses(whole)
     first, second = (tensors(job.folder / save, LAST[name]) for save in ("whole", "killed"))
     assert first.keys() == second.keys()
