@@ -65,7 +65,7 @@ class Story:
         self.step = 0
         """The last one that rank 0 told of."""
         self.resumed = 0
-        """The step of the checkpoint that rank 0 last began from."""
+        """The step that rank 0 last began from."""
         self.reached = 0
         """The last step that rank 0 told of before that."""
         self.sample = ""

@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-DRAFT_SUFFIX = ".draft"
-"""Ends the name of a file being written; what has it after a crash is rubbish."""
-
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
@@ -18,7 +15,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
     The draft has a name of its own, so that several processes may write the same `path`: the last
     one wins. On an exception the draft is removed and `path` stays as it was.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=DRAFT_SUFFIX, dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent)
     os.close(handle)
     draft = Path(name)
     try:

@@ -4,13 +4,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from elastic.proto.errors import UsageError
-from elastic.trainer import checkpoint, tokenizer
+from elastic.checkpoint import stored
+from elastic.proto.errors import CheckpointError, UsageError
+from elastic.trainer import tokenizer
 from elastic.trainer.model import GPT, GPTConfig
 
 
@@ -80,14 +82,16 @@ def continue_text(
 
 
 def load_model(directory: Path) -> GPT:
-    """The model of the newest checkpoint in `directory`. Raises UsageError without one."""
-    step = checkpoint.newest(directory)
-    if step is None:
+    """The model of the newest checkpoint in `directory`. Raises UsageError without one, and
+    CheckpointError where it is damaged.
+    """
+    found: dict[str, Any] = {"identity": None}
+    step = stored.load(directory, found)
+    if not step:
         raise UsageError(f"{directory} holds no checkpoint")
-    identity = checkpoint.read_identity(directory, step)
-    shape = {name: int(identity[name]) for name in GPTConfig.__slots__}
+    shape = {name: int(found["identity"][name]) for name in GPTConfig.__slots__}
     model = GPT(GPTConfig(**shape))
-    checkpoint.load(directory, step, model)
+    stored.load(directory, {"model": model}, step=step)
     return model
 
 
@@ -103,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         model, words = load_model(given.load), tokenizer.load(given.load)
-    except (UsageError, FileNotFoundError) as error:
+    except (UsageError, CheckpointError, FileNotFoundError) as error:
         parser.error(str(error))
     text = continue_text(
         model,

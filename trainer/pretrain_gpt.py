@@ -1,15 +1,16 @@
 """Train a GPT: `torchrun ... -m elastic.trainer.pretrain_gpt --data-dir D --save D ...`.
 
-Data parallel: each rank has the whole model and a part of the global batch. Killed at any point
-and started again, with as many ranks or others, a run goes on from its newest checkpoint with
-the samples and the learning rates that it would have had.
+Data parallel: each rank has the whole model and a part of the global batch. Every step is saved into
+memory. Killed at any point and started again, with as many ranks or others, a run goes on from the
+newest with the samples and the learning rates that it would have had.
 """
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from elastic import session
+from elastic.checkpoint import Checkpointer
 from elastic.proto.errors import UsageError
-from elastic.trainer import checkpoint, optimizer, tokenizer
+from elastic.trainer import optimizer, tokenizer
 from elastic.trainer.data import Batches, TokenFile
 from elastic.trainer.generate import continue_text
 from elastic.trainer.model import GPT, init_weights
@@ -41,8 +43,8 @@ class Run:
     """The weights, on this rank's device."""
     optimizer: torch.optim.AdamW
     """Its state covers `model`'s parameters."""
-    identity: checkpoint.Identity
-    """What the checkpoints say that they belong to."""
+    identity: Mapping[str, str | int]
+    """What a run must be again for its checkpoints to fit: model shape, seed, batch, corpus."""
 
 
 def build(settings: Settings, world: World, token_file: TokenFile) -> Run:
@@ -75,31 +77,23 @@ def build(settings: Settings, world: World, token_file: TokenFile) -> Run:
     )
 
 
-def resume(run: Run) -> int:
-    """Load the newest checkpoint; returns the number of finished steps, 0 without one.
+def resume(run: Run, checkpoint: Checkpointer, state: dict[str, Any]) -> int:
+    """Load the newest checkpoint into `state`; returns the number of finished steps, 0 without one.
 
-    Rank 0 chooses, so that all load the same. Raises UsageError when the checkpoint is of a run
-    with another model, seed, batch or corpus: it could not go on as it was.
+    Raises UsageError when the checkpoint is of a run with another model, seed, batch or corpus: it
+    could not go on as it was.
     """
-    directory = run.settings.save
-    found = checkpoint.newest(directory) if run.world.is_first else None
-    chosen = torch.tensor([found or 0], device=run.world.device)
-    dist.broadcast(chosen, src=0)
-    step = int(chosen)
+    found: dict[str, Any] = {"identity": None}
+    step = checkpoint.load(found)
     if step == 0:
         return 0
-    path = checkpoint.path_of(directory, step)
-    if not path.exists():
-        raise UsageError(f"{path} is not on this node: --save must be one directory to all nodes")
-    written = checkpoint.read_identity(directory, step)
     for name, mine in run.identity.items():
-        if written.get(name) != mine:
+        if found["identity"].get(name) != mine:
             raise UsageError(
-                f"{path} has {name} {written.get(name)}, not {mine}: "
-                "give the same value or another --save"
+                f"step {step} in {run.settings.save} has {name} {found['identity'].get(name)}, not "
+                f"{mine}: give the same value or another --save"
             )
-    checkpoint.load(directory, step, run.model, run.optimizer)
-    return step
+    return checkpoint.load(state, step=step)
 
 
 def train_step(run: Run, parallel: nn.Module, step: int) -> Tensor:
@@ -121,14 +115,18 @@ def train_step(run: Run, parallel: nn.Module, step: int) -> Tensor:
     return part.detach()
 
 
-def train(run: Run, start: int) -> None:
-    """Train from `start` finished steps to the last, saving and reporting as told."""
+def train(run: Run, checkpoint: Checkpointer) -> None:
+    """Train from the newest checkpoint to the last step, saving each and reporting as told."""
     settings, world = run.settings, run.world
     parallel = DistributedDataParallel(run.model, gradient_as_bucket_view=True)
+    state = {"identity": dict(run.identity), "model": parallel, "optimizer": run.optimizer}
+    start = resume(run, checkpoint, state)
+    say(world, f"resumed from step {start}" if start else "starting from step 0")
     marked_step, marked_at = start, time.perf_counter()
     for step in range(start, settings.steps):
         loss = train_step(run, parallel, step)
         finished = step + 1
+        checkpoint.save(finished, state)
         session.step(finished)
         last = finished == settings.steps
         if last or finished % settings.log_interval == 0:
@@ -137,8 +135,6 @@ def train(run: Run, start: int) -> None:
             seconds = (time.perf_counter() - marked_at) / (finished - marked_step)
             say(world, progress(settings, world, finished, value, seconds))
             marked_step, marked_at = finished, time.perf_counter()
-        if world.is_first and (last or finished % settings.save_interval == 0):
-            checkpoint.save(settings.save, finished, run.model, run.optimizer, run.identity)
 
 
 def progress(settings: Settings, world: World, step: int, loss: float, seconds: float) -> str:
@@ -181,13 +177,14 @@ def _pretrain(settings: Settings) -> None:
     token_file = prepare(
         settings.data_dir, vocab_size=settings.vocab_size, max_bytes=settings.corpus_bytes
     )
-    with joined() as world:
+    with (
+        joined() as world,
+        Checkpointer(settings.save, persist_every=settings.save_interval) as checkpoint,
+    ):
         run = build(settings, world, token_file)
-        start = resume(run)
-        say(world, f"resumed from step {start}" if start else "starting from step 0")
         if world.is_first:
             keep_tokenizer(settings.data_dir, settings.save)
-        train(run, start)
+        train(run, checkpoint)
     if world.is_first:
         words = tokenizer.load(settings.data_dir)
         text = continue_text(run.model, words, "def ", max_new_tokens=64)

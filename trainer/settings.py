@@ -20,7 +20,7 @@ class Settings:
     steps: int = 400
     """Optimizer steps in all, those before a resume included."""
     save_interval: int = 20
-    """Steps between checkpoints; the last step is always saved."""
+    """Steps between checkpoints on storage; every step is saved in memory, the last on storage too."""
     log_interval: int = 20
     """Steps between lines of progress."""
     global_batch_size: int = 24
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--data-dir", type=Path, required=True, help="tokenizer and tokens, made if missing")
     add("--save", type=Path, required=True, help="checkpoints; resumes from the newest")
     add("--steps", "--train-iters", type=int, help="optimizer steps in all")
-    add("--save-interval", type=int, help="steps between checkpoints")
+    add("--save-interval", type=int, help="steps between checkpoints on storage")
     add("--log-interval", type=int, help="steps between lines of progress")
     add("--global-batch-size", type=int, help="samples of a step over all ranks")
     add("--seq-length", type=int, help="tokens of a sample")

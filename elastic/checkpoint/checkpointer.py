@@ -115,7 +115,6 @@ class Checkpointer:
         tensors = {name: part.tensor for name, part in parts.items()}
         holders = {name: part.holders for name, part in parts.items()}
         slots = self._room(slot.bytes_for(image.nbytes))
-        order = self._wait_for_a_slot(slots)
 
         def fill(out: memoryview) -> tuple[list[Chunk], tuple[int, ...]]:
             chunks = copy_cpu.write(image, tensors, values, out)
@@ -134,9 +133,10 @@ class Checkpointer:
                 persist=persist,
             )
 
-        index = slots.write(order, stamp, image, fill)
-        if index is None:
-            raise CheckpointError(f"{self.path}: every slot is being read")
+        deadline = monotonic() + WHOLE_TIMEOUT
+        while (index := slots.write(self._wait_for_a_slot(slots), stamp, image, fill)) is None:
+            if not self._keeping.wait(deadline - monotonic()):
+                raise CheckpointError(f"{self.path}: every slot is being read")
         self._keeping.tell(keeper.Held(slot=index))
         if persist:
             self._due = Moment(self._session.round, step)

@@ -79,16 +79,17 @@ def test_each_fault_is_told_from_the_others(report: dict[str, Any]) -> None:
     assert report["rounds"] == 4
 
 
-def test_training_goes_on_from_a_checkpoint(report: dict[str, Any]) -> None:
+def test_training_goes_on_where_it_was(report: dict[str, Any]) -> None:
     assert [fault["what"] for fault in report["demo"]["faults"]] == [
         "rank 1 killed",
         "node-b killed",
         "node-b back",
     ]
-    starts = [fault["resumed_from"] for fault in report["demo"]["faults"]]
-    assert starts == sorted(starts)
-    assert starts[0] >= 120
-    assert all(start % 20 == 0 for start in starts)
+    for fault in report["demo"]["faults"]:
+        lost = fault["recovery"]["step_before"] - fault["resumed_from"]
+        # The step that it was in; what an agent that is killed had not told yet is another one.
+        assert lost <= 1 + (fault["what"] == "node-b killed"), report["demo"]["faults"]
+        assert fault["recovery"]["step_before"] >= 200
 
 
 def test_the_seconds_add_up(report: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastic.checkpoint import copy_cpu, files, manifests
+from elastic.checkpoint import copy_cpu, files, manifests, stored
 from elastic.checkpoint.image import Piece, lay_out
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError
@@ -222,3 +222,25 @@ def test_a_hostile_file_with_its_own_checksums_is_named(tmp_path: Path, place: s
     found, wrong = files.sources(str(tmp_path), 10)
     assert found.keys() == {0}
     assert [line.split(": ")[0] for line in wrong] == [str(file)]
+
+
+# --- a state from storage alone ------------------------------------------------------------------
+
+
+def test_a_program_that_is_no_job_loads_what_was_committed_last(tmp_path: Path) -> None:
+    for step, sequence in ((10, 1), (30, 2), (20, 3)):
+        commit(tmp_path, step, sequence=sequence)
+    state = {"w": torch.zeros(6)}
+    assert stored.load(tmp_path, state) == 20
+    assert state["w"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert stored.load(tmp_path, state, step=30) == 30
+    assert stored.load(tmp_path, state, step=40) == stored.load(tmp_path / "none", state) == 0
+
+
+def test_what_storage_alone_has_not_whole_is_said(tmp_path: Path) -> None:
+    folder = commit(tmp_path, 10)
+    with pytest.raises(CheckpointError, match="has no v"):
+        stored.load(tmp_path, {"v": torch.zeros(6)})
+    (folder / name(1)).unlink()
+    with pytest.raises(CheckpointError, match="has no w"):
+        stored.load(tmp_path, {"w": torch.zeros(6)})

@@ -1,0 +1,48 @@
+"""A plain PyTorch loop: data parallel, on CPUs or GPUs. Learns a function of 16 numbers."""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=10)
+    args = parser.parse_args()
+
+    gpus = torch.cuda.is_available()
+    dist.init_process_group("nccl" if gpus else "gloo")
+    device = torch.device("cuda", dist.get_node_local_rank()) if gpus else torch.device("cpu")
+
+    torch.manual_seed(0)
+    inputs = torch.randn(4096, 16)
+    dataset = TensorDataset(inputs, inputs.square().sum(1, keepdim=True).sqrt())
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, 64 // dist.get_world_size(), sampler=sampler, num_workers=2)
+
+    layers = nn.Sequential(nn.Linear(16, 256), nn.GELU(), nn.Linear(256, 1))
+    model = DistributedDataParallel(layers.to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+
+    step = 0
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)
+        for batch, target in loader:
+            loss = nn.functional.mse_loss(model(batch.to(device)), target.to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            step += 1
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch} | step {step} | loss {loss.item():.6f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
