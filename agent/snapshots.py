@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from elastic.agent import memory
 from elastic.agent.flushes import Flushes
 from elastic.agent.settings import AgentSettings
+from elastic.agent.starter import memory_file
 from elastic.agent.vault import Vault
-from elastic.proto import keeper, slot
+from elastic.proto import codec, keeper, slot
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import LinkError, ProtocolMismatch, SlotError
+from elastic.proto.terms import Terms
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,10 @@ PERSIST_TIMEOUT = 600.0
 SLOTS = 4
 """Of each rank: the newest whole snapshot, one that is on its way to be whole, one that is written,
 and one that is flushed."""
+
+
+_TERMS = "terms"
+"""In the vault, in the place of a local rank: how a checkpoint is kept."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +81,8 @@ class _Client:
     said: keeper.Open | None = None
     asks: keeper.Load | None = None
     answered: bool = False
+    told: str = ""
+    """Why nothing goes to storage, as it knows."""
 
 
 class Snapshots:
@@ -98,6 +106,9 @@ class Snapshots:
         self._counter = 0
         for name, fd in vault.kept.items():  # of agents before us
             number, local, checkpoint = name.split("/", 2)
+            if local == _TERMS:
+                self._flushes.terms[checkpoint] = codec.loads(Terms, _text(fd))
+                continue
             self._counter = max(self._counter, int(number))
             self._of(checkpoint).slots.setdefault(int(local), []).append(_Slot.of(name, fd))
 
@@ -153,6 +164,8 @@ class Snapshots:
             for old in [c for c in known.clients if c.round < client.round]:
                 self._close(old)  # a process that its rank left may have the other end still
             known.clients.append(client)
+            self._keep_terms(message.checkpoint, message.terms)
+            self._stalled(message.checkpoint, known)
             return
         if client.said is None:
             raise LinkError("a checkpointer says nothing of itself first")
@@ -170,6 +183,24 @@ class Snapshots:
                     self._answer(known, known.answer)
                 elif len(self._asking(known)) == client.said.local_world_size:
                     self._tell(client.said.checkpoint)
+
+    def _keep_terms(self, checkpoint: str, terms: Terms) -> None:
+        """Know them, and have the next agent know them: it may flush before a rank opens anything."""
+        before = self._flushes.terms.get(checkpoint, Terms())
+        self._flushes.terms[checkpoint] = terms
+        if before != terms:
+            name = f"0/{_TERMS}/{checkpoint}"
+            if name in self._vault.kept:
+                self._vault.drop(name)
+            self._vault.keep(name, memory_file(codec.dumps(terms).encode()))
+
+    def _stalled(self, checkpoint: str, known: _Checkpoint) -> None:
+        """Tell the ranks whether storage fails, as far as they do not know."""
+        complaint = self._flushes.complaint(checkpoint)
+        for client in list(known.clients):
+            if client.told != complaint:
+                client.told = complaint
+                self._push(client, keeper.Stalled(reason=complaint))
 
     def _give(self, client: _Client, said: keeper.Open, known: _Checkpoint, size: int) -> None:
         """Slots of that size: what fits of those it has, and new ones. What is too small goes, but
@@ -319,15 +350,19 @@ class Snapshots:
 
     async def persisted(self, timeout: float) -> None:
         """Wait until nothing is on its way to storage any more, on this node or another: what is only
-        in memory ends with the nodes."""
+        in memory ends with the nodes. And until what is not to be kept there is deleted."""
         try:
             async with asyncio.timeout(timeout):
-                while any(known.pending for known in self._checkpoints.values()):
+                while any(
+                    known.pending or self._flushes.busy(name)
+                    for name, known in self._checkpoints.items()
+                ):
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
             late = [name for name, known in self._checkpoints.items() if known.pending]
-            log.error("after %g s the newest snapshot of %s is not on storage", timeout, late[0])
+            for name in late:
+                log.error("after %g s the newest snapshot of %s is not on storage", timeout, name)
 
     def _flush(self, checkpoint: str, known: _Checkpoint) -> None:
         """One moment at a time, the oldest that is here: each pins a slot of every rank."""
@@ -344,13 +379,15 @@ class Snapshots:
                     if found.stamp.rank in order.ranks:
                         here[found.stamp.rank] = one.fd
                         world_size = found.stamp.world_size
-            if here:
-                self._flushes.write(checkpoint, self._job(), _key(order.moment), world_size, here)
+            at = _key(order.moment)
+            if here and self._flushes.write(checkpoint, self._job(), at, world_size, here):
                 return
 
     def _flushed(self, checkpoint: str) -> None:
-        """The flusher is done with something."""
+        """The flusher is done with something, or cannot do it."""
         known = self._of(checkpoint)
+        self._news.set()
+        self._stalled(checkpoint, known)
         done = self._flushes.written.get(checkpoint, {})
         known.flush = [
             order
@@ -380,6 +417,10 @@ class Snapshots:
             if client.round == answer.round and not client.answered:
                 client.answered = True
                 self._push(client, restore, tuple(one.fd for one in images))
+
+
+def _text(fd: int) -> bytes:
+    return os.pread(fd, os.fstat(fd).st_size, 0)
 
 
 def _mark(one: _Slot, order: pb.SnapshotOrders) -> None:

@@ -13,15 +13,17 @@ a datagram (`codec.py`), the first of them `Open`; descriptors travel beside it.
 |                | `Restore`  | one an image  | the answer to `Load`, once all ranks of the job asked  |
 |                | `Whole`    |               | a newer moment is in every rank's memory               |
 |                | `Committed`|               | a newer moment is on storage                           |
+|                | `Stalled`  |               | storage fails, or works again                          |
 |                | `Refused`  |               | what was asked for cannot be had, and why              |
 """
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from elastic.proto import codec, descriptors, version
 from elastic.proto.errors import CodecError, LinkError
+from elastic.proto.terms import Terms
 
 DATAGRAM = 1 << 16
 MOST_FDS = 250
@@ -39,6 +41,7 @@ class Open:
     world_size: int
     local_rank: int
     local_world_size: int
+    terms: Terms = field(default_factory=Terms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,13 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled:
+    """Something of this node is not on storage yet; it is tried again. Empty: that is over."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """Why not, in one sentence."""
 
@@ -111,11 +121,17 @@ class Refused:
 
 
 ToKeeper = Open | Need | Held | Load
-ToRank = Slots | Restore | Whole | Committed | Refused
+ToRank = Slots | Restore | Whole | Committed | Stalled | Refused
 
 
 def opening(
-    *, checkpoint: str, rank: int, world_size: int, local_rank: int, local_world_size: int
+    *,
+    checkpoint: str,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    terms: Terms,
 ) -> Open:
     """Of this version."""
     return Open(
@@ -125,6 +141,7 @@ def opening(
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
+        terms=terms,
     )
 
 

@@ -19,9 +19,10 @@ All numbers are native (one host, one byte order). Version 1.0:
 |     56 |    8 | uint64 | image_bytes | the table of checksums, its last bytes, included          |
 |     64 |    4 | uint32 | flags       | 1: to be written to storage                               |
 |     68 |    4 | uint32 | units       | how many there are at 512, up to 256                      |
-|     72 |    8 | uint64 | digest      | xxh3 of bytes 8 to 16, 24 to 72, job, units and table     |
+|     72 |    8 | uint64 | digest      | xxh3 of bytes 8 to 16, 24 to 72, value, job, units, table |
 |     80 |    8 | uint64 | all_units   | of the whole job's state; the keeper writes it, 0 before  |
-|     88 |  168 |        |             | reserved, zero                                            |
+|     88 |    8 | double | value       | what the script gave with it; no number: nothing          |
+|     96 |  160 |        |             | reserved, zero                                            |
 |    256 |  128 | bytes  | job         | UTF-8, filled up with zeros                               |
 |    384 |  128 |        |             | reserved, zero                                            |
 |    512 | 2048 | uint64 | units       | digests of what the image holds: equal ones, equal bytes  |
@@ -34,6 +35,7 @@ leaves a slot locked, and nothing changes under a reader.
 """
 
 import fcntl
+import math
 import os
 import struct
 from collections.abc import Sequence
@@ -53,7 +55,8 @@ MOST_UNITS = 256
 _VERSION = struct.Struct("=HHI")  # at 8
 _STAMP = struct.Struct("=QqqIIQII")  # at 24: generation to units
 _WORD = struct.Struct("=Q")
-_COMMIT, _STAMP_AT, _UNIT_COUNT, _DIGEST, _ALL_UNITS = 16, 24, 68, 72, 80
+_VALUE = struct.Struct("=d")
+_COMMIT, _STAMP_AT, _UNIT_COUNT, _DIGEST, _ALL_UNITS, _VALUE_AT = 16, 24, 68, 72, 80, 88
 _JOB, _UNITS = 256, 512
 _PERSIST = 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -72,6 +75,8 @@ class Stamp:
     generation: int
     persist: bool = False
     """It is to be written to storage."""
+    value: float | None = None
+    """What the script gave with it, by which the best are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +150,7 @@ class Writing:
             stamp.world_size, image_bytes, _PERSIST * stamp.persist, 0,
         )  # fmt: skip
         self._words[_ALL_UNITS // 8] = 0
+        _VALUE.pack_into(slot, _VALUE_AT, math.nan if stamp.value is None else stamp.value)
         slot[_JOB : _JOB + JOB_BYTES] = job.ljust(JOB_BYTES, b"\0")
         self.image = slot[PAGE : PAGE + image_bytes]
 
@@ -185,6 +191,7 @@ def read(slot: memoryview) -> Snapshot:
     table = image[length - sums.ENTRY * count :]
     if _WORD.unpack_from(slot, _DIGEST)[0] != _digest(slot, table):
         raise SlotError("the slot's header is damaged: its checksum does not match")
+    (value,) = _VALUE.unpack_from(slot, _VALUE_AT)
     stamp = Stamp(
         job=bytes(slot[_JOB : _JOB + JOB_BYTES]).rstrip(b"\0").decode(errors="replace"),
         step=step,
@@ -193,6 +200,7 @@ def read(slot: memoryview) -> Snapshot:
         world_size=world_size,
         generation=generation,
         persist=bool(flags & _PERSIST),
+        value=value if math.isfinite(value) else None,
     )
     return Snapshot(
         stamp=stamp,
@@ -214,6 +222,7 @@ def _digest(slot: memoryview, table: memoryview) -> int:
     for start, end in (
         (8, _COMMIT),
         (_STAMP_AT, _DIGEST),
+        (_VALUE_AT, _VALUE_AT + _VALUE.size),
         (_JOB, _JOB + JOB_BYTES),
         (_UNITS, _UNITS + 8 * units),
     ):

@@ -16,6 +16,8 @@ class Keeping:
         self._end = end
         self.committed: Moment | None = None
         """The newest that is known to be on storage."""
+        self.stalled = ""
+        """Why nothing goes to storage now; empty where it does."""
 
     def tell(self, message: keeper.ToKeeper) -> None:
         try:
@@ -36,7 +38,7 @@ class Keeping:
             answer, fds = found
             if isinstance(answer, keeper.Refused):
                 raise CheckpointError(answer.reason)
-            if not isinstance(answer, keeper.Whole | keeper.Committed):
+            if not isinstance(answer, keeper.Whole | keeper.Committed | keeper.Stalled):
                 return answer, fds
 
     def wait(self, timeout: float) -> bool:
@@ -59,6 +61,8 @@ class Keeping:
             raise CheckpointError("the keeper of this rank's snapshots is gone")
         if isinstance(found[0], keeper.Committed):
             self.committed = Moment(found[0].round, found[0].step)
+        elif isinstance(found[0], keeper.Stalled):
+            self.stalled = found[0].reason
         return found
 
     def close(self) -> None:

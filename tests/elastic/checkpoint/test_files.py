@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from elastic.checkpoint import copy_cpu, files, manifests
 from elastic.checkpoint.image import Piece, lay_out
+from elastic.checkpoint.storage import Folder
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError
 
@@ -54,12 +55,12 @@ def edit(folder: Path, **fields: object) -> None:
 
 
 def test_nothing_is_committed_where_nothing_is(tmp_path: Path) -> None:
-    assert manifests.committed(tmp_path / "no") is None
-    assert manifests.committed(tmp_path) is None
+    assert manifests.committed(Folder(tmp_path / "no")) is None
+    assert manifests.committed(Folder(tmp_path)) is None
 
 
 def newest(path: Path, step: int | None = None) -> int | None:
-    found = manifests.committed(path, step)
+    found = manifests.committed(Folder(path), step)
     return None if found is None else found.step
 
 
@@ -96,7 +97,7 @@ def test_a_step_without_a_sound_manifest_is_passed_over(
     assert newest(tmp_path) == 10
     assert newest(tmp_path, 20) is None
     with pytest.raises((CheckpointError, OSError)):
-        files.sources(str(tmp_path), 20)
+        files.sources(Folder(tmp_path), 20)
 
 
 # --- shards --------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def test_a_step_without_a_sound_manifest_is_passed_over(
 
 def test_shards_are_read_by_rank(tmp_path: Path) -> None:
     commit(tmp_path, 10)
-    found, wrong = files.sources(str(tmp_path), 10)
+    found, wrong = files.sources(Folder(tmp_path), 10)
     assert wrong == []
     for rank, source in found.items():
         tensor = source.piece("w")
@@ -151,7 +152,7 @@ def test_a_file_that_cannot_be_used_is_named(
 ) -> None:
     folder = commit(tmp_path, 10)
     spoil(folder)
-    found, wrong = files.sources(str(tmp_path), 10)
+    found, wrong = files.sources(Folder(tmp_path), 10)
     assert found.keys() == {0}
     with pytest.raises(CheckpointError, match=rf"^{folder / name(1)}: .*{what}"):
         raise CheckpointError(*wrong)
@@ -160,7 +161,7 @@ def test_a_file_that_cannot_be_used_is_named(
 def test_swapped_files_are_both_named(tmp_path: Path) -> None:
     folder = commit(tmp_path, 10)
     swap(folder)
-    found, wrong = files.sources(str(tmp_path), 10)
+    found, wrong = files.sources(Folder(tmp_path), 10)
     assert found == {}
     assert [line.split(": ")[0] for line in wrong] == [str(folder / name(rank)) for rank in (0, 1)]
 
@@ -180,7 +181,7 @@ def test_a_flipped_bit_of_header_or_table_is_found(
     data = bytearray(sound)
     data[at] ^= 1 << bit
     file.write_bytes(data)
-    found, wrong = files.sources(str(tmp_path), 10)
+    found, wrong = files.sources(Folder(tmp_path), 10)
     file.write_bytes(sound)
     assert found.keys() == {0}
     assert [line.split(": ")[0] for line in wrong] == [str(file)]
@@ -188,12 +189,12 @@ def test_a_flipped_bit_of_header_or_table_is_found(
 
 def test_a_flipped_bit_of_a_tensor_is_found_when_it_is_read(tmp_path: Path) -> None:
     folder = commit(tmp_path, 10)
-    found, _ = files.sources(str(tmp_path), 10)
+    found, _ = files.sources(Folder(tmp_path), 10)
     start = found[1].image.starts["w"]
     data = bytearray((folder / name(1)).read_bytes())
     data[start] ^= 1
     (folder / name(1)).write_bytes(data)
-    found, wrong = files.sources(str(tmp_path), 10)
+    found, wrong = files.sources(Folder(tmp_path), 10)
     assert wrong == []
     assert found[1].piece("w") is None
     assert found[0].piece("w") is not None
@@ -219,6 +220,6 @@ def test_a_hostile_file_with_its_own_checksums_is_named(tmp_path: Path, place: s
     shards = json.loads((folder / manifest.NAME).read_text())["shards"]
     shards[1]["digest"] = f"{sums.checksum(table):016x}"
     edit(folder, shards=shards)
-    found, wrong = files.sources(str(tmp_path), 10)
+    found, wrong = files.sources(Folder(tmp_path), 10)
     assert found.keys() == {0}
     assert [line.split(": ")[0] for line in wrong] == [str(file)]
