@@ -288,7 +288,7 @@ class _Object:
             data = self.fs.cat_file(self.path, start=start, end=end)
         if len(data) != end - start:
             raise OSError(f"{len(data)} of {end - start} bytes came")
-        return memoryview(data)
+        return memoryview(bytearray(data))  # torch takes what may be written to
 
 
 class Objects:
