@@ -45,7 +45,7 @@ def covered(sources: list[Source]) -> bool:
         except (OSError, CheckpointError):
             return False
         names = {ties.get(name, name) for name in names}
-    if not names <= held.keys():
+    if not names or not names <= held.keys():
         return False
     wholes = (held[name][0][1] for name in names)
     _, missing = plan.plan((_whole(piece) for piece in wholes if 0 not in piece.shape), held)

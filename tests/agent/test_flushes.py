@@ -7,6 +7,7 @@ import mmap
 import os
 import random
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from elastic.proto import manifest, slot, sums
 from elastic.proto import master_pb2 as pb
 from elastic.proto.security import Security
 from elastic.proto.sums import Chunk
+from elastic.proto.terms import Retention, Terms
 
 DEADLINE = 60.0
 MOMENT = (3, 7)
@@ -320,6 +322,58 @@ def test_storage_that_fails_is_said_once_and_tried_until_it_works(
             assert [(path / one.name).read_bytes() for one in shards] == [
                 one.image for one in shards
             ]
+
+    run(test())
+
+
+def test_a_storage_that_hangs_is_said_once_and_written_to_when_it_answers(
+    tmp_path: Path, snapshot: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe in the place of the file: who opens it waits for a reader."""
+
+    async def test() -> None:
+        monkeypatch.setattr(flushes, "SILENCE", 0.1)
+        monkeypatch.setattr(flushes, "RETRY", 0.01)
+        shards = [snapshot(noise(9000), rank) for rank in (0, 1)]
+        file = tmp_path / shards[0].name
+        file.parent.mkdir()
+        pipe = file.with_name(manifest.draft(file.name, socket.gethostname()))
+        os.mkfifo(pipe)
+        async with node(tmp_path) as here:
+            with listening() as said:
+                here.write(*shards)
+                await said.wait(1)
+                assert "does not answer for 0.1 s" in said.lines[0]
+                assert "does not answer" in here.flushes.complaint(str(tmp_path))
+                assert all(one.claimed for one in shards)
+                reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+                await here.done()
+                os.close(reader)
+                assert sum("does not answer" in line for line in said.lines) == 1
+            assert here.flushes.complaint(str(tmp_path)) == ""
+            assert [(tmp_path / one.name).read_bytes() for one in shards] == [
+                one.image for one in shards
+            ]
+
+    run(test())
+
+
+def test_who_commits_deletes_what_is_not_to_be_kept(tmp_path: Path, snapshot: Make) -> None:
+    async def test() -> None:
+        async with node(tmp_path) as here:
+            here.flushes.terms[str(tmp_path)] = Terms(retention=Retention(last=1, best=1))
+            for step, value in ((1, 0.5), (2, 0.25), (3, 0.75), (4, None)):
+                shards = [snapshot(noise(9000), rank, (1, step), value) for rank in (0, 1)]
+                here.write(*shards, moment=(1, step))
+                await here.done()
+                here.commit(*(one.shard for one in shards), moment=(1, step))
+                await here.done()
+            assert sorted(path.name for path in tmp_path.iterdir()) == [
+                manifest.folder(2),
+                manifest.folder(4),
+            ]
+            found = manifest.loads((tmp_path / manifest.folder(2) / manifest.NAME).read_bytes())
+            assert (found.value, found.sequence) == (0.25, 2)
 
     run(test())
 

@@ -16,6 +16,7 @@ from elastic.checkpoint.image import Piece, lay_out
 from elastic.checkpoint.storage import Folder
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError
+from tests.elastic.checkpoint import shards
 
 WORLD = 2
 
@@ -223,3 +224,72 @@ def test_a_hostile_file_with_its_own_checksums_is_named(tmp_path: Path, place: s
     found, wrong = files.sources(Folder(tmp_path), 10)
     assert found.keys() == {0}
     assert [line.split(": ")[0] for line in wrong] == [str(file)]
+
+
+# --- the step to be loaded -----------------------------------------------------------------------
+
+
+def spoiled_table(folder: Path) -> None:
+    data = bytearray((folder / name(1)).read_bytes())
+    data[-1] ^= 1
+    (folder / name(1)).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "file", "what"),
+    [
+        (lambda folder: (folder / name(1)).unlink(), name(1), "No such file or directory"),
+        (lambda folder: os.truncate(folder / name(1), 5000), name(1), "it has 5000 bytes"),
+        (spoiled_table, name(1), "its table of checksums is not the one"),
+        (swap, name(0), "its table of checksums is not the one"),
+        (lambda folder: (folder / manifest.NAME).write_text("{"), manifest.NAME, "damaged"),
+        (lambda folder: edit(folder, version="2.0"), manifest.NAME, "version"),
+    ],
+    ids=["missing", "truncated", "table", "swapped", "manifest", "version"],
+)
+def test_a_step_that_is_not_whole_is_named_and_the_one_before_it_taken(
+    tmp_path: Path, spoil: Callable[[Path], None], file: str, what: str
+) -> None:
+    here = Folder(tmp_path)
+    for sequence, step in enumerate((10, 20, 30)):
+        commit(tmp_path, step, sequence=sequence)
+    folder = tmp_path / manifest.folder(30)
+    spoil(folder)
+    found, wrong = files.newest(here)
+    assert found is not None
+    assert found.step == 20
+    assert wrong[0].startswith(f"{folder / file}: ")
+    assert what in wrong[0]
+    assert files.older(here, 30) == "; load(state, step=20) loads the step on storage before it"
+    assert files.older(here, 10) == ""
+
+
+def test_what_another_shard_has_is_no_reason_to_go_back(tmp_path: Path) -> None:
+    here = Folder(tmp_path)
+    shards.commit(here, 10, sequence=1, whole=True)
+    known = shards.commit(here, 20, sequence=2, whole=True)
+    missing = tmp_path / manifest.folder(20) / known.shards[0].file
+    missing.unlink()
+    found, wrong = files.newest(here)
+    assert found == known
+    assert wrong == [f"{missing}: No such file or directory"]
+
+
+def test_where_no_step_is_whole_the_newest_is_tried(tmp_path: Path) -> None:
+    """Each rank knows what it needs: its load says what is missing."""
+    for sequence, step in enumerate((10, 20)):
+        (commit(tmp_path, step, sequence=sequence) / name(0)).unlink()
+    found, wrong = files.newest(Folder(tmp_path))
+    assert found is not None
+    assert found.step == 20
+    assert len(wrong) == 2
+
+
+def test_a_storage_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+    (commit(tmp_path, 10) / manifest.NAME).write_text("{")
+    with pytest.raises(CheckpointError, match=r"manifest\.json: the manifest is damaged"):
+        files.newest(Folder(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError):
+        files.newest(Folder(tmp_path / "file"))
+    assert files.newest(Folder(tmp_path / "nothing")) == (None, [])

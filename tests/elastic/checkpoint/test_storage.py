@@ -21,33 +21,6 @@ from tests.elastic.checkpoint.shards import commit
 KINDS = ("folder", "file", "memory", "s3")
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """A server that speaks S3, a process of its own; its driver's options."""
-    server = subprocess.Popen(
-        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert server.stdout is not None
-    try:
-        endpoint = server.stdout.readline().strip()
-        assert endpoint, "moto did not start"
-        yield json.dumps({"key": "k", "secret": "s", "endpoint_url": endpoint})
-    finally:
-        server.communicate()  # it ends with its standard input
-
-
-_SERVER = """
-import logging, sys
-from moto.server import ThreadedMotoServer
-logging.getLogger("werkzeug").disabled = True
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print("http://{}:{}".format(*server.get_host_and_port()), flush=True)
-sys.stdin.read()
-server.stop()
-"""
-
-
 @pytest.fixture(params=KINDS)
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     """A checkpoint's name and its storage's options."""
