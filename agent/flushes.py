@@ -7,12 +7,12 @@ between the order and the reading of it.
 import asyncio
 import contextlib
 import logging
+import mmap
 import os
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from elastic.agent import boot
 from elastic.agent.environment import mark
@@ -20,12 +20,15 @@ from elastic.agent.settings import AgentSettings
 from elastic.agent.starter import memory_file
 from elastic.proto import env, flusher, manifest, slot
 from elastic.proto import master_pb2 as pb
-from elastic.proto.errors import CodecError
+from elastic.proto.errors import CodecError, ProtocolMismatch, SlotError
+from elastic.proto.terms import Retention, Terms
 
 log = logging.getLogger(__name__)
 
 RETRY = 5.0
 """Seconds until storage is tried again."""
+SILENCE = 30.0
+"""Seconds without a word of the flusher, after which storage is said to hang."""
 REMEMBERED = 8
 """Moments of a checkpoint whose files this node remembers."""
 
@@ -40,21 +43,23 @@ class Written:
     world_size: int
     shards: dict[int, pb.Shard] = field(default_factory=dict[int, pb.Shard])
     committed: bool = False
+    value: float | None = None
+    """What the script gave with it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Task:
-    """One file that the flusher writes, until it is done."""
+    """One thing that the flusher does, until it is done."""
 
     checkpoint: str
     moment: Key
     message: flusher.ToFlusher
-    fd: int
+    fd: int | None = None
     """Of a slot, with a claim on it, or of a manifest; ours."""
     rank: int | None = None
     world_size: int = 0
     complaint: str = ""
-    """The last that was said of it."""
+    """Why it is not done yet."""
     again: asyncio.TimerHandle | None = None
     """When it is tried again."""
 
@@ -69,6 +74,13 @@ class Flushes:
         """By checkpoint."""
         self.damaged: set[tuple[str, Key, int]] = set()
         """Checkpoint, moment and rank of slots that do not hold what they were to."""
+        self.terms: dict[str, Terms] = {}
+        """How each checkpoint is kept, where its ranks have said so."""
+        self._lost: dict[str, str] = {}
+        """Why something of a checkpoint will never be on storage, until something later is."""
+        self._said: dict[str, set[str]] = {}
+        """Complaints about a checkpoint that were logged since its last commit."""
+        self._silence: asyncio.TimerHandle | None = None
         self._tasks: dict[int, _Task] = {}
         self._ids = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,18 +97,32 @@ class Flushes:
         """A moment of it is being written."""
         return any(task.checkpoint == checkpoint for task in self._tasks.values())
 
+    def complaint(self, checkpoint: str) -> str:
+        """Why something of it is not on storage yet; empty where all goes well."""
+        tasks = (task for task in self._tasks.values() if task.checkpoint == checkpoint)
+        found = next((task.complaint for task in tasks if task.complaint), "")
+        return found or self._lost.get(checkpoint, "")
+
     def write(
         self, checkpoint: str, job: str, moment: Key, world_size: int, slots: Mapping[int, int]
-    ) -> None:
-        """Write these ranks' shards; slots: their descriptors, which stay the caller's."""
-        folder = Path(checkpoint, manifest.folder(moment[1]))
+    ) -> bool:
+        """Write these ranks' shards; slots: their descriptors, which stay the caller's. Whether there
+        is any to be written: a slot may have been written over by now."""
         for rank, fd in slots.items():
             claim = slot.claim(fd, exclusive=False)
             if claim is None:
-                continue  # it is being written, so it holds the moment no more
-            path = folder / manifest.file(rank, world_size, moment[0], job)
+                continue
+            if _moment(claim) != moment:
+                os.close(claim)
+                continue
             message = flusher.Write(
-                id=self._next(), path=str(path), round=moment[0], step=moment[1]
+                id=self._next(),
+                checkpoint=checkpoint,
+                storage_options=self._terms(checkpoint).storage_options,
+                job=job,
+                round=moment[0],
+                step=moment[1],
+                file=manifest.file(rank, world_size, moment[0], job),
             )
             self._start(
                 _Task(
@@ -104,14 +130,19 @@ class Flushes:
                     world_size=world_size,
                 )
             )  # fmt: skip
+        return self.busy(checkpoint)
+
+    def _terms(self, checkpoint: str) -> Terms:
+        return self.terms.get(checkpoint, Terms())
 
     def commit(self, checkpoint: str, job: str, order: pb.Commit) -> None:
         """Write a manifest, unless that is done or on its way."""
         moment = (order.moment.round, order.moment.step)
         known = self.written.get(checkpoint, {}).get(moment)
         on_its_way = any(
-            (task.checkpoint, task.moment, task.rank) == (checkpoint, moment, None)
+            (task.checkpoint, task.moment) == (checkpoint, moment)
             for task in self._tasks.values()
+            if isinstance(task.message, flusher.Commit)
         )
         if on_its_way or (known is not None and known.committed):
             return
@@ -123,6 +154,7 @@ class Flushes:
                 round=moment[0],
                 step=moment[1],
                 world_size=world_size,
+                value=None if known is None else known.value,
                 shards=tuple(
                     manifest.Shard(
                         rank=shard.rank,
@@ -134,10 +166,26 @@ class Flushes:
                 ),
             )
         )
-        path = Path(checkpoint, manifest.folder(moment[1]), manifest.NAME)
-        message = flusher.Commit(id=self._next(), path=str(path))
+        message = flusher.Commit(
+            id=self._next(),
+            checkpoint=checkpoint,
+            storage_options=self._terms(checkpoint).storage_options,
+        )
         fd = memory_file(text.encode())
         self._start(_Task(checkpoint=checkpoint, moment=moment, message=message, fd=fd))
+
+    def _delete(self, checkpoint: str, moment: Key) -> None:
+        """What is not to be kept, now that a later moment is committed."""
+        terms = self._terms(checkpoint)
+        if terms.retention == Retention():
+            return
+        message = flusher.Delete(
+            id=self._next(),
+            checkpoint=checkpoint,
+            storage_options=terms.storage_options,
+            retention=terms.retention,
+        )
+        self._start(_Task(checkpoint=checkpoint, moment=moment, message=message))
 
     def _next(self) -> int:
         self._ids += 1
@@ -157,9 +205,28 @@ class Flushes:
         if self._over:
             return
         try:
-            flusher.send(self._connection(), task.message, (task.fd,))
+            fds = () if task.fd is None else (task.fd,)
+            flusher.send(self._connection(), task.message, fds)
+            if self._silence is None:
+                self._listen()
         except OSError as error:
             self._later(task, f"the flusher cannot be asked: {error}")
+
+    def _listen(self) -> None:
+        """The flusher has had its say: from here on its silence counts."""
+        if self._silence is not None:
+            self._silence.cancel()
+        asked = any(task.again is None for task in self._tasks.values())
+        later = asyncio.get_running_loop().call_later
+        self._silence = later(SILENCE, self._hangs) if asked and not self._over else None
+
+    def _hangs(self) -> None:
+        self._silence = None
+        for task in list(self._tasks.values()):
+            if task.again is None:
+                self._complain(
+                    task, f"it does not answer for {SILENCE:g} s: is it mounted, is it up?"
+                )
 
     def _connection(self) -> socket.socket:
         if self._end is None:
@@ -192,19 +259,28 @@ class Flushes:
         except (OSError, CodecError):
             received = None
         if received is None:
-            self._lost(end)
+            self._died(end)
             return
         message, _ = received
-        if isinstance(message, flusher.Failed):
-            if (task := self._tasks.get(message.id)) is not None:
-                if message.damaged:
-                    self._give_up(task, message.error)
-                else:
-                    self._later(task, message.error)
-        elif isinstance(message, flusher.Done) and message.id in self._tasks:
-            self._done(self._tasks.pop(message.id), message)
+        task = self._tasks.get(message.id)
+        if task is None:
+            return
+        if isinstance(message, flusher.Progress):
+            self._well(task)
+        elif isinstance(message, flusher.Done):
+            self._done(task, message)
+        elif isinstance(message, flusher.Failed):
+            if isinstance(task.message, flusher.Delete):
+                log.warning("checkpoint %s keeps old steps: %s", task.checkpoint, message.error)
+                self._end_of(task)
+                self._changed(task.checkpoint)
+            elif message.damaged:
+                self._give_up(task, message.error)
+            else:
+                self._later(task, message.error)
+        self._listen()
 
-    def _lost(self, end: socket.socket) -> None:
+    def _died(self, end: socket.socket) -> None:
         """It died; what it had to do is done by another, at once unless this one died young."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(end)
@@ -226,32 +302,63 @@ class Flushes:
     def _give_up(self, task: _Task, error: str) -> None:
         """Another try would find the same."""
         log.error("checkpoint %s: step %d: %s", task.checkpoint, task.moment[1], error)
-        del self._tasks[task.message.id]
-        os.close(task.fd)
+        self._end_of(task)
         if task.rank is not None:
             self.damaged.add((task.checkpoint, task.moment, task.rank))
+            self._lost[task.checkpoint] = f"step {task.moment[1]} will not be: {error}"
         self._changed(task.checkpoint)
 
     def _later(self, task: _Task, error: str) -> None:
-        """Storage fails: say so, once, and try again."""
-        if error != task.complaint:
-            task.complaint = error
-            log.error("checkpoint %s is not on storage yet: %s", task.checkpoint, error)
+        """Storage fails: try again."""
         if task.again is not None:
             task.again.cancel()
         task.again = asyncio.get_running_loop().call_later(RETRY, self._send, task)
+        self._complain(task, error)
+
+    def _complain(self, task: _Task, error: str) -> None:
+        """Said once, whatever number of files it is true of, until something is committed."""
+        said = self._said.setdefault(task.checkpoint, set())
+        if error not in said:
+            said.add(error)
+            log.error(
+                "checkpoint %s is not on storage yet, and tried again until it is; training goes on: %s",
+                task.checkpoint, error,
+            )  # fmt: skip
+        if error != task.complaint:
+            task.complaint = error
+            self._changed(task.checkpoint)
+
+    def _well(self, task: _Task) -> None:
+        """It goes on."""
+        if task.complaint:
+            task.complaint = ""
+            self._changed(task.checkpoint)
+
+    def _end_of(self, task: _Task) -> None:
+        del self._tasks[task.message.id]
+        if task.fd is not None:
+            os.close(task.fd)
 
     def _done(self, task: _Task, message: flusher.Done) -> None:
-        os.close(task.fd)
+        self._end_of(task)
+        if isinstance(task.message, flusher.Delete):
+            self._changed(task.checkpoint)
+            return
         known = self.written.setdefault(task.checkpoint, {})
         written = known.setdefault(task.moment, Written(task.world_size))
-        if task.rank is None:
+        if isinstance(task.message, flusher.Commit):
             written.committed = True
+            self._lost.pop(task.checkpoint, None)
+            self._said.pop(task.checkpoint, None)
             log.info("checkpoint %s: step %d is on storage", task.checkpoint, task.moment[1])
-        else:
+            self._delete(task.checkpoint, task.moment)
+        elif task.rank is not None:
             written.shards[task.rank] = pb.Shard(
                 rank=task.rank, bytes=message.bytes, digest=message.digest
             )
+            written.committed |= message.committed
+            if task.rank == min(written.shards):
+                written.value = message.value
         newest = max((key for key in known if known[key].committed), default=None)
         for old in sorted(known)[:-REMEMBERED]:
             if newest is not None and old < newest:
@@ -261,5 +368,16 @@ class Flushes:
     def kill(self) -> None:
         """End the process, at the end of this agent."""
         self._over = True
+        if self._silence is not None:
+            self._silence.cancel()
         if self._process is not None:
             self._process.kill()
+
+
+def _moment(fd: int) -> Key | None:
+    """What a claimed slot holds."""
+    try:
+        stamp = slot.read(memoryview(mmap.mmap(fd, os.fstat(fd).st_size))).stamp
+    except (SlotError, ProtocolMismatch):
+        return None
+    return stamp.round, stamp.step

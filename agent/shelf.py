@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from elastic.agent.replicas import Replicas
+from elastic.agent.starter import memory_file
 from elastic.agent.vault import Vault
 from elastic.proto import slot
 from elastic.proto.errors import ProtocolMismatch, SlotError
 from elastic.proto.moment import Moment
 
 Kind = Literal["own", "copy"]
+_NOTE = "0/note/"
+"""Begins the name of what is no slot, in the vault."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +80,8 @@ class Shelf:
         self._counter = 0
         for name, fd in vault.kept.items():  # of agents before us
             self._counter = max(self._counter, int(name.partition("/")[0]))
-            self._put(Slot.of(name, fd))
+            if not name.startswith(_NOTE):
+                self._put(Slot.of(name, fd))
 
     def checkpoints(self) -> list[str]:
         return list(self._slots)
@@ -109,6 +113,20 @@ class Shelf:
         self._beside(one).remove(one)
         self._replicas.drop(one.name)
         self._vault.drop(one.name)
+
+    def note(self, checkpoint: str, text: bytes) -> None:
+        """Keep a few words on a checkpoint, in the place of what was kept before. Raises OSError."""
+        if (name := _NOTE + checkpoint) in self._vault.kept:
+            self._vault.drop(name)
+        self._vault.keep(name, memory_file(text))
+
+    def notes(self) -> list[tuple[str, bytes]]:
+        """What was kept, by checkpoint."""
+        return [
+            (name.removeprefix(_NOTE), os.pread(fd, os.fstat(fd).st_size, 0))
+            for name, fd in self._vault.kept.items()
+            if name.startswith(_NOTE)
+        ]
 
     def _beside(self, one: Slot) -> list[Slot]:
         """Those of the same owner, itself included."""

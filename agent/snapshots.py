@@ -20,6 +20,7 @@ from elastic.proto import codec, keeper, slot
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import LinkError, ProtocolMismatch
 from elastic.proto.moment import Moment
+from elastic.proto.terms import Terms
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class _Client:
     said: keeper.Open | None = None
     asks: keeper.Load | None = None
     answered: bool = False
+    told: str = ""
+    """Why nothing goes to storage, as it knows."""
 
 
 class Snapshots:
@@ -84,6 +87,8 @@ class Snapshots:
         self._checkpoints = {
             name: _Checkpoint(self._shelf.of(name)) for name in self._shelf.checkpoints()
         }
+        for checkpoint, terms in self._shelf.notes():  # of agents before us
+            self._flushes.terms[checkpoint] = codec.loads(Terms, terms)
 
     @property
     def pids(self) -> set[int]:
@@ -140,6 +145,8 @@ class Snapshots:
             for old in [c for c in known.clients if c.round < client.round]:
                 self._close(old)  # a process that its rank left may have the other end still
             known.clients.append(client)
+            self._keep_terms(message.checkpoint, message.terms)
+            self._stalled(message.checkpoint, known)
             return
         if client.said is None:
             raise LinkError("a checkpointer says nothing of itself first")
@@ -157,6 +164,20 @@ class Snapshots:
                     self._answer(known, known.answer)
                 elif len(self._asking(known)) == client.said.local_world_size:
                     self._tell(client.said.checkpoint)
+
+    def _keep_terms(self, checkpoint: str, terms: Terms) -> None:
+        """How it is kept on storage; who comes after this agent is to know, too."""
+        if self._flushes.terms.get(checkpoint, Terms()) != terms:
+            self._shelf.note(checkpoint, codec.dumps(terms).encode())
+        self._flushes.terms[checkpoint] = terms
+
+    def _stalled(self, checkpoint: str, known: _Checkpoint) -> None:
+        """Tell the ranks whether storage fails, as far as they do not know."""
+        complaint = self._flushes.complaint(checkpoint)
+        for client in list(known.clients):
+            if client.told != complaint:
+                client.told = complaint
+                self._push(client, keeper.Stalled(reason=complaint))
 
     def _give(self, client: _Client, said: keeper.Open, known: _Checkpoint, size: int) -> None:
         """Slots of that size: what fits of those it has, and new ones. What is too small goes, but
@@ -326,15 +347,19 @@ class Snapshots:
 
     async def persisted(self, timeout: float) -> None:
         """Wait until nothing is on its way to storage any more, on this node or another: what is only
-        in memory ends with the nodes."""
+        in memory ends with the nodes. And until what is not to be kept there is deleted."""
         try:
             async with asyncio.timeout(timeout):
-                while any(known.pending for known in self._checkpoints.values()):
+                while any(
+                    known.pending or self._flushes.busy(name)
+                    for name, known in self._checkpoints.items()
+                ):
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
             late = [name for name, known in self._checkpoints.items() if known.pending]
-            log.error("after %g s the newest snapshot of %s is not on storage", timeout, late[0])
+            for name in late:
+                log.error("after %g s the newest snapshot of %s is not on storage", timeout, name)
 
     def _flush(self, checkpoint: str, known: _Checkpoint) -> None:
         """One moment at a time, the oldest that is here: each pins a slot of every rank."""
@@ -349,13 +374,14 @@ class Snapshots:
                 if found is not None and one.moment == at and found.stamp.rank in order.ranks:
                     here[found.stamp.rank] = one.fd
                     world_size = found.stamp.world_size
-            if here:
-                self._flushes.write(checkpoint, self._job(), at, world_size, here)
+            if here and self._flushes.write(checkpoint, self._job(), at, world_size, here):
                 return
 
     def _flushed(self, checkpoint: str) -> None:
-        """The flusher is done with something."""
+        """The flusher is done with something, or cannot do it."""
         known = self._of(checkpoint)
+        self._news.set()
+        self._stalled(checkpoint, known)
         done = self._flushes.written.get(checkpoint, {})
         known.flush = [
             order

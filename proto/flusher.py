@@ -2,19 +2,22 @@
 
 A SOCK_SEQPACKET pair; one JSON object a datagram (`codec.py`), a memfd beside it where one is named.
 
-| direction        | message   | descriptor                    |
-|------------------|-----------|-------------------------------|
-| agent to flusher | `Write`   | the slot                      |
-|                  | `Commit`  | a memfd with the manifest     |
-| flusher to agent | `Done`    |                               |
-|                  | `Failed`  |                               |
+| direction        | message    | descriptor                    | when                             |
+|------------------|------------|-------------------------------|----------------------------------|
+| agent to flusher | `Write`    | the slot                      |                                  |
+|                  | `Commit`   | a memfd with the manifest     | all shards are on storage        |
+|                  | `Delete`   |                               | something was committed          |
+| flusher to agent | `Progress` |                               | each second or so of a `Write`   |
+|                  | `Done`     |                               |                                  |
+|                  | `Failed`   |                               |                                  |
 """
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic.proto import codec, descriptors
 from elastic.proto.errors import CodecError
+from elastic.proto.terms import Retention
 
 DATAGRAM = 1 << 16
 
@@ -24,10 +27,16 @@ class Write:
     """Write a slot's image to a file, for good."""
 
     id: int
-    path: str
+    checkpoint: str
+    """Path or URL."""
+    storage_options: str = field(default="{}", repr=False)
+    job: str
+    """Its own id."""
     round: int
     """Of the snapshot that the slot must hold."""
     step: int
+    file: str
+    """Its name in the step's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +44,25 @@ class Commit:
     """Write a manifest, whole or not at all."""
 
     id: int
-    path: str
+    checkpoint: str
+    storage_options: str = field(default="{}", repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete:
+    """Delete the steps that no rule keeps, and what a crash has left."""
+
+    id: int
+    checkpoint: str
+    storage_options: str = field(default="{}", repr=False)
+    retention: Retention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """It is not done yet, and going on."""
+
+    id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +73,10 @@ class Done:
     bytes: int = 0
     digest: int = 0
     """xxh3 of the file's table of checksums."""
+    value: float | None = None
+    """Of the snapshot, as its script gave it."""
+    committed: bool = False
+    """All of its moment is: there is a manifest that says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +89,8 @@ class Failed:
     """What was to be written is not there, or not what it was: no use to try again."""
 
 
-ToFlusher = Write | Commit
-ToAgent = Done | Failed
+ToFlusher = Write | Commit | Delete
+ToAgent = Progress | Done | Failed
 
 
 def send(end: socket.socket, message: ToFlusher | ToAgent, fds: tuple[int, ...] = ()) -> None:

@@ -13,16 +13,18 @@ a datagram (`codec.py`), the first of them `Open`; descriptors travel beside it.
 |                | `Restore`  | one an image  | the answer to `Load`, once all ranks of the job asked  |
 |                | `Whole`    |               | a newer moment is in every rank's memory               |
 |                | `Committed`|               | a newer moment is on storage                           |
+|                | `Stalled`  |               | storage fails, or works again                          |
 |                | `Refused`  |               | what was asked for cannot be had, and why              |
 """
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from elastic.proto import codec, descriptors, version
 from elastic.proto.courier import Tls
 from elastic.proto.errors import CodecError, LinkError
+from elastic.proto.terms import Terms
 
 DATAGRAM = 1 << 16
 MOST_FDS = 250
@@ -44,6 +46,7 @@ class Open:
     """Another node keeps a copy, where there is one."""
     bandwidth: int | None = None
     """Bytes a second that a node may take in of such copies; None: no limit."""
+    terms: Terms = field(default_factory=Terms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +134,13 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled:
+    """Something of this node is not on storage yet; it is tried again. Empty: that is over."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """Why not, in one sentence."""
 
@@ -138,7 +148,7 @@ class Refused:
 
 
 ToKeeper = Open | Need | Held | Load
-ToRank = Slots | Restore | Whole | Committed | Refused
+ToRank = Slots | Restore | Whole | Committed | Stalled | Refused
 
 
 def opening(
@@ -148,6 +158,7 @@ def opening(
     world_size: int,
     local_rank: int,
     local_world_size: int,
+    terms: Terms,
     replicate: bool = True,
     bandwidth: int | None = None,
 ) -> Open:
@@ -159,6 +170,7 @@ def opening(
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
+        terms=terms,
         replicate=replicate,
         bandwidth=bandwidth,
     )

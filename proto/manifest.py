@@ -2,13 +2,17 @@
 
     <checkpoint>/step-00001000/shard-00000-of-00008.r3-1f0c2a9b.safetensors    one a rank
     <checkpoint>/step-00001000/manifest.json                                   written last
+    <checkpoint>/step-00001000/pinned                                          never to be deleted
 
 A shard's name ends in its round and the beginning of the job's own id. A step without its manifest is
-none. The manifest is JSON: {"version", "job", "sequence", "round", "step", "world_size", "shards": [{"rank", "file", "bytes", "digest"}]}; `digest` is the xxh3, in hex, of the
-table of checksums at the file's end (`sums.py`), so no other file can take its place.
+none. The manifest is JSON: {"version", "job", "sequence", "round", "step", "world_size", "value",
+"shards": [{"rank", "file", "bytes", "digest"}]}; `value` is what the script gave at the save, a number
+or null; `digest` is the xxh3, in hex, of the table of checksums at the file's end (`sums.py`), so no
+other file can take its place.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +20,14 @@ from typing import Any
 
 from elastic.proto import version
 from elastic.proto.errors import CheckpointError, ProtocolMismatch
+from elastic.proto.moment import Moment
 
 NAME = "manifest.json"
+PIN = "pinned"
 _STEP = re.compile(r"step-(\d{8,18})", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 _FILE = re.compile(r"[^/\0\ud800-\udfff]+")
+_SHARD = re.compile(r"\.?shard-\d{5,}-of-\d{5,}\.r(\d{1,18})-([^/]*)\.safetensors.*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +49,13 @@ class Manifest:
     round: int
     step: int
     world_size: int
+    value: float | None = None
+    """By which the best are kept."""
     shards: tuple[Shard, ...]
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.round, self.step)
 
 
 def folder(step: int) -> str:
@@ -61,6 +74,18 @@ def file(rank: int, world_size: int, round_: int, job: str) -> str:
     return f"shard-{rank:05}-of-{world_size:05}.r{round_}-{job[:8]}.safetensors"
 
 
+def written_in(name: str) -> tuple[int, str] | None:
+    """The round in which a shard of that name, or its draft, was written, and the beginning of the
+    job's own id; None where it is no shard."""
+    found = _SHARD.fullmatch(name)
+    return (int(found[1]), found[2]) if found else None
+
+
+def draft(name: str, writer: str) -> str:
+    """What a file is called until all of it is there."""
+    return f".{name}.{writer}"
+
+
 def dumps(manifest: Manifest) -> str:
     shards = [
         {"rank": s.rank, "file": s.file, "bytes": s.bytes, "digest": f"{s.digest:016x}"}
@@ -73,6 +98,7 @@ def dumps(manifest: Manifest) -> str:
         "round": manifest.round,
         "step": manifest.step,
         "world_size": manifest.world_size,
+        "value": manifest.value,
         "shards": shards,
     }
     return json.dumps(fields, indent=1) + "\n"
@@ -92,7 +118,7 @@ def loads(text: str | bytes) -> Manifest:
         return _parse(fields)
     except ProtocolMismatch as error:
         raise CheckpointError(str(error)) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"the manifest is damaged: {repr(error)[:200]}") from error
 
 
@@ -112,6 +138,7 @@ def _parse(fields: Mapping[str, Any]) -> Manifest:
         round=_number(fields["round"]),
         step=_number(fields["step"]),
         world_size=_number(fields["world_size"]),
+        value=_value(fields.get("value")),
         shards=shards,
     )
     if sorted(shard.rank for shard in shards) != list(range(len(shards))) or (
@@ -125,6 +152,14 @@ def _number(value: object) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r} is no number of 0 or more")
     return value
+
+
+def _value(value: object) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
+        raise ValueError(f"{value!r} is no value")
+    return float(value)  # type: ignore[arg-type]
 
 
 def _digest(value: object) -> int:

@@ -19,11 +19,12 @@ All numbers are native (one host, one byte order). Version 1.0:
 |     56 |    8 | uint64 | image_bytes | the table of checksums, its last bytes, included          |
 |     64 |    4 | uint32 | flags       | 1: to be written to storage                               |
 |     68 |    4 | uint32 | units       | how many there are at 512, up to 256                      |
-|     72 |    8 | uint64 | digest      | xxh3 of bytes 8 to 16, 24 to 72, 88 to 96, job, units and table |
+|     72 |    8 | uint64 | digest      | xxh3 of bytes 8 to 16, 24 to 72, 88 to 104, job, units and table |
 |     80 |    8 | uint64 | all_units   | of the whole job's state; the keeper writes it, 0 before  |
 |     88 |    4 | uint32 | local_rank  | of the writer                                             |
 |     92 |    4 | uint32 | local_world_size | ranks of the writer's node                           |
-|     96 |  160 |        |             | reserved, zero                                            |
+|     96 |    8 | double | value       | what the script gave with it; no number: nothing          |
+|    104 |  152 |        |             | reserved, zero                                            |
 |    256 |  128 | bytes  | job         | UTF-8, filled up with zeros                               |
 |    384 |  128 |        |             | reserved, zero                                            |
 |    512 | 2048 | uint64 | units       | digests of what the image holds: equal ones, equal bytes  |
@@ -36,6 +37,7 @@ leaves a slot locked, and nothing changes under a reader.
 """
 
 import fcntl
+import math
 import os
 import struct
 from collections.abc import Sequence
@@ -55,8 +57,8 @@ MOST_UNITS = 256
 _VERSION = struct.Struct("=HHI")  # at 8
 _STAMP = struct.Struct("=QqqIIQII")  # at 24: generation to units
 _WORD = struct.Struct("=Q")
-_LOCAL = struct.Struct("=II")  # at 88
-_COMMIT, _STAMP_AT, _UNIT_COUNT, _DIGEST, _ALL_UNITS, _LOCAL_AT = 16, 24, 68, 72, 80, 88
+_MORE = struct.Struct("=IId")  # at 88: local_rank to value
+_COMMIT, _STAMP_AT, _UNIT_COUNT, _DIGEST, _ALL_UNITS, _MORE_AT = 16, 24, 68, 72, 80, 88
 _JOB, _UNITS = 256, 512
 _PERSIST = 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -77,6 +79,8 @@ class Stamp:
     local_world_size: int = 1
     persist: bool = False
     """It is to be written to storage."""
+    value: float | None = None
+    """What the script gave with it, by which the best are kept."""
 
     @property
     def node(self) -> range:
@@ -157,7 +161,8 @@ class Writing:
             slot, _STAMP_AT, stamp.generation, stamp.step, stamp.round, stamp.rank,
             stamp.world_size, image_bytes, _PERSIST * stamp.persist, 0,
         )  # fmt: skip
-        _LOCAL.pack_into(slot, _LOCAL_AT, stamp.local_rank, stamp.local_world_size)
+        value = math.nan if stamp.value is None else stamp.value
+        _MORE.pack_into(slot, _MORE_AT, stamp.local_rank, stamp.local_world_size, value)
         self._words[_ALL_UNITS // 8] = 0
         slot[_JOB : _JOB + JOB_BYTES] = job.ljust(JOB_BYTES, b"\0")
         self.image = slot[PAGE : PAGE + image_bytes]
@@ -237,7 +242,7 @@ def parse(page: memoryview) -> Head:
     )
     if not generation or commit != generation:
         raise SlotError(f"the snapshot of step {step} was not finished")
-    local_rank, local_world_size = _LOCAL.unpack_from(page, _LOCAL_AT)
+    local_rank, local_world_size, value = _MORE.unpack_from(page, _MORE_AT)
     if not sums.ENTRY * count <= length or units > MOST_UNITS:
         raise SlotError("the slot's header is damaged: its sizes make no sense")
     stamp = Stamp(
@@ -250,6 +255,7 @@ def parse(page: memoryview) -> Head:
         local_rank=local_rank,
         local_world_size=local_world_size,
         persist=bool(flags & _PERSIST),
+        value=value if math.isfinite(value) else None,
     )
     if not _sensible(stamp):
         raise SlotError("the slot's header is damaged: no rank takes such a snapshot")
@@ -309,7 +315,7 @@ def _digest(slot: memoryview, table: memoryview) -> int:
     for start, end in (
         (8, _COMMIT),
         (_STAMP_AT, _DIGEST),
-        (_LOCAL_AT, _LOCAL_AT + _LOCAL.size),
+        (_MORE_AT, _MORE_AT + _MORE.size),
         (_JOB, _JOB + JOB_BYTES),
         (_UNITS, _UNITS + 8 * units),
     ):

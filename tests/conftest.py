@@ -1,5 +1,8 @@
 """What every test shares."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,3 +21,30 @@ settings.load_profile("elastic")
 def freezer(tmp_path: Path) -> Iterator[Freezer]:
     with make_freezer(f"elastic-{tmp_path.parent.name}-{tmp_path.name}") as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """A server that speaks S3, a process of its own; its driver's options."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    try:
+        endpoint = server.stdout.readline().strip()
+        assert endpoint, "moto did not start"
+        yield json.dumps({"key": "k", "secret": "tell-nobody", "endpoint_url": endpoint})
+    finally:
+        server.communicate()  # it ends with its standard input
+
+
+_SERVER = """
+import logging, sys
+from moto.server import ThreadedMotoServer
+logging.getLogger("werkzeug").disabled = True
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print("http://{}:{}".format(*server.get_host_and_port()), flush=True)
+sys.stdin.read()
+server.stop()
+"""

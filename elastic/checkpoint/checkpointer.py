@@ -1,28 +1,32 @@
 """`Checkpointer`: what a training script holds."""
 
+import json
 import logging
+import math
 import mmap
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, SupportsFloat
 
 from elastic import session
-from elastic.checkpoint import copy_cpu, files, manifests, share
+from elastic.checkpoint import copy_cpu, files, manifests, share, storage
 from elastic.checkpoint.image import Image, header_bytes, lay_out, parse
 from elastic.checkpoint.keeping import Keeping
 from elastic.checkpoint.peers import Peer, head
 from elastic.checkpoint.restore import Mapped, Restore, Source
 from elastic.checkpoint.slots import Slots, reusable
 from elastic.checkpoint.state import Place, collect
-from elastic.proto import codec, courier, keeper, slot
+from elastic.proto import codec, courier, keeper, manifest, slot
 from elastic.proto.courier import Tls
 from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
+from elastic.proto.manifest import Manifest
 from elastic.proto.moment import Moment
 from elastic.proto.slot import Stamp
 from elastic.proto.sums import Chunk
+from elastic.proto.terms import Retention, Terms
 
 log = logging.getLogger(__name__)
 
@@ -50,26 +54,55 @@ class Checkpointer:
         path: str | os.PathLike[str],
         *,
         persist_every: int | None = None,
+        keep: int | None = None,
+        keep_every: int | None = None,
+        keep_best: int | None = None,
+        best: Literal["min", "max"] = "min",
+        storage_options: Mapping[str, Any] | None = None,
         replicate: bool = True,
         replica_bandwidth: int | None = None,
     ) -> None:
-        """path: the folder on storage; it also tells two checkpoints of one job apart.
+        """path: the folder on storage, or a URL of what fsspec speaks (`s3://bucket/run`); it also
+        tells two checkpoints of one job apart.
 
         persist_every: steps whose number is a multiple of it are written to storage as well.
+        keep, keep_every, keep_best: which of them stay there: so many of the newest, those whose number
+        is a multiple, so many with the best `value` given to `save`, the smallest or (best="max") the
+        largest; one rule is enough to stay, as is `pin`. Without any, all stay.
+        storage_options: for the storage's driver, such as credentials; what JSON can say.
         replicate: with several nodes, what would be lost with one is copied to another's memory.
         replica_bandwidth: bytes a second of such copies that each node takes in; None: no limit.
-        Raises `CheckpointError` outside `elastic-run`.
+        Raises `CheckpointError` outside `elastic-run`, and where there is no driver for the path.
         """
-        if persist_every is not None and persist_every < 1:
-            raise CheckpointError(f"persist_every is 1 or more steps, not {persist_every}")
-        self.path = os.path.abspath(path)
+        rules = {
+            "persist_every": persist_every,
+            "keep": keep,
+            "keep_every": keep_every,
+            "keep_best": keep_best,
+        }
+        for name, number in rules.items():
+            if number is not None and number < 1:
+                raise CheckpointError(f"{name} is 1 or more, not {number}")
+        if best not in ("min", "max"):
+            raise CheckpointError(f'best is "min" or "max", not {best!r}')
+        self.path = storage.canonical(path)
         try:
             self.path.encode()
         except UnicodeEncodeError as error:
             raise CheckpointError(f"the path {self.path!r} is no UTF-8: choose another") from error
+        try:
+            options = json.dumps(dict(storage_options or {}))
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"storage_options are what JSON can say: {error}") from error
+        self._storage = storage.connect(self.path, options)
+        retention = Retention(
+            last=keep or 0, every=keep_every or 0, best=keep_best or 0, highest=best == "max"
+        )
         self._persist_every = persist_every
         self._due: Moment | None = None
         """The last that was to be written to storage."""
+        self._complained = ""
+        """What was last logged of storage."""
         found, end = session.current(), session.open_keeper()
         if found is None or end is None:
             raise CheckpointError("a Checkpointer needs elastic-run: start this script with it")
@@ -90,6 +123,7 @@ class Checkpointer:
                 world_size=found.world_size,
                 local_rank=found.local_rank,
                 local_world_size=found.local_world_size,
+                terms=Terms(storage_options=options, retention=retention),
                 replicate=replicate,
                 bandwidth=replica_bandwidth,
             )
@@ -97,14 +131,24 @@ class Checkpointer:
 
     # --- save --------------------------------------------------------------------------------
 
-    def save(self, step: int, state: Mapping[str, Any], *, persist: bool | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        persist: bool | None = None,
+        value: SupportsFloat | None = None,
+    ) -> None:
         """Snapshot `state` as that of `step` finished steps; on return it may change.
 
         persist: write it to storage too, in the background; None: if it is due by `persist_every`.
+        value: by which the best are kept, such as a loss, the same on every rank; one that is not
+        finite is none.
         Raises `CheckpointError` for what a checkpoint cannot keep, and where no memory is to be had.
         """
         if persist is None:
             persist = self._persist_every is not None and step % self._persist_every == 0
+        number = None if value is None or not math.isfinite(value) else float(value)
         collected = collect(state, self._place)
         parts = {
             part.piece.name: part for part in share.mine(collected.parts.values(), self._place)
@@ -131,6 +175,7 @@ class Checkpointer:
                 local_rank=self._place.local_rank,
                 local_world_size=self._place.local_world_size,
                 persist=persist,
+                value=number,
             )
 
         deadline = monotonic() + WHOLE_TIMEOUT
@@ -140,18 +185,57 @@ class Checkpointer:
         self._keeping.tell(keeper.Held(slot=index))
         if persist:
             self._due = Moment(self._session.round, step)
+        if self._keeping.stalled != self._complained:
+            self._complained = self._keeping.stalled
+            if self._complained and not self._place.local_rank:
+                log.error("%s: not on storage yet: %s", self.path, self._complained)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until what was to be written to storage is there, committed.
 
-        Raises `CheckpointError` when that takes longer than `timeout` seconds.
+        Raises `CheckpointError` when that takes longer than `timeout` seconds, and when storage fails;
+        it is tried again behind, all the same.
         """
         over = None if timeout is None else monotonic() + timeout
+        self._keeping.drain()
         while self._due is not None and (self._keeping.committed or Moment(0, 0)) < self._due:
             left = 3600.0 if over is None else over - monotonic()
-            if left <= 0:
-                raise CheckpointError(f"{self.path}: step {self._due.step} is not on storage yet")
+            if left <= 0 or self._keeping.stalled:
+                why = f": {self._keeping.stalled}" if self._keeping.stalled else ""
+                raise CheckpointError(
+                    f"{self.path}: step {self._due.step} is not on storage yet{why}"
+                )
             self._keeping.wait(left)
+
+    # --- storage -----------------------------------------------------------------------------
+
+    @property
+    def latest(self) -> int | None:
+        """The step that was committed to storage last; None: none was. Looks there."""
+        try:
+            found = manifests.committed(self._storage)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: {storage.words(error)}") from error
+        return None if found is None else found.step
+
+    def pin(self, step: int, on: bool = True) -> None:
+        """Keep a step on storage, whatever the rules say, also in later runs; or, `on=False`, no more.
+
+        Raises `CheckpointError` where that step is not on storage.
+        """
+        try:
+            if on:
+                manifests.read(self._storage, step)
+                self._storage.publish(step, manifest.PIN, b"pinned\n", over=True)
+            else:
+                self._storage.delete(step, [manifest.PIN])
+            manifests.read(self._storage, step)  # it is still there
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{self.path} has no step {step}: it cannot be pinned") from error
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: {storage.words(error)}") from error
+
+    # --- memory ------------------------------------------------------------------------------
 
     def _room(self, size: int) -> Slots:
         """Slots of at least that size; asked for again where the state has grown."""
@@ -188,7 +272,7 @@ class Checkpointer:
         0 where there is none: the state is as it was. All ranks must call it. strict: raise
         `CheckpointError` for what the state has and the checkpoint has not.
         """
-        stored = manifests.committed(self.path, step) if self._place.rank == 0 else None
+        stored, unreadable = self._stored(step) if self._place.rank == 0 else (None, "")
         asked = keeper.Load(step=step)
         if stored is not None:
             asked = keeper.Load(
@@ -202,6 +286,8 @@ class Checkpointer:
             if not isinstance(answer, keeper.Restore):
                 raise CheckpointError("the keeper of this rank's snapshots answers something else")
             if not answer.step:
+                if unreadable:
+                    raise CheckpointError(unreadable)
                 if step:
                     raise CheckpointError(f"{self.path} has no step {step}")
                 return 0
@@ -225,6 +311,16 @@ class Checkpointer:
             for fd in fds:
                 os.close(fd)
 
+    def _stored(self, step: int | None) -> tuple[Manifest | None, str]:
+        """What storage has to load, as rank 0 sees it for all; and why that cannot be told."""
+        try:
+            found, wrong = files.newest(self._storage, step)
+        except (OSError, CheckpointError) as error:
+            return None, f"{self.path}: {storage.words(error)}"
+        for complaint in wrong:
+            log.error("%s", complaint)
+        return found, ""
+
     def _restore_memory(
         self,
         state: dict[str, Any],
@@ -237,29 +333,42 @@ class Checkpointer:
         assert self._loaded is not None
         found = dict(s for fd in fds if (s := _source(fd, self._loaded)) is not None)
         needed = {} if elsewhere is None else self._peers(elsewhere, needed=True)
+        restore = self._restore({**needed, **found})
         try:
-            self._apply(state, {**needed, **found}, strict)
+            restore.apply(state, strict=strict)
         except CheckpointError as error:
             second = {} if elsewhere is None else self._peers(elsewhere, needed=False)
             if not second:
                 raise
             log.error("%s: other nodes have copies", error)
-            self._apply(state, {**found, **needed, **second}, strict)
+            self._restore({**found, **needed, **second}).apply(state, strict=strict)
+        finally:
+            _complain(restore)
 
     def _restore_files(self, state: dict[str, Any], strict: bool) -> None:
         assert self._loaded is not None
-        found, wrong = files.sources(self.path, self._loaded.step)
+        try:
+            found, wrong = files.sources(self._storage, self._loaded.step)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: {storage.words(error)}") from error
         for complaint in wrong:
             log.error("%s", complaint)
-        self._apply(state, found, strict)
+        restore = self._restore(found)
+        try:
+            restore.apply(state, strict=strict)
+        except CheckpointError as error:
+            if not (wrong or restore.damaged):
+                raise
+            older = files.older(self._storage, self._loaded.step)
+            raise CheckpointError(f"{error}{older}") from error
+        finally:
+            _complain(restore)
 
-    def _apply(self, state: dict[str, Any], found: dict[int, Source], strict: bool) -> None:
+    def _restore(self, found: Mapping[int, Source]) -> Restore:
+        """From images by rank, the own one first."""
         own = self._place.rank
         order = sorted(found, key=lambda rank: (rank != own, rank))
-        restore = Restore([found[rank] for rank in order], self._place)
-        restore.apply(state, strict=strict)
-        for complaint in restore.damaged:
-            log.error("%s", complaint)
+        return Restore([found[rank] for rank in order], self._place)
 
     def _peers(self, elsewhere: keeper.Sources, *, needed: bool) -> dict[int, Source]:
         """Images in the memory of other nodes, by rank."""
@@ -293,6 +402,11 @@ class Checkpointer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _complain(restore: Restore) -> None:
+    for complaint in restore.damaged:
+        log.error("%s", complaint)
 
 
 def _source(fd: int, moment: Moment | None) -> tuple[int, Source] | None:

@@ -39,6 +39,7 @@ from elastic.checkpoint.dcp import StorageReader, checked
 from elastic.checkpoint.foreign import Entry
 from elastic.checkpoint.image import CODES, SIZES, Piece
 from elastic.checkpoint.state import Part
+from elastic.checkpoint.storage import canonical, connect
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError, NotFound
 
@@ -189,7 +190,7 @@ def from_dcp(path: str, dest: str, step: int) -> str:
     """
     source = Path(path)
     entries, routes = foreign.read(source)
-    if manifests.committed(dest, step) is not None:
+    if manifests.committed(connect(canonical(dest)), step) is not None:
         raise CheckpointError(f"{dest} has a step {step} already: name another")
     held = [entry for entry in entries if entry.dtype]
     values = {e.name: foreign.load(source, e) for e in entries if not e.dtype}

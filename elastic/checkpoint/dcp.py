@@ -49,6 +49,7 @@ from elastic.checkpoint.plan import Box, Held, index
 from elastic.checkpoint.plan import plan as plan_reads
 from elastic.checkpoint.restore import Restore, Source
 from elastic.checkpoint.state import Part, Place, collect
+from elastic.checkpoint.storage import canonical, connect
 from elastic.checkpoint.tree import Reference, Route
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError
@@ -245,7 +246,7 @@ class StorageReader(interface.StorageReader):
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Of all that is there, whole; what is not is logged. Raises OSError, `CheckpointError`."""
         own = dist.get_rank() if dist.is_initialized() else 0
-        found, wrong = files.sources(self._path, self._manifest.step)
+        found, wrong = files.sources(connect(canonical(self._path)), self._manifest.step)
         for complaint in wrong:
             log.error("%s", complaint)
         sources = [found[rank] for rank in sorted(found, key=lambda rank: (rank != own, rank))]
@@ -350,7 +351,7 @@ class StorageReader(interface.StorageReader):
 
 
 def _committed(path: str, step: int | None) -> Manifest:
-    found = manifests.committed(path, step)
+    found = manifests.committed(connect(canonical(path)), step)
     if found is None:
         what = "no step that is committed" if step is None else f"no step {step}"
         raise CheckpointError(f"{path} has {what}")

@@ -1,47 +1,113 @@
-"""A checkpoint's files, as a rank reads them: the shards of a committed step, mapped."""
+"""A checkpoint's files, as a rank reads them: the newest step of which all is there, and its shards."""
 
-import mmap
-import os
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
-from elastic.checkpoint import manifests
-from elastic.checkpoint.image import header_bytes, parse
-from elastic.checkpoint.restore import Mapped, Source
+from elastic.checkpoint import manifests, plan
+from elastic.checkpoint.image import Piece, header_bytes, parse
+from elastic.checkpoint.restore import Source
+from elastic.checkpoint.storage import LOOKS, Storage, words
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
+from elastic.proto.manifest import Manifest
+
+FIRST = 64 << 10
+"""Bytes that are read of a shard at first: the header of most."""
 
 
-def sources(path: str, step: int) -> tuple[dict[int, Source], list[str]]:
+def newest(storage: Storage, step: int | None = None) -> tuple[Manifest | None, list[str]]:
+    """The step that was committed last of which all is there, or that step; and what is wrong with
+    what was passed over for it.
+
+    Of each shard its size, header and table of checksums are looked at, not its tensors. Where no step
+    is whole it is the one that was committed last. Raises OSError where the storage cannot be looked
+    at, and `CheckpointError` where it has steps and none of their manifests can be read.
+    """
+    steps = [s for s, names in storage.listing().items() if manifest.NAME in names]
+    found, wrong = manifests.readable(storage, [s for s in steps if step in (None, s)])
+    if wrong and not found:
+        raise CheckpointError(wrong[0])
+    for known in found:
+        sources, damaged = _sources(storage, known)
+        wrong += damaged
+        if not damaged or covered(list(sources.values())):
+            return known, wrong
+    return (found[0] if found else None), wrong
+
+
+def covered(sources: list[Source]) -> bool:
+    """Whether these shards have all of every tensor that any of them knows of."""
+    held = plan.index((n, source.image.pieces.values()) for n, source in enumerate(sources))
+    names = set(held)
+    for source in sources:
+        ties = source.image.ties
+        try:
+            source.values(names.add)
+        except (OSError, CheckpointError):
+            return False
+        names = {ties.get(name, name) for name in names}
+    if not names or not names <= held.keys():
+        return False
+    wholes = (held[name][0][1] for name in names)
+    _, missing = plan.plan((_whole(piece) for piece in wholes if 0 not in piece.shape), held)
+    return not missing
+
+
+def _whole(piece: Piece) -> Piece:
+    return Piece(
+        name=piece.name, dtype=piece.dtype, shape=piece.shape, offset=(0,) * len(piece.shape),
+        extent=piece.shape,
+    )  # fmt: skip
+
+
+def older(storage: Storage, step: int) -> str:
+    """What a person can do about a step that cannot be loaded, as the end of a sentence."""
+    try:
+        steps = [s for s, names in storage.listing().items() if manifest.NAME in names and s < step]
+    except OSError:
+        return ""
+    if not steps:
+        return ""
+    return f"; load(state, step={max(steps)}) loads the step on storage before it"
+
+
+def sources(storage: Storage, step: int) -> tuple[dict[int, Source], list[str]]:
     """The shards of a committed step, by rank; and what is wrong with those that cannot be used.
 
     Raises OSError, `CheckpointError` where there is no sound manifest.
     """
-    known = manifests.read(path, step)
-    found: dict[int, Source] = {}
-    wrong: list[str] = []
-    for shard in known.shards:
-        file = Path(path, manifest.folder(step), shard.file)
+    return _sources(storage, manifests.read(storage, step))
+
+
+def _sources(storage: Storage, known: Manifest) -> tuple[dict[int, Source], list[str]]:
+    def look(shard: manifest.Shard) -> Source | str:
+        where = manifests.where(storage, known.step, shard.file)
         try:
-            found[shard.rank] = _source(file, shard)
+            return _source(storage, known.step, shard, where)
         except (OSError, SlotError, CheckpointError, ProtocolMismatch) as error:
-            wrong.append(f"{file}: {error}")
-    return found, wrong
+            return f"{where}: {words(error)}"
+
+    with ThreadPoolExecutor(LOOKS) as pool:
+        looked = list(zip(known.shards, pool.map(look, known.shards), strict=True))
+    found = {shard.rank: one for shard, one in looked if isinstance(one, Source)}
+    return found, [one for _, one in looked if isinstance(one, str)]
 
 
-def _source(file: Path, shard: manifest.Shard) -> Source:
-    with open(file, "rb") as opened:
-        size = os.fstat(opened.fileno()).st_size
-        if size != shard.bytes:
-            raise CheckpointError(f"it has {size} bytes, {shard.bytes} were written")
-        if not size:
-            raise CheckpointError("it is no safetensors file: it is empty")
-        data = memoryview(mmap.mmap(opened.fileno(), size, flags=mmap.MAP_PRIVATE))
-    image = parse(bytes(data[: header_bytes(data[:8])]), size)
-    table = data[image.sums_at :]
+def _source(storage: Storage, step: int, shard: manifest.Shard, where: str) -> Source:
+    file = storage.open(step, shard.file)
+    if file.size != shard.bytes:
+        raise CheckpointError(f"it has {file.size} bytes, {shard.bytes} were written")
+    if not file.size:
+        raise CheckpointError("it is no safetensors file: it is empty")
+    header = bytes(file.read(0, min(FIRST, file.size)))
+    length = header_bytes(header)
+    if length > len(header):
+        header += file.read(len(header), min(length, file.size))
+    image = parse(header[:length], file.size)
+    table = file.read(image.sums_at, file.size)
     if sums.checksum(table) != shard.digest:
         raise CheckpointError("its table of checksums is not the one that was written")
-    chunks = sums.unpack(table, size)
-    source = Source(where=str(file), image=image, reader=Mapped(data), chunks=chunks)
+    chunks = sums.unpack(table, file.size)
+    source = Source(where=where, image=image, reader=file, chunks=chunks)
     if not source.intact(0, len(image.header)):
         raise CheckpointError("its header is damaged")
     return source

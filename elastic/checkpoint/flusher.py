@@ -4,27 +4,38 @@ One a node, at low priority, and one file at a time: disks are no faster for mor
 slot is verified on the way, so damage in memory never becomes a checkpoint. Needs no torch.
 """
 
-import contextlib
+import functools
 import mmap
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from time import monotonic
 
+import psutil
 from setproctitle import setproctitle
 
 from elastic.agent.prctl import set_pdeathsig
-from elastic.checkpoint import manifests
+from elastic.checkpoint import manifests, retention
+from elastic.checkpoint.retention import Stored
+from elastic.checkpoint.storage import Storage, connect, words
 from elastic.proto import flusher, manifest, slot, sums
 from elastic.proto.errors import ElasticError, SlotError
-from elastic.proto.flusher import Commit, Done, Failed, ToFlusher, Write
+from elastic.proto.flusher import Commit, Delete, Done, Failed, Progress, ToFlusher, Write
+from elastic.proto.slot import Snapshot
 
 NICE = 10
+LOWEST = 7
+"""Of the disk's priorities, among those that are served at all while others write."""
 PIECE = 16 << 20
 """Bytes of one write."""
+PROGRESS = 1.0
+"""Seconds between two words of it."""
 _BLOCK = 4096
 """Direct writes begin and end at multiples of this many bytes."""
+
+_connect = functools.cache(connect)
 
 
 def main(args: list[str]) -> None:
@@ -33,104 +44,127 @@ def main(args: list[str]) -> None:
     set_pdeathsig()
     setproctitle("elastic-flusher")
     os.nice(NICE)
+    psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, LOWEST)
     while (received := flusher.receive(end, ToFlusher)) is not None:
         message, fds = received
+        assert not isinstance(message, Progress | Done | Failed)
         try:
-            if isinstance(message, Write):
-                answer: Done | Failed = _write(message, fds[0])
-            elif isinstance(message, Commit):
-                answer = _commit(message, fds[0])
-            else:
-                continue
+            storage = _connect(message.checkpoint, message.storage_options)
+            match message:
+                case Write():
+                    answer: Done | Failed = _write(end, storage, message, fds[0])
+                case Commit():
+                    answer = _commit(storage, message, fds[0])
+                case Delete():
+                    answer = _delete(storage, message)
         except (OSError, ElasticError, IndexError) as error:
             gone = isinstance(error, SlotError)
-            answer = Failed(id=message.id, error=_words(error), damaged=gone)
+            answer = Failed(id=message.id, error=words(error), damaged=gone)
         for fd in fds:
             os.close(fd)
         flusher.send(end, answer)
 
 
-def _write(message: Write, fd: int) -> Done:
+# --- shards --------------------------------------------------------------------------------------
+
+
+def _write(end: socket.socket, storage: Storage, message: Write, fd: int) -> Done:
     """A slot's image as a file. Raises OSError, `SlotError`."""
     claim = slot.claim(fd, exclusive=False)
     if claim is None:
         raise SlotError("the slot is being written")
     try:
-        memory = mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ)
-        snapshot = slot.read(memoryview(memory))
-        stamp = snapshot.stamp
+        memory = memoryview(mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ))
+        snapshot = slot.read(memory)
+        stamp, size = snapshot.stamp, len(snapshot.image)
         if (stamp.round, stamp.step) != (message.round, message.step):
             raise SlotError(f"the slot holds step {stamp.step}, not {message.step}")
-        if damaged := sums.verify(snapshot.image, snapshot.chunks):
-            raise SlotError(f"{len(damaged)} chunks of the slot of rank {stamp.rank} are damaged")
-        path = Path(message.path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_file(path, memoryview(memory)[slot.PAGE :], len(snapshot.image))
-        table = snapshot.image[len(snapshot.image) - sums.ENTRY * len(snapshot.chunks) :]
-        return Done(id=message.id, bytes=len(snapshot.image), digest=sums.checksum(table))
+        digest = sums.checksum(snapshot.image[size - sums.ENTRY * len(snapshot.chunks) :])
+        done = Done(id=message.id, bytes=size, digest=digest, value=stamp.value)
+        there = manifests.sound(storage, message.step)
+        if there is not None and (there.job, there.round) == (message.job, message.round):
+            written = {(shard.file, shard.bytes, shard.digest) for shard in there.shards}
+            if (message.file, size, digest) in written and _is(storage, message, size):
+                return replace(done, committed=True)
+        pieces = _told(end, message.id, _verified(snapshot, memory[slot.PAGE :]))
+        storage.write(message.step, message.file, pieces, size)
+        return done
     finally:
         os.close(claim)
 
 
-def _write_file(path: Path, data: memoryview, size: int) -> None:
-    """The first `size` bytes of `data`, which goes on up to a multiple of a block, synced with its
-    folder. Under its name only once all of it is there: an agent that died may have had it written,
-    and committed, and the next one cannot know."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    draft = path.with_name(f".{path.name}.{socket.gethostname()}")  # the next life writes over it
+def _is(storage: Storage, message: Write, size: int) -> bool:
+    """The file is there, all of it."""
     try:
-        fd, whole = os.open(draft, flags | os.O_DIRECT, 0o644), -(-size // _BLOCK) * _BLOCK
-    except OSError:  # tmpfs and some network file systems have no direct writes
-        fd, whole = os.open(draft, flags, 0o644), size
-    try:
-        at = 0
-        while at < whole:
-            at += os.pwrite(fd, data[at : min(at + PIECE, whole)], at)
-        os.ftruncate(fd, size)
-        os.fsync(fd)
-        os.rename(draft, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()  # half of a file is of no use, and takes room
-        raise
-    finally:
-        os.close(fd)
-    _sync(path.parent)
-    _sync(path.parent.parent)
+        return storage.open(message.step, message.file).size == size
+    except FileNotFoundError:
+        return False
 
 
-def _commit(message: Commit, fd: int) -> Done:
-    """A manifest, under its name only once all of it is on storage. Raises OSError."""
-    path = Path(message.path)
-    told = manifest.loads(os.pread(fd, os.fstat(fd).st_size, 0))
-    last = manifests.committed(path.parent.parent)
-    told = replace(told, sequence=1 if last is None else last.sequence + 1)
-    draft = path.with_name(f".{path.name}.{socket.gethostname()}")
-    try:
-        with open(draft, "wb") as file:
-            file.write(manifest.dumps(told).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(draft, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
-    _sync(path.parent)
+def _verified(snapshot: Snapshot, data: memoryview) -> Iterator[memoryview]:
+    """An image in pieces, each once its chunks are found to be what was written.
+
+    data: begins with the image, and goes on up to a multiple of a block; so do the pieces.
+    """
+    start = given = 0
+    for end, expected in snapshot.chunks:
+        if sums.checksum(data[start:end]) != expected:
+            rank = snapshot.stamp.rank
+            raise SlotError(f"bytes {start} to {end} in the slot of rank {rank} are damaged")
+        start = end
+        while start - given >= PIECE:
+            yield data[given : given + PIECE]
+            given += PIECE
+    whole = -(-len(snapshot.image) // _BLOCK) * _BLOCK
+    for at in range(given, whole, PIECE):
+        yield data[at : min(at + PIECE, whole)]
+
+
+def _told(end: socket.socket, number: int, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+    """The same, while the agent is told that they are taken."""
+    said = monotonic()
+    for piece in pieces:
+        yield piece
+        if monotonic() - said > PROGRESS:
+            said = monotonic()
+            flusher.send(end, Progress(id=number))
+
+
+# --- manifests -----------------------------------------------------------------------------------
+
+
+def _commit(storage: Storage, message: Commit, fd: int) -> Done:
+    """A manifest, unless another life of the agent has had it written. Raises OSError."""
+    manifests.commit(storage, manifest.loads(os.pread(fd, os.fstat(fd).st_size, 0)))
     return Done(id=message.id)
 
 
-def _sync(folder: Path) -> None:
-    """What names are in it."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+# --- deletion ------------------------------------------------------------------------------------
 
 
-def _words(error: Exception) -> str:
-    return " ".join(str(error).split())[:500]
+def _delete(storage: Storage, message: Delete) -> Done:
+    """A step's manifest goes first, so that at no time half of a step is taken for one."""
+    listing = storage.listing()
+    known, _ = manifests.readable(storage, [s for s, n in listing.items() if manifest.NAME in n])
+    stored = [
+        Stored(
+            step=one.step, sequence=one.sequence, value=one.value,
+            pinned=manifest.PIN in listing[one.step],
+        )
+        for one in known
+    ]  # fmt: skip
+    for step in retention.spent(stored, message.retention):
+        names = storage.listing().get(step, set())
+        if manifest.PIN in names:  # since a moment ago
+            continue
+        storage.delete(step, [manifest.NAME])
+        storage.delete(step, retention.ours(names))
+        storage.drop(step)
+        del listing[step]
+    for step, left in retention.leftovers(listing, known, known[0]).items() if known else ():
+        storage.delete(step, left)
+        storage.drop(step)
+    return Done(id=message.id)
 
 
 if __name__ == "__main__":

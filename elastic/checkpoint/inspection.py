@@ -11,6 +11,7 @@ from typing import Any
 
 from elastic.checkpoint import manifests
 from elastic.checkpoint.image import VALUES, Image, header_bytes, parse
+from elastic.checkpoint.storage import canonical, connect
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError, NotFound, ProtocolMismatch, SlotError
 from elastic.proto.manifest import Manifest, Shard
@@ -50,7 +51,7 @@ def steps(path: str) -> list[Step]:
         )
     if manifest.step_of(Path(path).name) is not None:
         raise NotFound(f"{path} is one step: give {Path(path).parent} and --step")
-    newest = manifests.committed(path)
+    newest = manifests.committed(connect(canonical(path)))
     found = []
     for name in os.listdir(path):
         number = manifest.step_of(name)
@@ -65,7 +66,7 @@ def _step(path: str, number: int, newest: Manifest | None) -> Step:
     folder = Path(path, manifest.folder(number))
     told, problem, dated = None, "", folder / manifest.NAME
     try:
-        told = manifests.read(path, number)
+        told = manifests.read(connect(canonical(path)), number)
     except FileNotFoundError:
         dated = folder
     except (OSError, CheckpointError) as error:

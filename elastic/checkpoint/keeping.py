@@ -18,6 +18,8 @@ class Keeping:
         """What must not be written over, whatever is newer."""
         self.committed: Moment | None = None
         """The newest that is known to be on storage."""
+        self.stalled = ""
+        """Why nothing goes to storage now; empty where it does."""
 
     def tell(self, message: keeper.ToKeeper) -> None:
         try:
@@ -38,7 +40,7 @@ class Keeping:
             answer, fds = found
             if isinstance(answer, keeper.Refused):
                 raise CheckpointError(answer.reason)
-            if not isinstance(answer, keeper.Whole | keeper.Committed):
+            if not isinstance(answer, keeper.Whole | keeper.Committed | keeper.Stalled):
                 return answer, fds
 
     def wait(self, timeout: float) -> bool:
@@ -63,6 +65,8 @@ class Keeping:
             self.committed = Moment(found[0].round, found[0].step)
         elif isinstance(found[0], keeper.Whole):
             self.keep = frozenset(Moment(*moment) for moment in found[0].keep)
+        elif isinstance(found[0], keeper.Stalled):
+            self.stalled = found[0].reason
         return found
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from elastic.checkpoint import files, manifests
 from elastic.checkpoint.restore import Restore
 from elastic.checkpoint.state import Place
+from elastic.checkpoint.storage import canonical, connect
 
 log = logging.getLogger(__name__)
 
@@ -17,10 +18,11 @@ def load(path: str | os.PathLike[str], state: dict[str, Any], *, step: int | Non
     0 where there is none: the state is as it was. What the checkpoint has beside that is not read.
     Raises `CheckpointError` for what it has not, or only damaged.
     """
-    found = manifests.committed(path, step)
+    storage = connect(canonical(path))
+    found = manifests.committed(storage, step)
     if found is None:
         return 0
-    sources, wrong = files.sources(os.fspath(path), found.step)
+    sources, wrong = files.sources(storage, found.step)
     restore = Restore([sources[rank] for rank in sorted(sources)], Place())
     restore.apply(state, strict=True)
     for complaint in (*wrong, *restore.damaged):

@@ -1,16 +1,14 @@
 """A step of a checkpoint, written by whoever has its tensors at hand: DCP's writer, a conversion."""
 
 import mmap
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import torch
 
-from elastic.checkpoint import copy_cpu, flusher
+from elastic.checkpoint import copy_cpu, manifests
 from elastic.checkpoint.image import Piece, lay_out
-from elastic.proto import manifest, sums
-from elastic.proto.flusher import Commit
+from elastic.checkpoint.storage import canonical, connect
+from elastic.proto import sums
 from elastic.proto.manifest import Manifest, Shard
 
 _BLOCK = 4096
@@ -37,9 +35,7 @@ def write_shard(
     chunks = copy_cpu.write(image, _OnCpu(tensors), values, memory[: image.nbytes])
     table = sums.pack(chunks)
     memory[image.sums_at : image.nbytes] = table
-    file = Path(path, manifest.folder(step), name)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    flusher._write_file(file, memory, image.nbytes)
+    connect(canonical(path)).write(step, name, [memory], image.nbytes)
     return Shard(rank=rank, file=name, bytes=image.nbytes, digest=sums.checksum(table))
 
 
@@ -53,13 +49,7 @@ def commit(path: str, step: int, job: str, shards: Sequence[Shard]) -> None:
         world_size=len(shards),
         shards=tuple(sorted(shards, key=lambda shard: shard.rank)),
     )
-    fd = os.memfd_create("manifest")
-    try:
-        os.write(fd, manifest.dumps(told).encode())
-        target = Path(path, manifest.folder(step), manifest.NAME)
-        flusher._commit(Commit(id=0, path=str(target)), fd)
-    finally:
-        os.close(fd)
+    manifests.commit(connect(canonical(path)), told)
 
 
 class _OnCpu(Mapping[str, torch.Tensor]):

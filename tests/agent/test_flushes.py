@@ -7,6 +7,7 @@ import mmap
 import os
 import random
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from elastic.proto import manifest, slot, sums
 from elastic.proto import master_pb2 as pb
 from elastic.proto.security import Security
 from elastic.proto.sums import Chunk
+from elastic.proto.terms import Retention, Terms
 
 DEADLINE = 60.0
 MOMENT = (3, 7)
@@ -46,7 +48,13 @@ def settings(python: str = sys.executable) -> AgentSettings:
 class Snapshot:
     """A slot that a rank has written, and the file that is to come of it."""
 
-    def __init__(self, data: bytes, rank: int = 0, moment: flushes.Key = MOMENT) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        rank: int = 0,
+        moment: flushes.Key = MOMENT,
+        value: float | None = None,
+    ) -> None:
         part = 5000
         chunks = [
             Chunk(min(at + part, len(data)), sums.checksum(data[at : at + part]))
@@ -57,8 +65,9 @@ class Snapshot:
         self.fd = slot.create(slot.bytes_for(len(self.image)))
         self.view = memoryview(mmap.mmap(self.fd, 0))
         stamp = slot.Stamp(
-            job="job", step=moment[1], round=moment[0], rank=rank, world_size=2, generation=1
-        )
+            job="job", step=moment[1], round=moment[0], rank=rank, world_size=2, generation=1,
+            value=value,
+        )  # fmt: skip
         writing = slot.Writing(self.view, stamp, len(self.image), len(chunks))
         writing.image[: len(data)] = data
         writing.commit(chunks, ())
@@ -81,9 +90,9 @@ class Node:
         self.news = asyncio.Event()
         self.flushes = Flushes(node or settings(), lambda _: self.news.set())
 
-    def write(self, *snapshots: Snapshot, moment: flushes.Key = MOMENT) -> None:
+    def write(self, *snapshots: Snapshot, moment: flushes.Key = MOMENT) -> bool:
         slots = {snapshot.shard.rank: snapshot.fd for snapshot in snapshots}
-        self.flushes.write(str(self.path), "job", moment, 2, slots)
+        return self.flushes.write(str(self.path), "job", moment, 2, slots)
 
     def commit(self, *shards: pb.Shard, moment: flushes.Key = MOMENT) -> None:
         at = pb.Moment(round=moment[0], step=moment[1])
@@ -125,15 +134,18 @@ async def node(path: Path, of: AgentSettings | None = None) -> AsyncIterator[Nod
             asyncio.get_running_loop().remove_reader(made.flushes._end)
             made.flushes._end.close()
         for task in made.flushes._tasks.values():
-            os.close(task.fd)
+            if task.fd is not None:
+                os.close(task.fd)
 
 
 @pytest.fixture
 def snapshot() -> Iterator[Callable[..., Snapshot]]:
     made: list[Snapshot] = []
 
-    def make(data: bytes, rank: int = 0, moment: flushes.Key = MOMENT) -> Snapshot:
-        made.append(Snapshot(data, rank, moment))
+    def make(
+        data: bytes, rank: int = 0, moment: flushes.Key = MOMENT, value: float | None = None
+    ) -> Snapshot:
+        made.append(Snapshot(data, rank, moment, value))
         return made[-1]
 
     yield make
@@ -240,41 +252,49 @@ def test_a_slot_that_is_being_written_is_passed_over(tmp_path: Path, snapshot: M
     run(test())
 
 
-@pytest.mark.parametrize("wrong", ["step", "round", "chunk", "header", "unfinished"])
-def test_what_is_not_the_snapshot_is_never_written(
-    tmp_path: Path, snapshot: Make, monkeypatch: pytest.MonkeyPatch, wrong: str
+@pytest.mark.parametrize("wrong", ["step", "round", "header", "unfinished"])
+def test_a_slot_that_was_written_over_before_it_was_claimed_is_passed_over(
+    tmp_path: Path, snapshot: Make, wrong: str
 ) -> None:
     async def test() -> None:
-        monkeypatch.setattr(flushes, "RETRY", 0.01)
         other = {"step": (3, 8), "round": (4, 7)}.get(wrong, MOMENT)
         one, good = snapshot(noise(9000), 0, other), snapshot(noise(9000), 1)
-        if wrong == "chunk":
-            one.view[slot.PAGE + 6000] ^= 1
-        elif wrong == "header":
+        if wrong == "header":
             one.view[33] ^= 1
         elif wrong == "unfinished":
             one.view[16:24] = bytes(8)
         async with node(tmp_path) as here:
+            assert not here.write(one)
+            assert not here.busy
+            assert not one.claimed
+            assert here.write(one, good)
+            await here.done()
+            assert here.files() == [good.name], "the others' shards are written"
+            assert not here.flushes.damaged
+
+    run(test())
+
+
+def test_a_damaged_slot_is_said_and_never_on_storage(tmp_path: Path, snapshot: Make) -> None:
+    async def test() -> None:
+        one, good = snapshot(noise(9000), 0), snapshot(noise(9000), 1)
+        one.view[slot.PAGE + 6000] ^= 1
+        async with node(tmp_path) as here:
             with listening() as said:
                 here.write(one, good)
-                await said.wait(1)
-            reason = {
-                "chunk": "1 chunks of the slot of rank 0 are damaged",
-                "header": "the slot's header is damaged",
-                "unfinished": "was not finished",
-                "step": "the slot holds step 8, not 7",
-                "round": "the slot holds",
-            }[wrong]
-            assert f"checkpoint {tmp_path}: step 7: " in said.lines[0]
-            assert reason in said.lines[0]
-            async with asyncio.timeout(DEADLINE):
-                while 1 not in (here.written[MOMENT].shards if here.written else ()):
-                    here.news.clear()
-                    await here.news.wait()
-            assert not here.busy, "another try would find the same"
+                await here.done()
+            (line,) = said.lines
+            assert line == (
+                f"checkpoint {tmp_path}: step 7: bytes 5000 to 9000 in the slot of rank 0 are damaged"
+            )
             assert not one.claimed
             assert here.flushes.damaged == {(str(tmp_path), MOMENT, 0)}
             assert here.files() == [good.name], "the others' shards are written"
+            complaint = here.flushes.complaint(str(tmp_path))
+            assert complaint.startswith("step 7 will not be: bytes 5000 to 9000"), "ranks are told"
+            here.commit(one.shard, good.shard, moment=(3, 8))
+            await here.done()
+            assert here.flushes.complaint(str(tmp_path)) == "", "until something later is there"
 
     run(test())
 
@@ -290,16 +310,70 @@ def test_storage_that_fails_is_said_once_and_tried_until_it_works(
         async with node(path) as here:
             with listening() as said:
                 here.write(*shards)
-                await said.wait(2)
+                await said.wait(1)
                 await retried(here, 5)
-                assert len(said.lines) == 2, "once for each rank's file"
-                assert all("Not a directory" in line for line in said.lines)
+                assert len(said.lines) == 1, "once, whatever number of files it is true of"
+                assert "Not a directory" in said.lines[0]
+                assert here.flushes.complaint(str(path)) == "Not a directory"
                 assert all(one.claimed for one in shards)
                 path.parent.unlink()
                 await here.done()
+                assert here.flushes.complaint(str(path)) == ""
             assert [(path / one.name).read_bytes() for one in shards] == [
                 one.image for one in shards
             ]
+
+    run(test())
+
+
+def test_a_storage_that_hangs_is_said_once_and_written_to_when_it_answers(
+    tmp_path: Path, snapshot: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe in the place of the file: who opens it waits for a reader."""
+
+    async def test() -> None:
+        monkeypatch.setattr(flushes, "SILENCE", 0.1)
+        monkeypatch.setattr(flushes, "RETRY", 0.01)
+        shards = [snapshot(noise(9000), rank) for rank in (0, 1)]
+        file = tmp_path / shards[0].name
+        file.parent.mkdir()
+        pipe = file.with_name(manifest.draft(file.name, socket.gethostname()))
+        os.mkfifo(pipe)
+        async with node(tmp_path) as here:
+            with listening() as said:
+                here.write(*shards)
+                await said.wait(1)
+                assert "does not answer for 0.1 s" in said.lines[0]
+                assert "does not answer" in here.flushes.complaint(str(tmp_path))
+                assert all(one.claimed for one in shards)
+                reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+                await here.done()
+                os.close(reader)
+                assert sum("does not answer" in line for line in said.lines) == 1
+            assert here.flushes.complaint(str(tmp_path)) == ""
+            assert [(tmp_path / one.name).read_bytes() for one in shards] == [
+                one.image for one in shards
+            ]
+
+    run(test())
+
+
+def test_who_commits_deletes_what_is_not_to_be_kept(tmp_path: Path, snapshot: Make) -> None:
+    async def test() -> None:
+        async with node(tmp_path) as here:
+            here.flushes.terms[str(tmp_path)] = Terms(retention=Retention(last=1, best=1))
+            for step, value in ((1, 0.5), (2, 0.25), (3, 0.75), (4, None)):
+                shards = [snapshot(noise(9000), rank, (1, step), value) for rank in (0, 1)]
+                here.write(*shards, moment=(1, step))
+                await here.done()
+                here.commit(*(one.shard for one in shards), moment=(1, step))
+                await here.done()
+            assert sorted(path.name for path in tmp_path.iterdir()) == [
+                manifest.folder(2),
+                manifest.folder(4),
+            ]
+            found = manifest.loads((tmp_path / manifest.folder(2) / manifest.NAME).read_bytes())
+            assert (found.value, found.sequence) == (0.25, 2)
 
     run(test())
 

@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 
 from elastic.checkpoint import manifests
+from elastic.checkpoint.storage import Folder
 from elastic.proto import manifest
 from tests.e2e.harness import ROOT, Job
 
@@ -41,7 +42,7 @@ def losses(printed: str) -> dict[str, str]:
 def tensors(save: Path, step: int) -> dict[tuple[str, str], torch.Tensor]:
     """All that is on storage of a step, by file and name."""
     found = {}
-    for shard in manifests.read(save, step).shards:
+    for shard in manifests.read(Folder(Path(save)), step).shards:
         with safe_open(save / manifest.folder(step) / shard.file, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 it is no dict
                 if not name.startswith("elastic.sums"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic.checkpoint import manifests
+from elastic.checkpoint.storage import Folder
 from tests.e2e.harness import Job, Node, processes
 
 SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"
@@ -67,7 +68,7 @@ class Run:
         self.check(committed)
 
     def committed(self) -> int:
-        found = manifests.committed(self.job.folder / "checkpoint")
+        found = manifests.committed(Folder(Path(self.job.folder / "checkpoint")))
         return 0 if found is None else found.step
 
     def check(self, committed: int) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from elastic.proto import flusher, keeper
 from elastic.proto.errors import CodecError, LinkError, ProtocolMismatch
+from elastic.proto.terms import Terms
 
 Pair = tuple[socket.socket, socket.socket]
 shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -103,7 +104,7 @@ def test_slots_come_with_their_descriptors_in_order(pair: Pair, count: int) -> N
 def test_a_flusher_gets_its_descriptor_and_no_second_one(pair: Pair) -> None:
     before = descriptors()
     sent = memories(2)
-    message = flusher.Write(id=1, path="/p", round=1, step=2)
+    message = flusher.Write(id=1, checkpoint="/p", job="j", round=1, step=2, file="f")
     flusher.send(pair[0], message, tuple(sent))
     found = flusher.receive(pair[1], flusher.ToFlusher)
     assert found is not None
@@ -194,7 +195,9 @@ def test_who_names_no_version_is_refused(theirs: str) -> None:
 
 
 def test_neighbours_understand_each_other_and_others_do_not() -> None:
-    ours = keeper.opening(checkpoint="/c", rank=0, world_size=1, local_rank=0, local_world_size=1)
+    ours = keeper.opening(
+        checkpoint="/c", rank=0, world_size=1, local_rank=0, local_world_size=1, terms=Terms()
+    )
     keeper.check(ours)
     other = keeper.Open(
         version="99.0", checkpoint="/c", rank=0, world_size=1, local_rank=0, local_world_size=1

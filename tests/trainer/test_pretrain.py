@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from elastic.checkpoint import manifests
+from elastic.checkpoint.storage import Folder
 from elastic.trainer.generate import load_model, main
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +96,7 @@ def test_a_run_that_is_killed_whole_goes_on_from_storage_and_ends_the_same(base:
     killed = start(base, "killed", *STEPS)
     assert killed.stdout is not None
     for _ in killed.stdout:
-        if manifests.committed(base / "killed") is not None:
+        if manifests.committed(Folder(Path(base / "killed"))) is not None:
             break
     everything = [psutil.Process(killed.pid), *psutil.Process(killed.pid).children(recursive=True)]
     for process in everything:

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from elastic.checkpoint import convert, foreign, inspection, manifests
 from elastic.checkpoint.dcp import StorageReader
+from elastic.checkpoint.storage import Folder
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError
 from tests.elastic.asking import Ask, columns
@@ -227,7 +228,7 @@ def test_damage_is_named(
 def test_a_later_chunk_of_a_large_tensor(tmp_path: Path) -> None:
     written(tmp_path, 7, [{"w": torch.zeros(5 << 20), "v": torch.ones(3)}])  # 20 MiB: 3 chunks
     file = tmp_path / manifest.folder(7) / manifest.file(0, 1, 3, "job")
-    told = manifests.read(tmp_path, 7)
+    told = manifests.read(Folder(Path(tmp_path)), 7)
     assert inspection.verify(str(tmp_path), told) == []
     start = 4096
     with open(file, "r+b") as opened:
@@ -246,7 +247,7 @@ def test_no_flipped_bit_is_missed(path: Path, at: int, bit: int) -> None:
     data = bytearray(sound)
     data[at % len(sound)] ^= 1 << bit
     file.write_bytes(data)
-    damaged = inspection.verify(str(path), manifests.read(path, 7))
+    damaged = inspection.verify(str(path), manifests.read(Folder(Path(path)), 7))
     file.write_bytes(sound)
     assert {one.file for one in damaged} == {file.name}
 

@@ -27,6 +27,7 @@ from elastic.checkpoint.dcp import StorageReader, StorageWriter
 from elastic.checkpoint.image import SIZES, VALUES
 from elastic.checkpoint.restore import Restore
 from elastic.checkpoint.state import Place
+from elastic.checkpoint.storage import Folder
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError
 from tests.elastic.checkpoint import dcp_ranks
@@ -72,7 +73,7 @@ def test_two_ranks_into_one(two: Path) -> None:
 
 
 def test_each_rank_wrote_its_own_and_the_first_all_values(two: Path) -> None:
-    found, wrong = files.sources(str(two / "ours"), 10)
+    found, wrong = files.sources(Folder(Path(two / "ours")), 10)
     assert wrong == []
     assert found.keys() == {0, 1}
     assert all(source.image.pieces["rows"].extent != (3, 5) for source in found.values())
@@ -212,7 +213,7 @@ def test_what_checkpointer_wrote(tmp_path: Path) -> None:
 
 def test_checkpointer_reads_what_dcp_wrote(two: Path) -> None:
     """Its parts: all files into a state of modules and values."""
-    sources, _ = files.sources(str(two / "ours"), 10)
+    sources, _ = files.sources(Folder(Path(two / "ours")), 10)
     model, _ = dcp_ranks.trained(1, sharded=False)
     state = {"model": model, "step": 0, "seen": {"epochs": None, "names": None}}
     for order in ((0, 1), (1, 0)):
@@ -281,7 +282,7 @@ def test_no_step_and_no_folder_of_a_step(tmp_path: Path) -> None:
 def test_what_cannot_be_kept_is_named(tmp_path: Path, value: object, what: str) -> None:
     with pytest.raises(CheckpointException, match=what):
         save({"x": value}, storage_writer=StorageWriter(tmp_path, 1))
-    assert manifests.committed(tmp_path) is None
+    assert manifests.committed(Folder(tmp_path)) is None
 
 
 class Other(SavePlanner):

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from elastic.checkpoint import copy_cpu, files, manifests, stored
 from elastic.checkpoint.image import Piece, lay_out
+from elastic.checkpoint.storage import Folder
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError
+from tests.elastic.checkpoint import shards
 
 WORLD = 2
 
@@ -54,12 +56,12 @@ def edit(folder: Path, **fields: object) -> None:
 
 
 def test_nothing_is_committed_where_nothing_is(tmp_path: Path) -> None:
-    assert manifests.committed(tmp_path / "no") is None
-    assert manifests.committed(tmp_path) is None
+    assert manifests.committed(Folder(tmp_path / "no")) is None
+    assert manifests.committed(Folder(tmp_path)) is None
 
 
 def newest(path: Path, step: int | None = None) -> int | None:
-    found = manifests.committed(path, step)
+    found = manifests.committed(Folder(path), step)
     return None if found is None else found.step
 
 
@@ -96,7 +98,7 @@ def test_a_step_without_a_sound_manifest_is_passed_over(
     assert newest(tmp_path) == 10
     assert newest(tmp_path, 20) is None
     with pytest.raises((CheckpointError, OSError)):
-        files.sources(str(tmp_path), 20)
+        files.sources(Folder(tmp_path), 20)
 
 
 # --- shards --------------------------------------------------------------------------------------
@@ -104,7 +106,7 @@ def test_a_step_without_a_sound_manifest_is_passed_over(
 
 def test_shards_are_read_by_rank(tmp_path: Path) -> None:
     commit(tmp_path, 10)
-    found, wrong = files.sources(str(tmp_path), 10)
+    found, wrong = files.sources(Folder(tmp_path), 10)
     assert wrong == []
     for rank, source in found.items():
         tensor = source.piece("w")
@@ -151,7 +153,7 @@ def test_a_file_that_cannot_be_used_is_named(
 ) -> None:
     folder = commit(tmp_path, 10)
     spoil(folder)
-    found, wrong = files.sources(str(tmp_path), 10)
+    found, wrong = files.sources(Folder(tmp_path), 10)
     assert found.keys() == {0}
     with pytest.raises(CheckpointError, match=rf"^{folder / name(1)}: .*{what}"):
         raise CheckpointError(*wrong)
@@ -160,7 +162,7 @@ def test_a_file_that_cannot_be_used_is_named(
 def test_swapped_files_are_both_named(tmp_path: Path) -> None:
     folder = commit(tmp_path, 10)
     swap(folder)
-    found, wrong = files.sources(str(tmp_path), 10)
+    found, wrong = files.sources(Folder(tmp_path), 10)
     assert found == {}
     assert [line.split(": ")[0] for line in wrong] == [str(folder / name(rank)) for rank in (0, 1)]
 
@@ -180,7 +182,7 @@ def test_a_flipped_bit_of_header_or_table_is_found(
     data = bytearray(sound)
     data[at] ^= 1 << bit
     file.write_bytes(data)
-    found, wrong = files.sources(str(tmp_path), 10)
+    found, wrong = files.sources(Folder(tmp_path), 10)
     file.write_bytes(sound)
     assert found.keys() == {0}
     assert [line.split(": ")[0] for line in wrong] == [str(file)]
@@ -188,12 +190,12 @@ def test_a_flipped_bit_of_header_or_table_is_found(
 
 def test_a_flipped_bit_of_a_tensor_is_found_when_it_is_read(tmp_path: Path) -> None:
     folder = commit(tmp_path, 10)
-    found, _ = files.sources(str(tmp_path), 10)
+    found, _ = files.sources(Folder(tmp_path), 10)
     start = found[1].image.starts["w"]
     data = bytearray((folder / name(1)).read_bytes())
     data[start] ^= 1
     (folder / name(1)).write_bytes(data)
-    found, wrong = files.sources(str(tmp_path), 10)
+    found, wrong = files.sources(Folder(tmp_path), 10)
     assert wrong == []
     assert found[1].piece("w") is None
     assert found[0].piece("w") is not None
@@ -219,7 +221,7 @@ def test_a_hostile_file_with_its_own_checksums_is_named(tmp_path: Path, place: s
     shards = json.loads((folder / manifest.NAME).read_text())["shards"]
     shards[1]["digest"] = f"{sums.checksum(table):016x}"
     edit(folder, shards=shards)
-    found, wrong = files.sources(str(tmp_path), 10)
+    found, wrong = files.sources(Folder(tmp_path), 10)
     assert found.keys() == {0}
     assert [line.split(": ")[0] for line in wrong] == [str(file)]
 
@@ -244,3 +246,72 @@ def test_what_storage_alone_has_not_whole_is_said(tmp_path: Path) -> None:
     (folder / name(1)).unlink()
     with pytest.raises(CheckpointError, match="has no w"):
         stored.load(tmp_path, {"w": torch.zeros(6)})
+
+
+# --- the step to be loaded -----------------------------------------------------------------------
+
+
+def spoiled_table(folder: Path) -> None:
+    data = bytearray((folder / name(1)).read_bytes())
+    data[-1] ^= 1
+    (folder / name(1)).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "file", "what"),
+    [
+        (lambda folder: (folder / name(1)).unlink(), name(1), "No such file or directory"),
+        (lambda folder: os.truncate(folder / name(1), 5000), name(1), "it has 5000 bytes"),
+        (spoiled_table, name(1), "its table of checksums is not the one"),
+        (swap, name(0), "its table of checksums is not the one"),
+        (lambda folder: (folder / manifest.NAME).write_text("{"), manifest.NAME, "damaged"),
+        (lambda folder: edit(folder, version="2.0"), manifest.NAME, "version"),
+    ],
+    ids=["missing", "truncated", "table", "swapped", "manifest", "version"],
+)
+def test_a_step_that_is_not_whole_is_named_and_the_one_before_it_taken(
+    tmp_path: Path, spoil: Callable[[Path], None], file: str, what: str
+) -> None:
+    here = Folder(tmp_path)
+    for sequence, step in enumerate((10, 20, 30)):
+        commit(tmp_path, step, sequence=sequence)
+    folder = tmp_path / manifest.folder(30)
+    spoil(folder)
+    found, wrong = files.newest(here)
+    assert found is not None
+    assert found.step == 20
+    assert wrong[0].startswith(f"{folder / file}: ")
+    assert what in wrong[0]
+    assert files.older(here, 30) == "; load(state, step=20) loads the step on storage before it"
+    assert files.older(here, 10) == ""
+
+
+def test_what_another_shard_has_is_no_reason_to_go_back(tmp_path: Path) -> None:
+    here = Folder(tmp_path)
+    shards.commit(here, 10, sequence=1, whole=True)
+    known = shards.commit(here, 20, sequence=2, whole=True)
+    missing = tmp_path / manifest.folder(20) / known.shards[0].file
+    missing.unlink()
+    found, wrong = files.newest(here)
+    assert found == known
+    assert wrong == [f"{missing}: No such file or directory"]
+
+
+def test_where_no_step_is_whole_the_newest_is_tried(tmp_path: Path) -> None:
+    """Each rank knows what it needs: its load says what is missing."""
+    for sequence, step in enumerate((10, 20)):
+        (commit(tmp_path, step, sequence=sequence) / name(0)).unlink()
+    found, wrong = files.newest(Folder(tmp_path))
+    assert found is not None
+    assert found.step == 20
+    assert len(wrong) == 2
+
+
+def test_a_storage_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+    (commit(tmp_path, 10) / manifest.NAME).write_text("{")
+    with pytest.raises(CheckpointError, match=r"manifest\.json: the manifest is damaged"):
+        files.newest(Folder(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError):
+        files.newest(Folder(tmp_path / "file"))
+    assert files.newest(Folder(tmp_path / "nothing")) == (None, [])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastic.agent.snapshots import SLOTS
+from elastic.agent.memory import SLOTS
 from elastic.checkpoint import copy_cpu, share
 from elastic.checkpoint.image import Piece, lay_out
 from elastic.checkpoint.slots import Slots, reusable

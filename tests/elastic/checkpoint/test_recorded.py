@@ -19,6 +19,7 @@ from elastic.checkpoint import copy_cpu, files
 from elastic.checkpoint.image import SIZES, Image, Piece, lay_out
 from elastic.checkpoint.restore import Restore
 from elastic.checkpoint.state import Place, collect
+from elastic.checkpoint.storage import Folder
 from elastic.proto import manifest, sums, version
 from elastic.proto.errors import CheckpointError
 
@@ -52,7 +53,7 @@ def state(full: bool) -> dict[str, Any]:
 
 
 def opened(folder: Path) -> tuple[dict[str, Any], torch.Tensor]:
-    found, wrong = files.sources(str(folder), STEP)
+    found, wrong = files.sources(Folder(Path(folder)), STEP)
     assert wrong == []
     loaded = state(full=False) | {"w": torch.zeros(5, 3)}
     restore = Restore([found[rank] for rank in sorted(found)], Place())
@@ -110,8 +111,8 @@ def test_what_the_next_minor_version_writes(tmp_path: Path, shards: bool) -> Non
 def test_what_is_too_far_says_what_is_needed(tmp_path: Path, named: str) -> None:
     said = f"the checkpoint speaks version {named}, this release reads 1.0 to 1.1: install one that reads {named}"
     with pytest.raises(CheckpointError, match=re.escape(said)):
-        files.sources(str(of_version(tmp_path / "m", named, shards=False)), STEP)
-    found, wrong = files.sources(str(of_version(tmp_path / "s", named, shards=True)), STEP)
+        files.sources(Folder(of_version(tmp_path / "m", named, shards=False)), STEP)
+    found, wrong = files.sources(Folder(of_version(tmp_path / "s", named, shards=True)), STEP)
     assert found == {}
     assert [complaint.split(": ", 1)[1] for complaint in wrong] == [said] * WORLD
 

@@ -35,6 +35,7 @@ from elastic.checkpoint import copy_cpu, files, share
 from elastic.checkpoint.image import header_bytes, lay_out, parse
 from elastic.checkpoint.restore import Restore
 from elastic.checkpoint.state import Place, collect
+from elastic.checkpoint.storage import Folder
 from elastic.proto import manifest, sums
 
 STEP = 1
@@ -257,7 +258,7 @@ def compare(folder: Path, saved: str, name: str, here: Place) -> Iterator[str]:
     state = made(name, seed=2)
     error = ""
     try:
-        found, complaints = files.sources(str(folder / saved), STEP)
+        found, complaints = files.sources(Folder(Path(folder / saved)), STEP)
         order = sorted(found, key=lambda rank: (rank != here.rank, rank))
         restore = Restore([found[rank] for rank in order], here)
         restore.apply(state, strict=True)
