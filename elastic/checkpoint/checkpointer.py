@@ -5,6 +5,7 @@ import mmap
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -62,6 +63,8 @@ class Checkpointer:
         """
         if persist_every is not None and persist_every < 1:
             raise CheckpointError(f"persist_every is 1 or more steps, not {persist_every}")
+        if replica_bandwidth is not None and replica_bandwidth < 1:
+            raise CheckpointError(f"replica_bandwidth is 1 or more, not {replica_bandwidth}")
         self.path = os.path.abspath(path)
         try:
             self.path.encode()
@@ -170,8 +173,9 @@ class Checkpointer:
         deadline = monotonic() + WHOLE_TIMEOUT
         while True:
             contents = slots.contents()
-            self._keeping.drain()  # after the look: what is to be kept is said before it is not newest
-            keep = self._keeping.keep
+            self._keeping.drain()  # after the look: what is kept is said before a slot tells of newer
+            whole, keep = self._keeping.whole, self._keeping.keep
+            contents = [replace(c, whole=c.whole or c.moment == whole) for c in contents]
             order = reusable(contents, self._session.round, self._loaded, keep)
             if order:
                 return order
