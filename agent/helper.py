@@ -3,15 +3,17 @@
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import subprocess
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from elastic.agent import boot
 from elastic.agent.environment import mark
 from elastic.agent.settings import AgentSettings
-from elastic.proto import datagrams, env
+from elastic.proto import datagrams, descriptors, env
 from elastic.proto.errors import CodecError
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ class Helper:
         self._lost = lost
         self._process: subprocess.Popen[bytes] | None = None
         self._end: socket.socket | None = None
+        self._unsent: deque[tuple[object, list[int]]] = deque()
+        """What its socket has no room for yet, with descriptors that are ours."""
         self._began = 0.0
         self._over = False
 
@@ -52,9 +56,29 @@ class Helper:
         return self._end is not None
 
     def ask(self, message: object, fds: Sequence[int] = ()) -> None:
-        """Raises OSError; nothing happens once `kill` was called."""
-        if not self._over:
-            datagrams.send(self._connection(), message, fds)
+        """fds stay the caller's. Raises OSError; nothing happens once `kill` was called."""
+        if self._over:
+            return
+        end = self._connection()
+        if not self._unsent:
+            try:
+                datagrams.send(end, message, fds)
+                return
+            except BlockingIOError:  # it is only starting, and this node has much to tell it
+                asyncio.get_running_loop().add_writer(end, self._writable, end)
+        self._unsent.append((message, [os.dup(fd) for fd in fds]))
+
+    def _writable(self, end: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._unsent:
+                try:
+                    datagrams.send(end, *self._unsent[0])
+                except BlockingIOError:
+                    raise
+                except OSError:
+                    break  # it is dead; `_readable` sees that
+                descriptors.close(self._unsent.popleft()[1])
+            asyncio.get_running_loop().remove_writer(end)
 
     def _connection(self) -> socket.socket:
         if self._end is None:
@@ -91,8 +115,11 @@ class Helper:
     def _gone(self, end: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(end)
+        loop.remove_writer(end)
         end.close()
         self._end = None
+        while self._unsent:
+            descriptors.close(self._unsent.popleft()[1])
         if self._over:
             return
         if self._process is not None:

@@ -102,9 +102,12 @@ class Replicas:
             except OSError as error:
                 log.error("no port to serve snapshots on: %s; see --port-range", error)
                 return
-        self._ask(Serve(secret=self._secret, tls=self.tls), self._listener.fileno())
         for name, (checkpoint, fd) in self._slots.items():
             self._ask(Hold(name=name, checkpoint=checkpoint), fd)
+        self._ask(Serve(secret=self._secret, tls=self.tls), self._listener.fileno())
+        for task in self._tasks.values():
+            if task.again is None:
+                self._ask(task.message, task.fd)
 
     def _ask(self, message: courier.ToCourier, *fds: int) -> None:
         try:
@@ -146,12 +149,15 @@ class Replicas:
         self._send(self._tasks[message.id])
 
     def only(self, checkpoint: str, wanted: set[tuple[Moment, int, str]]) -> None:
-        """Of a checkpoint, give up what is fetched beyond these images of these bases."""
+        """Of a checkpoint, give up what is fetched beyond these images of these bases, and forget what
+        else could not be had: who wants it no more has heard of that."""
         for number, task in list(self._tasks.items()):
             message = task.message
             found = (Moment(message.round, message.step), message.rank, message.base)
             if message.checkpoint == checkpoint and found not in wanted:
                 self._forget(number)
+        moments = {moment for moment, _, _ in wanted}
+        self.unfit -= {one for one in self.unfit if one[0] == checkpoint and one[1] not in moments}
 
     def _forget(self, number: int) -> None:
         task = self._tasks.pop(number)
@@ -162,9 +168,10 @@ class Replicas:
 
     def _send(self, task: _Task) -> None:
         task.again = None
-        if not self._helper.running:
-            self._begin()
-        self._ask(task.message, task.fd)
+        if self._helper.running:
+            self._ask(task.message, task.fd)
+        else:
+            self._begin()  # which asks for all that there is
 
     def _heard(self, answer: Fetched | Failed) -> None:
         task = self._tasks.get(answer.id)
@@ -196,6 +203,3 @@ class Replicas:
     def _again(self) -> None:
         if not self._helper.running:
             self._begin()
-        for task in self._tasks.values():
-            if task.again is None:
-                self._send(task)

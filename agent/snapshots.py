@@ -3,6 +3,7 @@ the master, and shown to the ranks of the next round."""
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -16,7 +17,7 @@ from elastic.agent.settings import AgentSettings
 from elastic.agent.shelf import Shelf, Slot, Slots
 from elastic.agent.starter import memory_file
 from elastic.agent.vault import Vault
-from elastic.proto import codec, keeper, slot
+from elastic.proto import codec, descriptors, keeper, slot
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import LinkError, ProtocolMismatch
 from elastic.proto.moment import Moment
@@ -36,6 +37,8 @@ class _Checkpoint:
     clients: list["_Client"] = field(default_factory=list["_Client"])
     """The ranks of this round that have opened it."""
     whole: pb.Moment | None = None
+    all_units: int = 0
+    """Of it."""
     committed: pb.Moment | None = None
     pending: bool = False
     """Something of it is on its way to storage, here or on another node."""
@@ -61,8 +64,10 @@ class _Client:
     said: keeper.Open | None = None
     asks: keeper.Load | None = None
     answered: bool = False
-    told: str = ""
-    """Why nothing goes to storage, as it knows."""
+    told: tuple[keeper.ToRank, ...] = ()
+    """What is newest, as far as it was told."""
+    unsent: tuple[keeper.ToRank, list[int]] | None = None
+    """An answer that its socket has no room for yet, with descriptors that are ours."""
 
 
 class Snapshots:
@@ -113,12 +118,17 @@ class Snapshots:
         asyncio.get_running_loop().add_reader(end, self._readable, client)
 
     def _close(self, client: _Client) -> None:
-        asyncio.get_running_loop().remove_reader(client.end)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(client.end)
+        loop.remove_writer(client.end)
         client.end.close()
+        if client.unsent is not None:
+            descriptors.close(client.unsent[1])
         if client.said is not None:
-            clients = self._of(client.said.checkpoint).clients
-            if client in clients:
-                clients.remove(client)
+            known = self._of(client.said.checkpoint)
+            if client in known.clients:
+                known.clients.remove(client)
+                self._mark_whole(known, known.slots.own.get(client.said.local_rank, []))
 
     def _readable(self, client: _Client) -> None:
         try:
@@ -140,13 +150,17 @@ class Snapshots:
     def _take(self, client: _Client, message: keeper.ToKeeper) -> None:
         if isinstance(message, keeper.Open):
             keeper.check(message)
+            if client.said is not None:
+                raise LinkError("a checkpointer says twice what it is")
             client.said = message
             known = self._of(message.checkpoint)
             for old in [c for c in known.clients if c.round < client.round]:
                 self._close(old)  # a process that its rank left may have the other end still
+            if not known.clients:
+                known.reckoned = None  # there may be other nodes and ranks than in the last round
             known.clients.append(client)
             self._keep_terms(message.checkpoint, message.terms)
-            self._stalled(message.checkpoint, known)
+            self._inform(client, known)
             return
         if client.said is None:
             raise LinkError("a checkpointer says nothing of itself first")
@@ -170,14 +184,6 @@ class Snapshots:
         if self._flushes.terms.get(checkpoint, Terms()) != terms:
             self._shelf.note(checkpoint, codec.dumps(terms).encode())
         self._flushes.terms[checkpoint] = terms
-
-    def _stalled(self, checkpoint: str, known: _Checkpoint) -> None:
-        """Tell the ranks whether storage fails, as far as they do not know."""
-        complaint = self._flushes.complaint(checkpoint)
-        for client in list(known.clients):
-            if client.told != complaint:
-                client.told = complaint
-                self._push(client, keeper.Stalled(reason=complaint))
 
     def _give(self, client: _Client, said: keeper.Open, known: _Checkpoint, size: int) -> None:
         """Slots of that size: what fits of those it has, and new ones. What is too small goes, but
@@ -220,19 +226,23 @@ class Snapshots:
 
     def _needed(self, one: Slot, own: list[Slot], said: keeper.Open, known: _Checkpoint) -> bool:
         """It holds the newest whole moment, what was loaded, or what is still to go to storage."""
-        snapshot, at = one.snapshot, one.moment
-        if snapshot is None or at is None:
-            return False
+        at = one.moment
         whole = [s.moment for s in own if s.snapshot is not None and s.snapshot.all_units]
         loaded = None if known.answer is None else _moment(known.answer.moment)
-        written = self._flushes.written.get(said.checkpoint, {}).get(at)
-        unwritten = written is None or snapshot.stamp.rank not in written.shards
-        return (
+        return at is not None and (
             at == max((m for m in whole if m is not None), default=None)
             or at == loaded
             or at in known.keep
-            or (snapshot.stamp.persist and unwritten)
+            or self._unwritten(said.checkpoint, one)
         )
+
+    def _unwritten(self, checkpoint: str, one: Slot) -> bool:
+        """What it holds is still to go to storage."""
+        snapshot, at = one.snapshot, one.moment
+        if snapshot is None or at is None or not snapshot.stamp.persist:
+            return False
+        written = self._flushes.written.get(checkpoint, {}).get(at)
+        return written is None or snapshot.stamp.rank not in written.shards
 
     def _held(self, said: keeper.Open, known: _Checkpoint) -> None:
         """Once all ranks of this node hold a moment, the master hears of it."""
@@ -245,11 +255,65 @@ class Snapshots:
             self._tell(said.checkpoint)
 
     def _push(self, client: _Client, message: keeper.ToRank, fds: tuple[int, ...] = ()) -> None:
+        """An answer; it waits where what was said unasked has not been read yet."""
         try:
-            keeper.send(client.end, message, fds)
+            if client.unsent is not None:
+                raise BlockingIOError("it asks and does not read")
+            try:
+                keeper.send(client.end, message, fds)
+            except BlockingIOError:
+                client.unsent = message, [os.dup(fd) for fd in fds]
+                asyncio.get_running_loop().add_writer(client.end, self._writable, client)
         except OSError as error:
             log.warning("a checkpointer is cut off: %s", error)
             self._close(client)
+
+    def _inform(self, client: _Client, known: _Checkpoint) -> None:
+        """Tell a rank what is newest now, and mark its slots: it must hear what is kept before it sees
+        that something is newer. A rank that does not read hears it later, once, however much there
+        was in between."""
+        newest: tuple[keeper.ToRank, ...] = ()
+        if known.whole is not None or known.keep:
+            at, keep = _moment(known.whole), tuple(sorted(known.keep))
+            newest += (keeper.Whole(round=at.round, step=at.step, keep=keep),)
+        if known.committed is not None:
+            at = _moment(known.committed)
+            newest += (keeper.Committed(round=at.round, step=at.step),)
+        complaint = "" if client.said is None else self._flushes.complaint(client.said.checkpoint)
+        if complaint or any(isinstance(message, keeper.Stalled) for message in client.told):
+            newest += (keeper.Stalled(reason=complaint),)
+        try:
+            for message in newest:
+                if message not in client.told:
+                    keeper.send(client.end, message)
+        except BlockingIOError:
+            asyncio.get_running_loop().add_writer(client.end, self._writable, client)
+            return
+        except OSError as error:
+            log.warning("a checkpointer is cut off: %s", error)
+            self._close(client)
+            return
+        client.told = newest
+        if client.said is not None:
+            self._mark_whole(known, known.slots.own.get(client.said.local_rank, []))
+
+    def _writable(self, client: _Client) -> None:
+        """It has read something."""
+        loop = asyncio.get_running_loop()
+        loop.remove_writer(client.end)
+        if client.unsent is not None:
+            message, fds = client.unsent
+            client.unsent = None
+            self._push(client, message, tuple(fds))
+            descriptors.close(fds)
+        if client.said is not None and client.end.fileno() >= 0 and client.unsent is None:
+            self._inform(client, self._of(client.said.checkpoint))
+
+    def _mark_whole(self, known: _Checkpoint, slots: Iterable[Slot]) -> None:
+        """Note in slots that hold the newest whole moment that they do."""
+        for one in slots:
+            if known.whole is not None:
+                _mark(one, _moment(known.whole), known.all_units)
 
     # --- the master --------------------------------------------------------------------------
 
@@ -323,27 +387,22 @@ class Snapshots:
         keep = frozenset(map(_moment, order.keep)) or known.keep  # a new master may not know yet
         whole = order.HasField("whole") and _moment(order.whole) > _moment(known.whole)
         if whole:
-            known.whole = order.whole
-            for one in known.slots:
-                _mark(one, _moment(order.whole), order.all_units)
-        if whole or keep != known.keep:
-            known.keep = keep
-            self._forget_spent(known)
-            for client in list(known.clients):
-                self._push(client, self._whole(known))
+            known.whole, known.all_units = order.whole, order.all_units
+            ranks = {client.said.local_rank for client in known.clients if client.said is not None}
+            self._mark_whole(known, (one for slots in known.slots.copy.values() for one in slots))
+            for local in known.slots.own.keys() - ranks:
+                self._mark_whole(known, known.slots.own[local])
         if order.HasField("committed") and _moment(order.committed) > _moment(known.committed):
             known.committed = order.committed
-            for client in list(known.clients):
-                step = order.committed.step
-                self._push(client, keeper.Committed(round=order.committed.round, step=step))
+        if whole or keep != known.keep:
+            known.keep = keep
+            self._forget_spent(order.checkpoint, known)
+        for client in list(known.clients):
+            self._inform(client, known)
         if order.HasField("restore"):
             known.answer = order.restore
             self._answer(known, order.restore)
         self._fetch(order.checkpoint, known, order.fetch)
-
-    def _whole(self, known: _Checkpoint) -> keeper.Whole:
-        at = _moment(known.whole)
-        return keeper.Whole(round=at.round, step=at.step, keep=tuple(sorted(known.keep)))
 
     async def persisted(self, timeout: float) -> None:
         """Wait until nothing is on its way to storage any more, on this node or another: what is only
@@ -381,7 +440,8 @@ class Snapshots:
         """The flusher is done with something, or cannot do it."""
         known = self._of(checkpoint)
         self._news.set()
-        self._stalled(checkpoint, known)
+        for client in list(known.clients):
+            self._inform(client, known)
         done = self._flushes.written.get(checkpoint, {})
         known.flush = [
             order
@@ -408,14 +468,17 @@ class Snapshots:
             try:
                 one = self._room(checkpoint, known, rank, order.slot_bytes)
             except OSError as error:
-                log.warning("no memory for a replica: %s", error)
-                continue
+                log.warning("checkpoint %s: no memory for a replica: %s", checkpoint, error)
+                self._replicas.unfit.add((checkpoint, moment))
+                self._tell(checkpoint)
+                return
             if one is not None:
                 limit = opened[0].bandwidth if opened else None
                 self._replicas.fetch(checkpoint, moment, rank, order.base, one.fd, limit)
 
     def _room(self, checkpoint: str, known: _Checkpoint, rank: int, size: int) -> Slot | None:
-        """A slot for a replica of that rank; None while all that it may have are needed."""
+        """A slot for a replica of that rank; None while all that it may have are needed. Raises
+        OSError."""
         slots = known.slots.copy.get(rank, [])
         free = [
             one for one in slots if one.moment is None or one.moment not in self._lasting(known)
@@ -424,24 +487,36 @@ class Snapshots:
             if len(one.view) >= size:
                 return one
             self._shelf.drop(one)
-        if len(known.slots.copy.get(rank, [])) < memory.COPIES:
-            return self._shelf.make(checkpoint, "copy", rank, size)
-        return None
+        if len(known.slots.copy.get(rank, [])) >= memory.COPIES:
+            return None
+        if (
+            size > memory.available() - self._shelf.untouched
+        ):  # the other node's may be larger than ours
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return self._shelf.make(checkpoint, "copy", rank, size)
 
-    def _forget_spent(self, known: _Checkpoint) -> None:
-        """Replicas of ranks that this node has no more to do with, once what replaces them is there."""
+    def _forget_spent(self, checkpoint: str, known: _Checkpoint) -> None:
+        """Give back slots that this node has no more to do with, once what replaces them is there:
+        replicas of ranks that it keeps none of now, and what ranks held beyond those of this round."""
+        lasting = self._lasting(known)
         ranks = {rank for _, rank in known.fetch}
-        for rank, slots in list(known.slots.copy.items()):
-            for one in list(slots):
-                if rank not in ranks and known.keep and one.moment not in self._lasting(known):
-                    self._shelf.drop(one)
+        spent = [
+            slots for rank, slots in known.slots.copy.items() if rank not in ranks and known.keep
+        ]
+        for client in known.clients:
+            if client.said is not None and client.round <= _moment(known.whole).round:
+                here = client.said.local_world_size
+                spent += [slots for local, slots in known.slots.own.items() if local >= here]
+                break
+        for one in [one for slots in spent for one in slots]:
+            if one.moment not in lasting and not self._unwritten(checkpoint, one):
+                self._shelf.drop(one)
 
     def _lasting(self, known: _Checkpoint) -> set[Moment]:
-        """The moments whose replicas stay: also what was loaded, until there is something newer."""
-        loaded = None if known.answer is None else _moment(known.answer.moment)
-        if loaded is None or max(known.keep, default=_NEVER) > loaded:
+        """The moments whose replicas stay: also what was loaded, until its round has replicas."""
+        if known.answer is None or max(known.keep, default=_NEVER).round >= known.answer.round:
             return set(known.keep)
-        return {*known.keep, loaded}
+        return {*known.keep, _moment(known.answer.moment)}
 
     def _replicated(self, checkpoint: str) -> None:
         """A replica has come, or cannot."""

@@ -146,7 +146,7 @@ def decide(
     state, needed, reason = _restore(state, number, members, committed)
     if ending and state.whole is not None:
         needed = state.whole.moment
-    flush, commits = _storage(state, committed, needed)
+    flush, commits = _storage(state, number, members, committed, needed)
     state = _replicate(state, number, members)
     now = (state.replicated, None if state.copying is None else state.copying.moment)
     standing = state.restore is not None and state.restore.round == number
@@ -182,8 +182,11 @@ def _restore(
         return state, None, f"{away} nodes of round {number} have not asked yet" if asking else ""
     for said in state.said.values():
         if said.answer is not None and said.answer.round == number:
-            there = _sources(state, said.answer.moment, members) or {}
-            return replace(state, restore=said.answer, sources=there), None, ""
+            answer = said.answer
+            there = None
+            if answer.from_memory and answer.moment is not None:
+                there = held.sources(state.said, answer.moment, members)
+            return replace(state, restore=answer, sources=there or {}), None, ""
     present = [state.said[m.node_id] for m in members if m.node_id in state.said]
     asked = [said for said in present if said.asks == number]
     if len(asked) < len(members):
@@ -197,7 +200,7 @@ def _restore(
             break
         holdings = held.of(state.said, moment)
         if held.whole(holdings):
-            found = _sources(state, moment, members)
+            found = held.sources(state.said, moment, members)
             if found is not None:
                 answer = Restore(round=number, moment=moment, from_memory=True)
                 words = f"round {number} goes on from step {moment.step}, in memory"
@@ -213,23 +216,6 @@ def _restore(
     return replace(state, restore=answer, sources={}), None, words
 
 
-def _sources(
-    state: Checkpoint, moment: Moment | None, members: Sequence[Member]
-) -> dict[NodeId, tuple[Source, ...]] | None:
-    """Of every member; None where one cannot have what it needs yet."""
-    if moment is None:
-        return {}
-    world_size = sum(len(member.ranks) for member in members)
-    found: dict[NodeId, tuple[Source, ...]] = {}
-    for member in members:
-        sources = held.sources(state.said, moment, member, world_size)
-        if sources is None:
-            return None
-        if sources:
-            found[member.node_id] = sources
-    return found
-
-
 # --- replicas ------------------------------------------------------------------------------------
 
 
@@ -239,7 +225,7 @@ def _replicate(state: Checkpoint, number: int, members: Sequence[Member]) -> Che
     if copying is not None:
         if copying.moment.round != number:
             state = replace(state, copying=None)
-        elif _copied(state, copying):
+        elif replicas.done(copying, held.of(state.said, copying.moment)):
             state = replace(state, copying=None, replicated=copying.moment)
     whole = None if state.whole is None else state.whole.moment
     if (
@@ -252,27 +238,38 @@ def _replicate(state: Checkpoint, number: int, members: Sequence[Member]) -> Che
         and held.bases(state.said, members)
     ):
         made = replicas.plan(whole, held.of(state.said, whole), members)
-        if made.copies:
-            return replace(state, copying=made)
-        return replace(state, replicated=whole)
+        if not made.copies:
+            return replace(state, replicated=whole)
+        replicated = _safe(state) if state.replicated is None else state.replicated
+        return replace(state, copying=made, replicated=replicated)
     return state
 
 
-def _copied(state: Checkpoint, copying: Copying) -> bool:
-    images = state.images.get(copying.moment, 0)  # the count first: this is asked very often
-    return images >= copying.images and replicas.done(copying, held.of(state.said, copying.moment))
+def _safe(state: Checkpoint) -> Moment | None:
+    """The newest that a master before this one has had replicated: it is kept until there is another."""
+    moments = {moment for said in state.said.values() for moment in said.holdings}
+    for moment in sorted(moments, reverse=True):
+        if replicas.safe(held.of(state.said, moment)):
+            return moment
+    return None
 
 
 # --- storage -------------------------------------------------------------------------------------
 
 
 def _storage(
-    state: Checkpoint, committed: Moment | None, needed: Moment | None
+    state: Checkpoint,
+    number: int,
+    members: Sequence[Member],
+    committed: Moment | None,
+    needed: Moment | None,
 ) -> tuple[dict[NodeId, dict[Moment, frozenset[int]]], tuple[Commit, ...]]:
     """Who writes what, and who writes a manifest since all of its shards are there.
 
-    needed: to be written whether or not it is due.
+    needed: to be written whether or not it is due. A node writes what its own ranks saved, and of a
+    replica only what nobody else has.
     """
+    seats = {member.node_id: frozenset(member.ranks) for member in members}
     flush: dict[NodeId, dict[Moment, frozenset[int]]] = {}
     commits: list[Commit] = []
     for moment in _due(state, committed, needed):
@@ -284,10 +281,17 @@ def _storage(
         if not missing:
             writer = next(node_id for node_id, h in holdings.items() if h.durable)
             commits.append(Commit(node_id=writer, moment=moment, shards=durable))
+        writes: dict[NodeId, set[int]] = {}
+        if moment.round == number:
+            for node_id, holding in holdings.items():
+                writes[node_id] = missing & holding.ranks & seats.get(node_id, frozenset())
+            missing.difference_update(*writes.values())
         for node_id, holding in holdings.items():
-            if mine := missing & holding.ranks:
+            mine = writes.setdefault(node_id, set())
+            mine |= missing & holding.ranks
+            missing -= mine
+            if mine:
                 flush.setdefault(node_id, {})[moment] = frozenset(mine)
-                missing -= mine
     return flush, tuple(commits)
 
 

@@ -1,6 +1,6 @@
 """What nodes say that they hold of a checkpoint, and what follows for one moment of it. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -133,65 +133,100 @@ def writable(holdings: Holdings) -> bool:
     return size > 0 and present >= set(range(size))
 
 
-def missing(holdings: Holdings, member: Member, world_size: int) -> frozenset[int]:
-    """The images that a node's ranks need and that are not in its memory: those of all ranks that
-    saved together with them, which have shares of what they held equal; in another world all, or as
-    many as hold all units.
+class Images:
+    """What there is in memory of one moment, reckoned once for all nodes that are to load it."""
 
-    Empty: it has what it needs. What is nowhere in memory is left out, if equal images make up for it.
-    """
-    own = holdings.get(member.node_id, Holding(world_size=0))
-    there = frozenset(rank for holding in holdings.values() for rank in holding.ranks)
-    if world(holdings) == world_size:
-        together = _together(member.ranks, holdings.values())
-        if together <= there:
-            return together - own.ranks
-    if len(own.units) >= whole(holdings):
-        return frozenset()
-    lacking: set[int] = set()
-    units = set(own.units)
-    for holding in sorted(holdings.values(), key=lambda h: -len(h.units)):
-        if not holding.units <= units:
-            units |= holding.units
-            lacking |= holding.ranks - own.ranks
-    return frozenset(lacking)
+    def __init__(self, said: Mapping[NodeId, Said], moment: Moment) -> None:
+        self.holdings = of(said, moment)
+        self.world_size = world(self.holdings)
+        self._bases = {node_id: said[node_id].base for node_id in self.holdings}
+        self._together: dict[int, range] = {}
+        """The ranks of the node that a rank was on."""
+        self._serving: dict[int, list[str]] = {}
+        """Where each rank's image is served."""
+        for node_id, holding in self.holdings.items():
+            self._together.update((rank, node) for node in holding.nodes for rank in node)
+            for rank in holding.ranks:
+                bases = self._serving.setdefault(rank, [])
+                if self._bases[node_id]:
+                    bases.append(self._bases[node_id])
+        cover: set[int] = set()
+        units: set[int] = set()
+        for holding in sorted(self.holdings.values(), key=lambda h: -len(h.units)):
+            if not holding.units <= units:
+                units |= holding.units
+                cover |= holding.ranks
+        self._cover = frozenset(cover)
+        """Ranks whose images hold all units together."""
+        self._units = len(units)
 
+    def missing(self, member: Member, world_size: int) -> frozenset[int]:
+        """The images that a node's ranks need and that are not in its memory: those of all ranks
+        that saved together with them, which have shares of what they held equal; in another world
+        as many as hold all units.
 
-def _together(ranks: Iterable[int], holdings: Iterable[Holding]) -> frozenset[int]:
-    """These ranks, and those of the nodes that they were on."""
-    found = set(ranks)
-    for holding in holdings:
-        for node in holding.nodes:
-            if not found.isdisjoint(node):
-                found.update(node)
-    return frozenset(found)
+        Empty: it has what it needs. What is nowhere in memory is left out, if equal images make up
+        for it.
+        """
+        own = self._own(member)
+        needed = self._saved_with(member)
+        if self.world_size == world_size and needed <= self._serving.keys():
+            return needed - own.ranks
+        return self._cover - own.ranks if len(own.units) < self._units else frozenset()
+
+    def sources(self, member: Member, world_size: int) -> tuple[Source, ...] | None:
+        """Where a node's ranks find what it has not, and second copies of what they load.
+
+        None where what they need is with a node that does not serve it yet.
+        """
+        needed = self.missing(member, world_size)
+        loaded = self._own(member).ranks
+        if self.world_size == world_size:
+            loaded &= self._saved_with(member)
+        first: dict[str, list[int]] = {}
+        second: dict[str, list[int]] = {}
+        for rank in sorted(needed | loaded):
+            bases = self._serving[rank]
+            if rank in needed:
+                if not bases:
+                    return None
+                first.setdefault(bases[0], []).append(rank)
+                bases = bases[1:]
+            for base in bases:
+                if base != self._bases.get(member.node_id):
+                    second.setdefault(base, []).append(rank)
+        return tuple(
+            Source(base, tuple(ranks), needed=found is first)
+            for found in (first, second)
+            for base, ranks in found.items()
+        )
+
+    def _own(self, member: Member) -> Holding:
+        return self.holdings.get(member.node_id, Holding(world_size=0))
+
+    def _saved_with(self, member: Member) -> frozenset[int]:
+        """Its ranks, and those of the nodes that they were on."""
+        found = set(member.ranks)
+        for rank in member.ranks:
+            found.update(self._together.get(rank, ()))
+        return frozenset(found)
 
 
 def sources(
-    said: Mapping[NodeId, Said], moment: Moment, member: Member, world_size: int
-) -> tuple[Source, ...] | None:
-    """Where a node's ranks find what it has not, and second copies of what they load.
-
-    None where what they need is with a node that does not serve it yet.
-    """
-    holdings = of(said, moment)
-    needed = missing(holdings, member, world_size)
-    own = holdings.get(member.node_id, Holding(world_size=0))
-    together = _together(member.ranks, [own]) & own.ranks
-    found: list[Source] = []
-    lacking = set(needed)
-    for node_id, holding in holdings.items():
-        base = said[node_id].base
-        if node_id == member.node_id or not base:
-            continue
-        if first := sorted(lacking & holding.ranks):
-            found.append(Source(base, tuple(first), needed=True))
-            lacking.difference_update(first)
-        if second := sorted((together | needed) & holding.ranks - set(first)):
-            found.append(Source(base, tuple(second), needed=False))
-    if lacking:
-        return None
-    return tuple(sorted(found, key=lambda source: not source.needed))
+    said: Mapping[NodeId, Said], moment: Moment, members: Sequence[Member]
+) -> dict[NodeId, tuple[Source, ...]] | None:
+    """Of every node of a round that has not all in its own memory; None where one cannot have what it
+    needs yet."""
+    images = Images(said, moment)
+    world_size = sum(len(member.ranks) for member in members)
+    found: dict[NodeId, tuple[Source, ...]] = {}
+    for member in members:
+        one = images.sources(member, world_size)
+        if one is None:
+            return None
+        if one:
+            found[member.node_id] = one
+    return found
 
 
 def bases(said: Mapping[NodeId, Said], members: Sequence[Member]) -> bool:

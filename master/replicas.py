@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic.master.events import NodeId
-from elastic.master.holdings import Holdings, Member
+from elastic.master.holdings import Holdings, Member, whole
 from elastic.proto.moment import Moment
 
 
@@ -18,8 +18,6 @@ class Copying:
     """Which ranks' images each node gets, and from which one."""
     units: int
     """How many different ones the whole state has."""
-    images: int
-    """How many there are of the moment once they have them."""
 
 
 def partners(members: Sequence[Member]) -> dict[NodeId, NodeId]:
@@ -28,15 +26,18 @@ def partners(members: Sequence[Member]) -> dict[NodeId, NodeId]:
     The domain is the innermost label that nodes share. With the nodes in the order of their domains,
     a step as long as the largest domain leads out of each, if none has more than half of the nodes.
     """
-    domain = _domain(members)
-    order = sorted(members, key=lambda member: dict(member.labels).get(domain, member.node_id))
-    sizes = Counter(dict(member.labels).get(domain, member.node_id) for member in members)
-    step = max(sizes.values(), default=0)
+    label = _domain(members)
+
+    def domain(member: Member) -> tuple[str, str]:
+        labels = dict(member.labels)
+        return (labels[label], "") if label in labels else ("", member.node_id)
+
+    order = sorted(members, key=domain)
     count = len(order)
-    if count > 1 and step % count == 0:
-        step = 1
+    step = max(Counter(map(domain, members)).values(), default=0) % count if count else 0
     return {
-        member.node_id: order[(index + step) % count].node_id for index, member in enumerate(order)
+        member.node_id: order[(index + (step or 1)) % count].node_id
+        for index, member in enumerate(order)
     }
 
 
@@ -67,10 +68,13 @@ def plan(moment: Moment, holdings: Holdings, members: Sequence[Member]) -> Copyi
         for rank in sorted(holding.ranks):
             if images[rank] == 1:
                 copies.setdefault(partner[node_id], {})[rank] = node_id
-    more = sum(map(len, copies.values()))
-    return Copying(
-        moment=moment, copies=copies, units=len(units), images=sum(images.values()) + more
-    )
+    return Copying(moment=moment, copies=copies, units=len(units))
+
+
+def safe(holdings: Holdings) -> bool:
+    """The whole state is in memory, and would be without any one node."""
+    units = Counter(unit for holding in holdings.values() for unit in holding.units)
+    return whole(holdings) > 0 and min(units.values()) > 1
 
 
 def done(copying: Copying, holdings: Holdings) -> bool:

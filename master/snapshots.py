@@ -1,6 +1,8 @@
 """The shell around `checkpoints.py`: what nodes say of their snapshots in, orders to all of them out."""
 
+import asyncio
 import logging
+import time
 from collections.abc import Mapping
 
 from elastic.master import checkpoints as core
@@ -8,6 +10,7 @@ from elastic.master import messages
 from elastic.master.checkpoints import Checkpoint, Orders
 from elastic.master.directive import places
 from elastic.master.events import Incarnation, NodeId
+from elastic.master.gathering import BATCH, LONGEST_PAUSE, PAUSE
 from elastic.master.holdings import Member
 from elastic.master.session import Session
 from elastic.master.shell import Shell
@@ -28,6 +31,12 @@ class Snapshots:
         self._checkpoints: dict[str, Checkpoint] = {}
         self._told: dict[str, pb.SnapshotOrders] = {}
         """The orders that all have been told."""
+        self._news: dict[str, set[NodeId]] = {}
+        """Checkpoints of which something was heard since, and from whom: who says something is told
+        what it has not been told yet."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._not_before = 0.0
+        """When it may be decided again, in the loop's time: that costs O(nodes)."""
 
     def hear(self, session: Session, message: pb.Snapshots) -> None:
         """A node says what it holds of one checkpoint."""
@@ -37,15 +46,31 @@ class Snapshots:
             return
         told = messages.said(message, session.node_id, session.incarnation)
         self._checkpoints[name] = core.hear(self._checkpoints.get(name, Checkpoint()), told)
-        self._decide(name, session)
+        self._soon(name).add(session.node_id)
+
+    def _soon(self, name: str) -> set[NodeId]:
+        """Decide in a moment, with what else comes until then: all nodes say something each step."""
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            due = max(loop.time() + BATCH, self._not_before)
+            self._timer = loop.call_at(due, self._decide_all)
+        return self._news.setdefault(name, set())
+
+    def _decide_all(self) -> None:
+        self._timer = None
+        news, self._news = self._news, {}
+        began = time.monotonic()
+        for name, spoke in news.items():
+            self._decide(name, spoke)
+        took = time.monotonic() - began
+        self._not_before = asyncio.get_running_loop().time() + min(PAUSE * took, LONGEST_PAUSE)
 
     def review(self) -> None:
         """A round or the job has begun or ended."""
         for name in self._checkpoints:
-            self._decide(name)
+            self._decide(name, self._news.pop(name, set()))
 
-    def _decide(self, name: str, session: Session | None = None) -> None:
-        """session: one that is told in any case, if it has not been told the same."""
+    def _decide(self, name: str, spoke: set[NodeId]) -> None:
         job = self._shell.job
         placed = places(job.round if job.result is None else None)
         number = job.last_round if placed else 0
@@ -62,17 +87,15 @@ class Snapshots:
         self._checkpoints[name] = state
         if orders.reason:
             log.info("checkpoint %s: %s", name, orders.reason)
-        self._tell(name, orders, session)
+        self._tell(name, orders, spoke)
 
-    def _tell(self, name: str, orders: Orders, session: Session | None) -> None:
+    def _tell(self, name: str, orders: Orders, spoke: set[NodeId]) -> None:
         """Everybody what has changed for all; each its own part, if that has changed."""
         order = messages.snapshot_orders(name, orders)
         changed = order != self._told.get(name)
         self._told[name] = order
-        busy = set(orders.flush) | {commit.node_id for commit in orders.commits}
+        busy = spoke | set(orders.flush) | {commit.node_id for commit in orders.commits}
         busy |= set(orders.copying.copies if orders.copying is not None else ())
-        if session is not None:
-            busy.add(session.node_id)
         for node_id in self._checkpoints[name].said if changed else busy:
             told = self._sessions.get(node_id)
             if told is None:
@@ -95,4 +118,4 @@ class Snapshots:
         for name, state in list(self._checkpoints.items()):
             self._checkpoints[name] = core.forget(state, node_id, incarnation)
             if self._checkpoints[name] is not state:
-                self._decide(name)
+                self._soon(name)

@@ -4,8 +4,8 @@ Between the two, over datagrams (`datagrams.py`):
 
 | direction        | message   | descriptor              | meaning                                     |
 |------------------|-----------|-------------------------|---------------------------------------------|
-| agent to courier | `Serve`   | a socket that listens   | first: where, and to whom                   |
-|                  | `Hold`    | a slot                  | serve what is in it, from now on            |
+| agent to courier | `Hold`    | a slot                  | serve what is in it, from now on            |
+|                  | `Serve`   | a socket that listens   | once: where, and to whom, after what it has |
 |                  | `Drop`    |                         | no more                                     |
 |                  | `Fetch`   | a slot to be filled     | copy another node's image into it           |
 |                  | `Forget`  |                         | that fetch is not wanted any more           |

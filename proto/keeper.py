@@ -182,6 +182,8 @@ def check(message: Open) -> None:
         message.checkpoint.encode()
     except UnicodeEncodeError as error:
         raise LinkError("a checkpoint's path is no UTF-8") from error
+    if message.bandwidth is not None and message.bandwidth < 1:
+        raise LinkError(f"a bandwidth of {message.bandwidth} bytes a second copies nothing")
     theirs = version.parse(message.version)
     if theirs is None:
         raise LinkError("a checkpointer names no version")

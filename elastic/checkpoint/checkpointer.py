@@ -7,6 +7,7 @@ import mmap
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsFloat
@@ -79,6 +80,7 @@ class Checkpointer:
             "keep": keep,
             "keep_every": keep_every,
             "keep_best": keep_best,
+            "replica_bandwidth": replica_bandwidth,
         }
         for name, number in rules.items():
             if number is not None and number < 1:
@@ -254,8 +256,9 @@ class Checkpointer:
         deadline = monotonic() + WHOLE_TIMEOUT
         while True:
             contents = slots.contents()
-            self._keeping.drain()  # after the look: what is to be kept is said before it is not newest
-            keep = self._keeping.keep
+            self._keeping.drain()  # after the look: what is kept is said before a slot tells of newer
+            whole, keep = self._keeping.whole, self._keeping.keep
+            contents = [replace(c, whole=c.whole or c.moment == whole) for c in contents]
             order = reusable(contents, self._session.round, self._loaded, keep)
             if order:
                 return order

@@ -32,6 +32,7 @@ THREADS = 4
 """Images that are fetched at a time."""
 TIMEOUT = 60.0
 """Seconds that who reads from us may be silent."""
+_UNWANTED = "it is not wanted any more"
 
 
 def main(args: list[str]) -> None:
@@ -193,6 +194,8 @@ class _Fetches:
 
     def _run(self, message: Fetch, fd: int, forgotten: threading.Event) -> None:
         try:
+            if forgotten.is_set():
+                raise SlotError(_UNWANTED)
             self._pace.limit = message.bandwidth
             address = courier.address(
                 message.base,
@@ -202,7 +205,7 @@ class _Fetches:
             )
             fetch(Peer(address, self.tls), fd, self._pace, forgotten)
             answer: Fetched | Failed = Fetched(id=message.id)
-        except (OSError, ElasticError) as error:
+        except (OSError, ElasticError, MemoryError) as error:
             gone = isinstance(error, SlotError | Gone)
             answer = Failed(id=message.id, error=" ".join(str(error).split())[:500], gone=gone)
         finally:
@@ -217,18 +220,17 @@ class Pace:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free_at = monotonic()
+        self._free_at = 0.0
         self.limit: int | None = None
 
-    def wait(self, size: int, over: threading.Event) -> None:
-        """Until `size` bytes more may be read, or `over` is set."""
+    def delay(self, size: int, now: float) -> float:
+        """Seconds from `now` until `size` bytes more may be read, by who asked for them."""
         if self.limit is None:
-            return
+            return 0.0
         with self._lock:
-            now = monotonic()
             start = max(now, self._free_at)
             self._free_at = start + size / self.limit
-        over.wait(start - now)
+            return start - now
 
 
 def fetch(peer: Peer, fd: int, pace: Pace, forgotten: threading.Event) -> None:
@@ -260,9 +262,8 @@ def _fill(
 ) -> None:
     size, at = len(copying.image), 0
     for end, checksum in chunks:
-        pace.wait(end - at, forgotten)
-        if forgotten.is_set():
-            raise SlotError("it is not wanted any more")
+        if forgotten.wait(pace.delay(end - at, monotonic())):
+            raise SlotError(_UNWANTED)
         with copying.image[at:end] as part:
             peer.fill(slot.PAGE + at, part)
             if sums.checksum(part) != checksum:

@@ -14,6 +14,8 @@ class Keeping:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self.whole: Moment | None = None
+        """The newest that is known to be in every rank's memory."""
         self.keep: frozenset[Moment] = frozenset()
         """What must not be written over, whatever is newer."""
         self.committed: Moment | None = None
@@ -64,6 +66,7 @@ class Keeping:
         if isinstance(found[0], keeper.Committed):
             self.committed = Moment(found[0].round, found[0].step)
         elif isinstance(found[0], keeper.Whole):
+            self.whole = Moment(found[0].round, found[0].step)
             self.keep = frozenset(Moment(*moment) for moment in found[0].keep)
         elif isinstance(found[0], keeper.Stalled):
             self.stalled = found[0].reason

@@ -21,6 +21,7 @@ import torch._dynamo  # optimizers do, so that each fork would
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -65,7 +66,8 @@ class Model(nn.Module):
         h = self.embed(x)
         h = h + self.frozen(h) + self.low(h.bfloat16()).float()
         mixed = self.norm(self.odd(self.hidden(h))) * self.head(h)
-        return mixed.square().mean() + self.one(self.small(h)).sum()
+        loss: torch.Tensor = mixed.square().mean() + self.one(self.small(h)).sum()
+        return loss
 
 
 # --- layouts: a module in, what a script trains with out -----------------------------------------
@@ -89,7 +91,8 @@ def fsdp(model: Model, *sizes: int) -> nn.Module:
     """One dim: FSDP2; two: replicated over the first, sharded over the second."""
     mesh = mesh_of(sizes, ("replicate", "shard"))
     fully_shard(model.low, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def parallel(model: Model, *sizes: int) -> nn.Module:
@@ -321,7 +324,7 @@ def run(
     """Be a rank; does not return."""
     code = 1
     try:
-        store = dist.FileStore(str(folder / f"store-{act.__name__}-{size}"), size)
+        store = FileStore(str(folder / f"store-{act.__name__}-{size}"), size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         for name in names:
             act(folder, name)

@@ -1,0 +1,287 @@
+"""Saves, replicas, flushes and the deaths of nodes, in any order: what was replicated once is never
+gone back behind, and no save waits for ever."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import count
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic.agent.memory import COPIES, REPLICATED
+from elastic.checkpoint.slots import Content, reusable
+from elastic.master import checkpoints as core
+from elastic.master.checkpoints import Checkpoint, Orders
+from elastic.master.events import Incarnation, NodeId
+from elastic.master.holdings import Holding, Member, Restore, Said
+from elastic.proto.moment import Moment
+
+WORLD = 3
+LIFE = Incarnation(1)
+
+
+@dataclass(slots=True)
+class Rank:
+    """What it knows; its slots are its node's."""
+
+    step: int = 0
+    loaded: Moment | None = None
+    keep: frozenset[Moment] = frozenset()
+
+
+@dataclass(slots=True)
+class Node:
+    """One rank, its slots, and the replicas of another's, as agent/snapshots.py keeps them."""
+
+    name: NodeId
+    own: list[Moment | None] = field(default_factory=lambda: [None] * REPLICATED)
+    copies: dict[int, list[Moment]] = field(default_factory=dict[int, list[Moment]])
+    all_units: dict[Moment, int] = field(default_factory=dict[Moment, int])
+    """Of the moments that it knows to be whole."""
+    orders: deque[Orders] = field(default_factory=deque[Orders])
+    whole: Moment | None = None
+    keep: frozenset[Moment] = frozenset()
+    answer: Restore | None = None
+    fetch: dict[tuple[Moment, int], NodeId] = field(
+        default_factory=dict[tuple[Moment, int], NodeId]
+    )
+    unfit: set[Moment] = field(default_factory=set[Moment])
+    pinned: int | None = None
+    """The slot that is being flushed."""
+    unread: deque[frozenset[Moment]] = field(default_factory=deque[frozenset[Moment]])
+    """What its rank was told to keep."""
+    rank: Rank = field(default_factory=Rank)
+
+    def images(self, rank: int) -> dict[Moment, set[int]]:
+        found: dict[Moment, set[int]] = {at: {rank} for at in self.own if at is not None}
+        for other, moments in self.copies.items():
+            for at in moments:
+                found.setdefault(at, set()).add(other)
+        return found
+
+    def lasting(self) -> set[Moment]:
+        loaded = None if self.answer is None else self.answer.moment
+        newest = max(self.keep, default=Moment(-1, -1))
+        if self.answer is None or loaded is None or newest.round >= self.answer.round:
+            return set(self.keep)
+        return {*self.keep, loaded}
+
+    def obey(self, orders: Orders) -> None:
+        self.keep = frozenset(orders.keep) or self.keep
+        if orders.whole is not None and (self.whole is None or orders.whole.moment > self.whole):
+            self.whole = orders.whole.moment
+            self.all_units[self.whole] = orders.whole.units
+        self.unread.append(self.keep)
+        if orders.restore is not None:
+            self.answer = orders.restore
+        wanted = orders.copying.copies.get(self.name, {}) if orders.copying is not None else {}
+        self.fetch = {}
+        for rank, source in wanted.items():
+            assert orders.copying is not None
+            at = orders.copying.moment
+            self.all_units[at] = orders.copying.units
+            if at not in self.copies.get(rank, ()) and at not in self.unfit:
+                self.fetch[at, rank] = source
+
+    def room(self, rank: int) -> bool:
+        """For one more replica, in place of what has had its time."""
+        moments = self.copies.setdefault(rank, [])
+        if len(moments) < COPIES:
+            return True
+        spent = [at for at in moments if at not in self.lasting()]
+        if spent:
+            moments.remove(spent[0])
+        return bool(spent)
+
+
+class Job:
+    def __init__(self) -> None:
+        self.names = (NodeId(f"n{number:02}") for number in count())
+        self.nodes = [Node(next(self.names)) for _ in range(WORLD)]
+        self.state = Checkpoint()
+        self.round = 1
+        self.kept: Moment | None = None
+        """What the loss of any one node must leave."""
+
+    @property
+    def members(self) -> list[Member]:
+        return [Member(node.name, range(i, i + 1)) for i, node in enumerate(self.nodes)]
+
+    def hear(self, index: int, asks: int = 0) -> None:
+        node = self.nodes[index]
+        holdings = {
+            at: Holding(
+                world_size=WORLD,
+                ranks=frozenset(ranks),
+                units=frozenset(ranks),
+                all_units=node.all_units.get(at, 0),
+            )
+            for at, ranks in node.images(index).items()
+        }
+        said = Said(
+            node_id=node.name, incarnation=LIFE, holdings=holdings, asks=asks, base="http://x",
+            replicas=True, unfit=frozenset(node.unfit), answer=node.answer,
+        )  # fmt: skip
+        self.state = core.hear(self.state, said)
+
+    def decide(self) -> Orders:
+        self.state, orders = core.decide(self.state, self.round, self.members)
+        replicated = self.state.replicated
+        if replicated is not None and replicated.round == self.round:
+            self.kept = replicated
+        for node in self.nodes:
+            node.orders.append(orders)
+        return orders
+
+    # --- what happens ---
+
+    def save(self, index: int) -> bool:
+        node, rank = self.nodes[index], self.nodes[index].rank
+        while node.unread:
+            rank.keep = node.unread.popleft()
+        free = self.free(index)
+        for slot in free:
+            if slot != node.pinned:
+                rank.step += 1
+                node.own[slot] = Moment(self.round, rank.step)
+                return True
+        return False
+
+    def free(self, index: int) -> list[int]:
+        node, rank = self.nodes[index], self.nodes[index].rank
+        keep = node.unread[-1] if node.unread else rank.keep
+        contents = [
+            Content(moment=at, whole=at is not None and at in node.all_units) for at in node.own
+        ]
+        return reusable(contents, self.round, rank.loaded, keep)
+
+    def tell(self, index: int) -> None:
+        self.hear(index)
+        self.decide()
+
+    def obey(self, index: int) -> None:
+        if self.nodes[index].orders:
+            self.nodes[index].obey(self.nodes[index].orders.popleft())
+
+    def copy(self, index: int) -> None:
+        node = self.nodes[index]
+        for (at, rank), source in list(node.fetch.items()):
+            there = [n for n in self.nodes if n.name == source]
+            if there and at in there[0].images(self.nodes.index(there[0])):
+                if node.room(rank):
+                    node.copies[rank].append(at)
+                    del node.fetch[at, rank]
+            else:
+                node.unfit.add(at)
+                del node.fetch[at, rank]
+
+    def pin(self, index: int) -> None:
+        """A flush begins, or ends."""
+        node = self.nodes[index]
+        if node.pinned is None and node.whole in node.own:
+            node.pinned = node.own.index(node.whole)
+        else:
+            node.pinned = None
+
+    def restart_master(self, index: int) -> None:
+        self.state = Checkpoint()
+        for node in self.nodes:
+            node.orders.clear()
+        for each in range(WORLD):
+            self.hear(each)
+        self.decide()
+
+    def lose(self, index: int) -> None:
+        """A node, memory and all; another comes, and all load."""
+        reached = max((node.rank.step for node in self.nodes), default=0)
+        self.state = core.forget(self.state, self.nodes[index].name, LIFE)
+        self.nodes[index] = Node(next(self.names))
+        self.round += 1
+        for each, node in enumerate(self.nodes):
+            node.orders.clear()
+            node.unread.clear()
+            node.pinned = None
+            self.hear(each, asks=self.round)
+        orders = self.decide()
+        assert orders.restore is not None, orders.reason
+        at = orders.restore.moment
+        assert at is None or orders.restore.from_memory, orders.reason
+        if self.kept is not None:
+            assert at is not None, f"{self.kept} was replicated"
+            assert at >= self.kept
+            assert at.step <= reached
+        self.kept = None
+        for each, node in enumerate(self.nodes):
+            if at is not None:
+                there = {r for i, n in enumerate(self.nodes) for r in n.images(i).get(at, ())}
+                assert there == set(range(WORLD)), f"{at} is not there"
+            node.unread.append(node.keep)  # a rank that opens is told
+            node.rank = Rank(step=0 if at is None else at.step, loaded=at)
+            self.obey(each)
+
+    def settle(self) -> None:
+        """Every message arrives, every copy is made."""
+        for _ in range(20):
+            for index in range(WORLD):
+                self.tell(index)
+                while self.nodes[index].orders:
+                    self.obey(index)
+                self.copy(index)
+
+
+ACTIONS = {
+    "save": Job.save,
+    "tell": Job.tell,
+    "obey": Job.obey,
+    "copy": Job.copy,
+    "pin": Job.pin,
+    "restart_master": Job.restart_master,
+    "lose": Job.lose,
+}
+OFTEN = ["save"] * 5 + ["tell", "obey"] * 5 + ["copy"] * 3 + ["pin", "restart_master", "lose"]
+moves = st.tuples(st.sampled_from(OFTEN), st.integers(0, WORLD - 1))
+
+
+def run(job: Job, schedule: Iterable[tuple[str, int]]) -> None:
+    for action, index in schedule:
+        ACTIONS[action](job, index)
+
+
+@settings(max_examples=60)
+@given(st.lists(moves, max_size=120))
+def test_what_was_replicated_outlives_any_one_node_and_no_save_waits_for_ever(
+    schedule: list[tuple[str, int]],
+) -> None:
+    job = Job()
+    run(job, schedule)
+    for _ in range(2 * REPLICATED):
+        job.settle()
+        for node in job.nodes:
+            node.pinned = None
+        last = min(range(WORLD), key=lambda index: job.nodes[index].rank.step)
+        before = job.state.replicated
+        assert job.save(last), f"rank {last} waits: {job.nodes[last]}"
+    job.settle()
+    assert job.state.replicated is not None
+    assert before is not None
+    assert job.state.replicated.round == job.round, "replication goes on in the new round"
+
+
+@settings(max_examples=40)
+@given(st.lists(moves, max_size=60), st.integers(0, WORLD - 1))
+def test_with_replicas_of_each_step_one_at_most_is_lost(
+    schedule: list[tuple[str, int]], lost: int
+) -> None:
+    job = Job()
+    run(job, schedule)
+    job.settle()
+    for _ in range(WORLD * 2):
+        last = min(range(WORLD), key=lambda index: job.nodes[index].rank.step)
+        for node in job.nodes:
+            node.pinned = None
+        assert job.save(last)
+        job.settle()
+    done = min(node.rank.step for node in job.nodes)
+    job.lose(lost)
+    assert job.nodes[lost].rank.step >= done
