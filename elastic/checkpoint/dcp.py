@@ -228,6 +228,8 @@ class StorageReader(interface.StorageReader):
         self._manifest = _committed(self._path, step)
         self._sources: list[Source] = []
         self._restore = Restore([], Place())
+        self._held: Held[int] = {}
+        self._ties: dict[str, str] = {}
         self.tensors: dict[str, Piece] = {}
         """Each whole; by DCP's name for it, or ours if it lies within a value, which DCP keeps in one."""
         self.missing: list[str] = []
@@ -251,9 +253,9 @@ class StorageReader(interface.StorageReader):
             log.error("%s", complaint)
         sources = [found[rank] for rank in sorted(found, key=lambda rank: (rank != own, rank))]
         self._sources, self._restore = sources, Restore(sources, Place())
+        self._held = index((n, source.image.pieces.values()) for n, source in enumerate(sources))
+        self._ties = {name: other for s in sources for name, other in s.image.ties.items()}
         self.tensors, self.missing, self._values = {}, [], {}
-        held = index((n, source.image.pieces.values()) for n, source in enumerate(sources))
-        ties = {name: other for source in sources for name, other in source.image.ties.items()}
         kept: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         routes: dict[str, Route] = {}
         for route, leaf in _leaves(sources):
@@ -262,7 +264,7 @@ class StorageReader(interface.StorageReader):
                 continue
             if not isinstance(leaf, Reference):
                 self._values[name], kept[name] = leaf, BytesStorageMetadata()
-            elif (whole := _whole(ties.get(leaf.name, leaf.name), held)) is not None:
+            elif (whole := self._whole(leaf.name)) is not None:
                 self.tensors[name], boxes = whole
                 kept[name] = _metadata(self.tensors[name], boxes)
             else:
@@ -270,11 +272,23 @@ class StorageReader(interface.StorageReader):
                 self.missing.append(leaf.name)
                 continue
             routes[name] = route
-        within = held.keys() - {piece.name for piece in self.tensors.values()}
-        for name in within:
-            if (whole := _whole(name, held)) is not None:
+        for name in self._held.keys() - {piece.name for piece in self.tensors.values()}:
+            if (whole := self._whole(name)) is not None:
                 self.tensors[name] = whole[0]
         return Metadata(kept, planner_data=routes)
+
+    def _whole(self, name: str) -> tuple[Piece, list[Box]] | None:
+        """A tensor, and the boxes that make it up in files; None where one is missing."""
+        name = self._ties.get(name, name)
+        if name not in self._held:
+            return None
+        first = self._held[name][0][1]
+        whole = replace(first, offset=(0,) * len(first.shape), extent=first.shape)
+        try:
+            reads, missing = plan_reads([whole], self._held)
+        except CheckpointError:  # another rank's of the name is no part of it
+            return None
+        return None if missing else (whole, [read.box for read in reads])
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -341,13 +355,18 @@ class StorageReader(interface.StorageReader):
 
     def pickled(self, name: str) -> io.BytesIO:
         """A value as the default planner wants it: not a byte of it is a file's."""
-        value = pytree.tree_map_only(
-            Reference, lambda tensor: self._restore.make(tensor.name, None), self._values[name]
-        )
+        value = pytree.tree_map_only(Reference, self._inner, self._values[name])
         out = io.BytesIO()
         torch.save(value, out)  # noqa: TID251 - DCP's default planner: docs/security.md
         out.seek(0)
         return out
+
+    def _inner(self, tensor: Reference) -> torch.Tensor:
+        """One within a value."""
+        whole = self._whole(tensor.name)
+        if whole is None:
+            raise CheckpointError(f"{self._path}: {tensor.name} is not whole in what is there")
+        return self.piece(whole[0])
 
 
 def _committed(path: str, step: int | None) -> Manifest:
@@ -367,19 +386,6 @@ def _leaves(sources: Sequence[Source]) -> Iterator[tuple[Route, Any]]:
             log.error("%s", error)
         else:
             yield from tree.leaves(values)
-
-
-def _whole(name: str, held: Held[int]) -> tuple[Piece, list[Box]] | None:
-    """A tensor, and the boxes that make it up in files; None where one is missing."""
-    if name not in held:
-        return None
-    first = held[name][0][1]
-    whole = replace(first, offset=(0,) * len(first.shape), extent=first.shape)
-    try:
-        reads, missing = plan_reads([whole], held)
-    except CheckpointError:  # another rank's of the name is no part of it
-        return None
-    return None if missing else (whole, [read.box for read in reads])
 
 
 def _metadata(whole: Piece, boxes: Sequence[Box]) -> TensorStorageMetadata:
