@@ -83,7 +83,7 @@ class _Target:
     rank: int
     world_size: int
     tensors: frozenset[str]
-    """Those that the tree in this file names: the whole state's, or none."""
+    """Those that the tree in this file names: the whole state's in the coordinator's, else none."""
     routes: Mapping[str, Route]
 
 
@@ -127,7 +127,7 @@ class StorageWriter(interface.StorageWriter):
         tensors = {item.index.fqn for item in items if item.type is not WriteItemType.BYTE_IO}
         routes: dict[str, Route] = {}
         for plan in plans:
-            routes |= plan.planner_data if isinstance(plan.planner_data, dict) else {}
+            routes |= _routes(plan)
         prepared = []
         for rank, plan in enumerate(plans):
             own = [item for item in plan.items if item.index not in self._values]
@@ -136,7 +136,7 @@ class StorageWriter(interface.StorageWriter):
                 rank=rank,
                 world_size=len(plans),
                 tensors=frozenset(tensors if plan.storage_data else ()),
-                routes=routes,
+                routes=routes if plan.storage_data else _routes(plan),
             )
             own += values if plan.storage_data else []
             prepared.append(replace(plan, items=own, storage_data=target))
@@ -174,6 +174,11 @@ class StorageWriter(interface.StorageWriter):
         writing.commit(self._path, self._step, self._job, shards)
 
 
+def _routes(plan: SavePlan) -> Mapping[str, Route]:
+    """Where the default planner has found what it names; a flat state has none."""
+    return plan.planner_data if isinstance(plan.planner_data, dict) else {}
+
+
 def _value(planner: SavePlanner, item: WriteItem) -> Any:
     if not isinstance(planner, DefaultSavePlanner):
         raise CheckpointError(
@@ -202,7 +207,12 @@ def _piece(item: WriteItem) -> Piece:
 def _tensor(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
     found = planner.resolve_data(item)
     assert isinstance(found, torch.Tensor)
-    return checked(item.index.fqn, found).tensor
+    part, planned = checked(item.index.fqn, found), _piece(item)
+    if (part.piece.dtype, part.piece.extent) != (planned.dtype, planned.extent):
+        raise CheckpointError(
+            f"{planned.name} is not of the dtype and shape that the planner planned"
+        )
+    return part.tensor
 
 
 def checked(name: str, tensor: torch.Tensor) -> Part:
