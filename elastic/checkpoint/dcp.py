@@ -83,7 +83,7 @@ class _Target:
     rank: int
     world_size: int
     tensors: frozenset[str]
-    """Those that the tree in this file names: the whole state's, or none."""
+    """Those that the tree in this file names: the whole state's in the coordinator's, else none."""
     routes: Mapping[str, Route]
 
 
@@ -127,7 +127,7 @@ class StorageWriter(interface.StorageWriter):
         tensors = {item.index.fqn for item in items if item.type is not WriteItemType.BYTE_IO}
         routes: dict[str, Route] = {}
         for plan in plans:
-            routes |= plan.planner_data if isinstance(plan.planner_data, dict) else {}
+            routes |= _routes(plan)
         prepared = []
         for rank, plan in enumerate(plans):
             own = [item for item in plan.items if item.index not in self._values]
@@ -136,7 +136,7 @@ class StorageWriter(interface.StorageWriter):
                 rank=rank,
                 world_size=len(plans),
                 tensors=frozenset(tensors if plan.storage_data else ()),
-                routes=routes,
+                routes=routes if plan.storage_data else _routes(plan),
             )
             own += values if plan.storage_data else []
             prepared.append(replace(plan, items=own, storage_data=target))
@@ -174,6 +174,11 @@ class StorageWriter(interface.StorageWriter):
         writing.commit(self._path, self._step, self._job, shards)
 
 
+def _routes(plan: SavePlan) -> Mapping[str, Route]:
+    """Where the default planner has found what it names; a flat state has none."""
+    return plan.planner_data if isinstance(plan.planner_data, dict) else {}
+
+
 def _value(planner: SavePlanner, item: WriteItem) -> Any:
     if not isinstance(planner, DefaultSavePlanner):
         raise CheckpointError(
@@ -202,7 +207,12 @@ def _piece(item: WriteItem) -> Piece:
 def _tensor(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
     found = planner.resolve_data(item)
     assert isinstance(found, torch.Tensor)
-    return checked(item.index.fqn, found).tensor
+    part, planned = checked(item.index.fqn, found), _piece(item)
+    if (part.piece.dtype, part.piece.extent) != (planned.dtype, planned.extent):
+        raise CheckpointError(
+            f"{planned.name} is not of the dtype and shape that the planner planned"
+        )
+    return part.tensor
 
 
 def checked(name: str, tensor: torch.Tensor) -> Part:
@@ -228,6 +238,8 @@ class StorageReader(interface.StorageReader):
         self._manifest = _committed(self._path, step)
         self._sources: list[Source] = []
         self._restore = Restore([], Place())
+        self._held: Held[int] = {}
+        self._ties: dict[str, str] = {}
         self.tensors: dict[str, Piece] = {}
         """Each whole; by DCP's name for it, or ours if it lies within a value, which DCP keeps in one."""
         self.missing: list[str] = []
@@ -251,9 +263,9 @@ class StorageReader(interface.StorageReader):
             log.error("%s", complaint)
         sources = [found[rank] for rank in sorted(found, key=lambda rank: (rank != own, rank))]
         self._sources, self._restore = sources, Restore(sources, Place())
+        self._held = index((n, source.image.pieces.values()) for n, source in enumerate(sources))
+        self._ties = {name: other for s in sources for name, other in s.image.ties.items()}
         self.tensors, self.missing, self._values = {}, [], {}
-        held = index((n, source.image.pieces.values()) for n, source in enumerate(sources))
-        ties = {name: other for source in sources for name, other in source.image.ties.items()}
         kept: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         routes: dict[str, Route] = {}
         for route, leaf in _leaves(sources):
@@ -262,7 +274,7 @@ class StorageReader(interface.StorageReader):
                 continue
             if not isinstance(leaf, Reference):
                 self._values[name], kept[name] = leaf, BytesStorageMetadata()
-            elif (whole := _whole(ties.get(leaf.name, leaf.name), held)) is not None:
+            elif (whole := self._whole(leaf.name)) is not None:
                 self.tensors[name], boxes = whole
                 kept[name] = _metadata(self.tensors[name], boxes)
             else:
@@ -270,11 +282,23 @@ class StorageReader(interface.StorageReader):
                 self.missing.append(leaf.name)
                 continue
             routes[name] = route
-        within = held.keys() - {piece.name for piece in self.tensors.values()}
-        for name in within:
-            if (whole := _whole(name, held)) is not None:
+        for name in self._held.keys() - {piece.name for piece in self.tensors.values()}:
+            if (whole := self._whole(name)) is not None:
                 self.tensors[name] = whole[0]
         return Metadata(kept, planner_data=routes)
+
+    def _whole(self, name: str) -> tuple[Piece, list[Box]] | None:
+        """A tensor, and the boxes that make it up in files; None where one is missing."""
+        name = self._ties.get(name, name)
+        if name not in self._held:
+            return None
+        first = self._held[name][0][1]
+        whole = replace(first, offset=(0,) * len(first.shape), extent=first.shape)
+        try:
+            reads, missing = plan_reads([whole], self._held)
+        except CheckpointError:  # another rank's of the name is no part of it
+            return None
+        return None if missing else (whole, [read.box for read in reads])
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -341,13 +365,18 @@ class StorageReader(interface.StorageReader):
 
     def pickled(self, name: str) -> io.BytesIO:
         """A value as the default planner wants it: not a byte of it is a file's."""
-        value = pytree.tree_map_only(
-            Reference, lambda tensor: self._restore.make(tensor.name, None), self._values[name]
-        )
+        value = pytree.tree_map_only(Reference, self._inner, self._values[name])
         out = io.BytesIO()
         torch.save(value, out)  # noqa: TID251 - DCP's default planner: docs/security.md
         out.seek(0)
         return out
+
+    def _inner(self, tensor: Reference) -> torch.Tensor:
+        """One within a value."""
+        whole = self._whole(tensor.name)
+        if whole is None:
+            raise CheckpointError(f"{self._path}: {tensor.name} is not whole in what is there")
+        return self.piece(whole[0])
 
 
 def _committed(path: str, step: int | None) -> Manifest:
@@ -367,19 +396,6 @@ def _leaves(sources: Sequence[Source]) -> Iterator[tuple[Route, Any]]:
             log.error("%s", error)
         else:
             yield from tree.leaves(values)
-
-
-def _whole(name: str, held: Held[int]) -> tuple[Piece, list[Box]] | None:
-    """A tensor, and the boxes that make it up in files; None where one is missing."""
-    if name not in held:
-        return None
-    first = held[name][0][1]
-    whole = replace(first, offset=(0,) * len(first.shape), extent=first.shape)
-    try:
-        reads, missing = plan_reads([whole], held)
-    except CheckpointError:  # another rank's of the name is no part of it
-        return None
-    return None if missing else (whole, [read.box for read in reads])
 
 
 def _metadata(whole: Piece, boxes: Sequence[Box]) -> TensorStorageMetadata:

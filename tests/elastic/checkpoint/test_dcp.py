@@ -315,6 +315,18 @@ def test_a_planner_of_another_kind_has_only_a_pickle(tmp_path: Path) -> None:
     save({"w": torch.ones(1)}, storage_writer=StorageWriter(tmp_path, 1), planner=Other())
 
 
+class Halved(DefaultSavePlanner):
+    """Plans one dtype and hands over another."""
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        return object.half()
+
+
+def test_a_planner_keeps_to_its_plan(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointException, match="w is not of the dtype and shape"):
+        save({"w": torch.ones(2)}, storage_writer=StorageWriter(tmp_path, 1), planner=Halved())
+
+
 def test_plans_that_are_kept_would_lose_what_has_moved(tmp_path: Path) -> None:
     planner = DefaultSavePlanner(enable_plan_caching=True)
     save({"n": 1}, storage_writer=StorageWriter(tmp_path, 1), planner=planner)
