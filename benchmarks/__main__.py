@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import master, master_killed, peers, restart, start, two_nodes
+from benchmarks import flush, master, master_killed, peers, restart, start, two_nodes
 from benchmarks.jobs import Launcher
 from benchmarks.table import Row, render, save
 
-NAMES = ("start", "restart", "two_nodes", "master_killed", "master")
+NAMES = ("start", "restart", "two_nodes", "master_killed", "master", "flush")
 
 
 def main() -> int:
@@ -43,6 +43,8 @@ def _rows(
         return master_killed.rows(ours, args.n or 50) if ours else []
     if name == "master":
         return master.rows(args.agents or master.SIZES, args.n or 5, bare="bare" in wanted)
+    if name == "flush":
+        return flush.rows(args.flush_gib, args.n or 5, args.folder)
     if name == "two_nodes":
         own_store = [peers.TORCHRUN_OWN_STORE] if "torchrun-own-store" in wanted else []
         return two_nodes.rows(ours, [*torchrun, *own_store], args.scenario, args.scale)
@@ -75,7 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--n",
         type=int,
-        help="restart: kills (20); start: launches (20); master: runs (5); master_killed: kills (50)",
+        help="restart: kills (20); start: launches (20); master: runs (5); master_killed: kills (50); "
+        "flush: flushes (5)",
     )
     parser.add_argument("--ranks", type=int, default=2, help="restart: ranks")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="restart: device")
@@ -91,6 +94,10 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--agents", type=int, action="append", help="master: this many agents (repeatable)"
+    )
+    parser.add_argument("--flush-gib", type=float, default=2.0, help="flush: size of a snapshot")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("/var/tmp"), help="flush: on which disk"
     )
     parser.add_argument("--scale", type=float, default=1.0, help="two_nodes: times as many tries")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks.json"), help="the JSON")
