@@ -42,7 +42,8 @@ def rows(gib: float, n: int, folder: Path) -> list[Row]:
     slower = Sample(launcher="elastic", unit="%")
     fd, size = _slot(int(gib * (1 << 30)))
     with tempfile.TemporaryDirectory(prefix="bench_flush_", dir=folder) as where, _flusher() as end:
-        for number in range(n):
+        _flush(end, 0, Path(where), _slot(CHUNK)[0])  # it has started
+        for number in range(1, n + 1):
             with _others(Path(where)) as timed:
                 time.sleep(SETTLE_S)
                 without = timed()
@@ -98,11 +99,15 @@ def _flush(end: socket.socket, number: int, where: Path, fd: int) -> None:
         id=number, checkpoint=str(where / "run"), job="job", round=1, step=1, file="shard"
     )
     flusher.send(end, message, (fd,))
-    while not isinstance(
-        answer := (flusher.receive(end, flusher.ToAgent) or (None,))[0], flusher.Done
-    ):
-        if not isinstance(answer, flusher.Progress):
-            raise RuntimeError(f"the flusher says {answer}")
+    while True:
+        received = flusher.receive(end, flusher.ToAgent)
+        match received[0] if received else None:
+            case flusher.Done():
+                return
+            case flusher.Progress():
+                continue
+            case answer:
+                raise RuntimeError(f"the flusher says {answer}")
 
 
 def _dd(file: Path, fd: int, size: int) -> float:
