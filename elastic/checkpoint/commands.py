@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from elastic.checkpoint import inspection
 from elastic.checkpoint.image import SIZES
 from elastic.checkpoint.inspection import Step, ranks
+from elastic.checkpoint.storage import canonical
 from elastic.proto.verbs import Context, Output, age
 
 WIDEST = 60
@@ -26,7 +26,9 @@ def ckpt(context: Context, argv: Sequence[str]) -> int:
         name = verb.__name__.strip("_")
         inner = verbs.add_parser(name, help=verb.__doc__, description=verb.__doc__)
         inner.set_defaults(verb=verb, parser=inner)
-        inner.add_argument("path", metavar="PATH", type=_path, help="the checkpoint's folder")
+        inner.add_argument(
+            "path", metavar="PATH", type=_path, help="the checkpoint's folder or URL"
+        )
         if add is not None:
             add(inner)
     args = parser.parse_args(argv)
@@ -36,7 +38,7 @@ def ckpt(context: Context, argv: Sequence[str]) -> int:
 def _path(argument: str) -> str:
     if not argument:  # an unset variable
         raise argparse.ArgumentTypeError("it is empty")
-    return os.path.abspath(argument)
+    return canonical(argument)
 
 
 def _number(argument: str) -> int:
@@ -87,7 +89,7 @@ def _table(out: Output, there: Sequence[Step]) -> None:
 
 
 def _row(step: Step, now: float) -> tuple[str, ...]:
-    told, since = step.manifest, age(now - step.time)
+    told, since = step.manifest, "-" if step.time is None else age(now - step.time)
     if told is None:
         return str(step.step), "-", "-", "-", since, "-", "damaged" if step.problem else "no"
     return (

@@ -190,14 +190,14 @@ def from_dcp(path: str, dest: str, step: int) -> str:
     """
     source = Path(path)
     entries, routes = foreign.read(source)
-    if manifests.committed(connect(canonical(dest)), step) is not None:
+    storage = connect(canonical(dest))
+    if manifests.committed(storage, step) is not None:
         raise CheckpointError(f"{dest} has a step {step} already: name another")
     held = [entry for entry in entries if entry.dtype]
     values = {e.name: foreign.load(source, e) for e in entries if not e.dtype}
     text, inner = tree.encode(values, {entry.name for entry in held}, routes)
     groups = _groups((entry.end - entry.start, entry.name, entry) for entry in held) or [{}]
     job = uuid.uuid4().hex
-    folder = Path(dest, manifest.folder(step))
     names = [manifest.file(rank, len(groups), 0, job) for rank in range(len(groups))]
     shards = []
     try:
@@ -210,14 +210,13 @@ def from_dcp(path: str, dest: str, step: int) -> str:
                 tensors |= {name: partial(getattr, part, "tensor") for name, part in parts.items()}
             tree_here = text if rank == 0 else b"{}"
             shards.append(
-                writing.write_shard(dest, step, names[rank], rank, pieces, tensors, tree_here)
+                writing.write_shard(storage, step, names[rank], rank, pieces, tensors, tree_here)
             )
-        writing.commit(dest, step, job, shards)
+        writing.commit(storage, step, job, shards)
     except BaseException:
-        for name in names:
-            (folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            folder.rmdir()
+            storage.delete(step, names)
+            storage.drop(step)
         raise
     return f"step {step}, {len(entries)} tensors and values, files: {len(groups)}"
 

@@ -8,6 +8,7 @@ reader hands it, so ours hands over bytes that it has made a moment ago from che
 """
 
 import io
+import json
 import logging
 import os
 import uuid
@@ -49,7 +50,7 @@ from elastic.checkpoint.plan import Box, Held, index
 from elastic.checkpoint.plan import plan as plan_reads
 from elastic.checkpoint.restore import Restore, Source
 from elastic.checkpoint.state import Part, Place, collect
-from elastic.checkpoint.storage import canonical, connect
+from elastic.checkpoint.storage import Storage, canonical, connect
 from elastic.checkpoint.tree import Reference, Route
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError
@@ -60,16 +61,20 @@ log = logging.getLogger(__name__)
 Location = str | os.PathLike[str]
 
 
+def _connect(path: Location, options: Mapping[str, Any] | None) -> Storage:
+    return connect(canonical(path), json.dumps(dict(options or {})))
+
+
 def _place(checkpoint_id: Location) -> tuple[str, int]:
     """The checkpoint and the step of a step's folder. Raises `CheckpointError`."""
-    folder = Path(os.path.abspath(checkpoint_id))
-    step = manifest.step_of(folder.name)
+    path, _, name = canonical(checkpoint_id).rpartition("/")
+    step = manifest.step_of(name)
     if step is None:
         raise CheckpointError(
-            f"a checkpoint_id is the folder of a step, {folder.parent / manifest.folder(1000)} say, "
-            f"not {folder}"
+            f"a checkpoint_id is the folder of a step, {path}/{manifest.folder(1000)} say, not "
+            f"{path}/{name}"
         )
-    return str(folder.parent), step
+    return path, step
 
 
 # --- save ----------------------------------------------------------------------------------------
@@ -94,15 +99,20 @@ class StorageWriter(interface.StorageWriter):
     hands over its pickle.
     """
 
-    def __init__(self, path: Location, step: int) -> None:
-        self._path, self._step = os.path.abspath(path), step
+    def __init__(
+        self, path: Location, step: int, *, storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        """path: a folder, or a URL that fsspec knows, whose driver is given `storage_options`."""
+        self._options = storage_options
+        self._storage, self._step = _connect(path, storage_options), step
         self._coordinates = False
         self._values: set[MetadataIndex] = set()
         self._job = ""
 
     def reset(self, checkpoint_id: Location | None = None) -> None:
         if checkpoint_id is not None:
-            self._path, self._step = _place(checkpoint_id)
+            path, self._step = _place(checkpoint_id)
+            self._storage = _connect(path, self._options)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
@@ -163,7 +173,7 @@ class StorageWriter(interface.StorageWriter):
             tensors[name] = partial(getattr, part, "tensor")
         file = manifest.file(target.rank, target.world_size, 0, target.job)
         shard = writing.write_shard(
-            self._path, self._step, file, target.rank, pieces, tensors, text
+            self._storage, self._step, file, target.rank, pieces, tensors, text
         )
         done: Future[list[interface.WriteResult]] = Future()
         done.set_result([interface.WriteResult(MetadataIndex(file), shard.bytes, shard)])
@@ -171,7 +181,7 @@ class StorageWriter(interface.StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[interface.WriteResult]]) -> None:
         shards: list[Shard] = [result.storage_data for (result,) in results]
-        writing.commit(self._path, self._step, self._job, shards)
+        writing.commit(self._storage, self._step, self._job, shards)
 
 
 def _routes(plan: SavePlan) -> Mapping[str, Route]:
@@ -232,10 +242,17 @@ class StorageReader(interface.StorageReader):
     Where ranks had values of their own, each gets its own again, if there is such a rank.
     """
 
-    def __init__(self, path: Location, step: int | None = None) -> None:
-        """Raises `CheckpointError` where there is no such step."""
-        self._path = os.path.abspath(path)
-        self._manifest = _committed(self._path, step)
+    def __init__(
+        self,
+        path: Location,
+        step: int | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Raises OSError, `CheckpointError` where there is no such step."""
+        self._options = storage_options
+        self._storage = _connect(path, storage_options)
+        self._manifest = _committed(self._storage, step)
         self._sources: list[Source] = []
         self._restore = Restore([], Place())
         self._held: Held[int] = {}
@@ -248,8 +265,9 @@ class StorageReader(interface.StorageReader):
 
     def reset(self, checkpoint_id: Location | None = None) -> None:
         if checkpoint_id is not None:
-            self._path, step = _place(checkpoint_id)
-            self._manifest = _committed(self._path, step)
+            path, step = _place(checkpoint_id)
+            self._storage = _connect(path, self._options)
+            self._manifest = _committed(self._storage, step)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
@@ -258,7 +276,7 @@ class StorageReader(interface.StorageReader):
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Of all that is there, whole; what is not is logged. Raises OSError, `CheckpointError`."""
         own = dist.get_rank() if dist.is_initialized() else 0
-        found, wrong = files.sources(connect(canonical(self._path)), self._manifest.step)
+        found, wrong = files.sources(self._storage, self._manifest.step)
         for complaint in wrong:
             log.error("%s", complaint)
         sources = [found[rank] for rank in sorted(found, key=lambda rank: (rank != own, rank))]
@@ -278,7 +296,7 @@ class StorageReader(interface.StorageReader):
                 self.tensors[name], boxes = whole
                 kept[name] = _metadata(self.tensors[name], boxes)
             else:
-                log.error("%s: %s is not whole in what is there", self._path, leaf.name)
+                log.error("%s: %s is not whole in what is there", self._storage.url, leaf.name)
                 self.missing.append(leaf.name)
                 continue
             routes[name] = route
@@ -312,7 +330,7 @@ class StorageReader(interface.StorageReader):
         found = sorted({plan.storage_data for plan in plans})
         if len(found) > 1:
             raise CheckpointError(
-                f"{self._path}: a step was committed while ranks looked for the newest, and they have "
+                f"{self._storage.url}: a step was committed while ranks looked for the newest, and they have "
                 f"found several, {', '.join(str(step) for step, _ in found)}: say which, or try again"
             )
         return plans
@@ -375,15 +393,17 @@ class StorageReader(interface.StorageReader):
         """One within a value."""
         whole = self._whole(tensor.name)
         if whole is None:
-            raise CheckpointError(f"{self._path}: {tensor.name} is not whole in what is there")
+            raise CheckpointError(
+                f"{self._storage.url}: {tensor.name} is not whole in what is there"
+            )
         return self.piece(whole[0])
 
 
-def _committed(path: str, step: int | None) -> Manifest:
-    found = manifests.committed(connect(canonical(path)), step)
+def _committed(storage: Storage, step: int | None) -> Manifest:
+    found = manifests.committed(storage, step)
     if found is None:
         what = "no step that is committed" if step is None else f"no step {step}"
-        raise CheckpointError(f"{path} has {what}")
+        raise CheckpointError(f"{storage.url} has {what}")
     return found
 
 

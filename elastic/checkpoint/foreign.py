@@ -131,7 +131,7 @@ def _entries(metadata: _Record) -> tuple[list[Entry], dict[str, Route]]:
 
 def _tensor(entry: Entry, kind: Any, index: _Record) -> Entry:
     offset = _sizes(index.state["offset"])
-    chunk = next(c.state for c in kind["chunks"] if _sizes(c.state["offsets"]) == offset)
+    (chunk, *_) = (c.state for c in kind["chunks"] if _sizes(c.state["offsets"]) == offset)
     return replace(
         entry,
         dtype=_text(kind["properties"].state[0]),

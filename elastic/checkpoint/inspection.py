@@ -1,5 +1,6 @@
 """What lies in a checkpoint's folder and whether it is what was written; loads nothing, needs no torch."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 from elastic.checkpoint import manifests
 from elastic.checkpoint.image import VALUES, Image, header_bytes, parse
-from elastic.checkpoint.storage import canonical, connect
+from elastic.checkpoint.storage import File, Folder, Storage, connect, words
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError, NotFound, ProtocolMismatch, SlotError
 from elastic.proto.manifest import Manifest, Shard
@@ -32,8 +33,8 @@ class Step:
     step: int
     manifest: Manifest | None = None
     """None: it is not committed."""
-    time: float = 0.0
-    """When it was, or when the folder was last changed; Unix time."""
+    time: float | None = None
+    """When it was, or when the folder was last changed; Unix time. None for a URL."""
     problem: str = ""
     """Of its manifest."""
     newest: bool = False
@@ -41,40 +42,42 @@ class Step:
 
 
 def steps(path: str) -> list[Step]:
-    """All of them, in order. Raises `NotFound` where there is none, OSError."""
-    if not Path(path).exists():
+    """All of them, in order; path: a folder or a URL. Raises `NotFound` where there is none, OSError."""
+    storage = connect(path)
+    folder = Path(path)  # of a URL there is none
+    if isinstance(storage, Folder) and not folder.exists():
         raise NotFound(f"{path} is not there: give the folder that Checkpointer was given")
-    if Path(path, ".metadata").exists():
+    if (folder / ".metadata").exists():
         raise NotFound(
             f"{path} is a checkpoint of DCP: make it one of ours, `elasticctl ckpt convert {path} DEST "
             "--to elastic --step N`"
         )
-    if manifest.step_of(Path(path).name) is not None:
-        raise NotFound(f"{path} is one step: give {Path(path).parent} and --step")
-    newest = manifests.committed(connect(canonical(path)))
-    found = []
-    for name in os.listdir(path):
-        number = manifest.step_of(name)
-        if number is not None:
-            found.append(_step(path, number, newest))
+    if manifest.step_of(folder.name) is not None:
+        raise NotFound(f"{path} is one step: give {path.rpartition('/')[0]} and --step")
+    newest = manifests.committed(storage)
+    found = [
+        _step(storage, step, manifest.NAME in names, newest)
+        for step, names in sorted(storage.listing().items())
+    ]
     if not found:
         raise NotFound(f"{path} holds no checkpoint: give the folder that Checkpointer was given")
-    return sorted(found, key=lambda step: step.step)
+    return found
 
 
-def _step(path: str, number: int, newest: Manifest | None) -> Step:
-    folder = Path(path, manifest.folder(number))
-    told, problem, dated = None, "", folder / manifest.NAME
-    try:
-        told = manifests.read(connect(canonical(path)), number)
-    except FileNotFoundError:
-        dated = folder
-    except (OSError, CheckpointError) as error:
-        problem = str(error)
+def _step(storage: Storage, number: int, committed: bool, newest: Manifest | None) -> Step:
+    told, problem = None, ""
+    if committed:
+        try:
+            told = manifests.read(storage, number)
+        except (OSError, CheckpointError) as error:
+            problem = words(error)
+    dated, since = Path(storage.url, manifest.folder(number)), None
+    with contextlib.suppress(OSError):  # a URL's is not known
+        since = (dated / manifest.NAME if committed else dated).stat().st_mtime
     return Step(
         step=number,
         manifest=told,
-        time=dated.stat().st_mtime,
+        time=since,
         problem=problem,
         newest=told is not None and told == newest,
     )
@@ -125,7 +128,13 @@ class _File:
             at += len(piece)
 
 
-def _image(file: _File) -> Image:
+def _open(storage: Storage, step: int, name: str) -> File:
+    if isinstance(storage, Folder):
+        return _File(Path(storage.url, manifest.folder(step), name))
+    return storage.open(step, name)
+
+
+def _image(file: File) -> Image:
     length = header_bytes(file.read(0, min(8, file.size)))
     return parse(bytes(file.read(0, min(length, file.size))), file.size)
 
@@ -164,14 +173,15 @@ class Contents:
 def contents(path: str, told: Manifest) -> Contents:
     """Names, shapes and values, as the files' headers say; nothing is verified."""
     found = Contents()
+    storage = connect(path)
     for shard in told.shards:
-        where = Path(path, manifest.folder(told.step), shard.file)
+        where = manifests.where(storage, told.step, shard.file)
         try:
-            file = _File(where)
+            file = _open(storage, told.step, shard.file)
             image = _image(file)
             values = json.loads(bytes(file.read(image.values_at, image.sums_at)))
         except (OSError, CheckpointError, ProtocolMismatch, ValueError, RecursionError) as error:
-            found.problems.append(f"{where}: {_words(error)}")
+            found.problems.append(f"{where}: {words(error)}")
             continue
         for piece in image.pieces.values():
             tensor = Tensor(name=piece.name, dtype=piece.dtype, shape=piece.shape)
@@ -213,17 +223,20 @@ class Damage:
 
 def verify(path: str, told: Manifest) -> list[Damage]:
     """All that is not as it was written: each byte of each file is read."""
+    storage = connect(path)
     with ThreadPoolExecutor(THREADS) as pool:
         return [
             Damage(file=shard.file, what=what, problem=problem)
             for shard in told.shards
-            for what, problem in _verify(Path(path, manifest.folder(told.step)), shard, pool)
+            for what, problem in _verify(storage, told.step, shard, pool)
         ]
 
 
-def _verify(folder: Path, shard: Shard, pool: ThreadPoolExecutor) -> Iterator[tuple[str, str]]:
+def _verify(
+    storage: Storage, step: int, shard: Shard, pool: ThreadPoolExecutor
+) -> Iterator[tuple[str, str]]:
     try:
-        file = _File(folder / shard.file)
+        file = _open(storage, step, shard.file)
         if file.size != shard.bytes:
             yield "", f"it has {file.size} bytes, {shard.bytes} were written"
             return
@@ -234,7 +247,7 @@ def _verify(folder: Path, shard: Shard, pool: ThreadPoolExecutor) -> Iterator[tu
             return
         chunks = sums.unpack(table, file.size)
     except (OSError, CheckpointError, ProtocolMismatch, SlotError) as error:
-        yield "", _words(error)
+        yield "", words(error)
         return
     starts = [0, *(chunk.end for chunk in chunks)]
     runs = [range(at, min(at + RUN, len(chunks))) for at in range(0, len(chunks), RUN)]
@@ -251,17 +264,13 @@ def _verify(folder: Path, shard: Shard, pool: ThreadPoolExecutor) -> Iterator[tu
             yield what, f"{bad[hits[0]]}, from byte {hits[0]} on"
 
 
-def _check(file: _File, start: int, chunk: sums.Chunk) -> str:
+def _check(file: File, start: int, chunk: sums.Chunk) -> str:
     """What is wrong with a chunk."""
     try:
         same = sums.checksum(file.read(start, chunk.end)) == chunk.checksum
     except OSError as error:
-        return _words(error)
+        return words(error)
     return "" if same else "its bytes are not those that were written"
-
-
-def _words(error: Exception) -> str:
-    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def ranks(numbers: Sequence[int]) -> str:

@@ -7,18 +7,20 @@ import torch
 
 from elastic.checkpoint import copy_cpu, manifests
 from elastic.checkpoint.image import Piece, lay_out
-from elastic.checkpoint.storage import canonical, connect
+from elastic.checkpoint.storage import Storage
 from elastic.proto import sums
 from elastic.proto.manifest import Manifest, Shard
 
 _BLOCK = 4096
+_PIECE = 16 << 20
+"""Bytes of one write."""
 
 Tensors = Mapping[str, Callable[[], torch.Tensor]]
 """By name, what gets a tensor, on whatever device, when its bytes are wanted."""
 
 
 def write_shard(
-    path: str,
+    storage: Storage,
     step: int,
     name: str,
     rank: int,
@@ -35,11 +37,12 @@ def write_shard(
     chunks = copy_cpu.write(image, _OnCpu(tensors), values, memory[: image.nbytes])
     table = sums.pack(chunks)
     memory[image.sums_at : image.nbytes] = table
-    connect(canonical(path)).write(step, name, [memory], image.nbytes)
+    parts = (memory[at : at + _PIECE] for at in range(0, len(memory), _PIECE))
+    storage.write(step, name, parts, image.nbytes)
     return Shard(rank=rank, file=name, bytes=image.nbytes, digest=sums.checksum(table))
 
 
-def commit(path: str, step: int, job: str, shards: Sequence[Shard]) -> None:
+def commit(storage: Storage, step: int, job: str, shards: Sequence[Shard]) -> None:
     """Make written files a step, the newest. Raises OSError."""
     told = Manifest(
         job=job,
@@ -49,7 +52,7 @@ def commit(path: str, step: int, job: str, shards: Sequence[Shard]) -> None:
         world_size=len(shards),
         shards=tuple(sorted(shards, key=lambda shard: shard.rank)),
     )
-    manifests.commit(connect(canonical(path)), told)
+    manifests.commit(storage, told)
 
 
 class _OnCpu(Mapping[str, torch.Tensor]):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import nn
@@ -416,6 +416,7 @@ def test_metadata_names_no_file_elsewhere(tmp_path: Path) -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@example(at=4300, byte=1, cut=False)  # a piece of which no chunk is told
 @given(at=st.integers(0, 10**4), byte=st.integers(0, 255), cut=st.booleans())
 def test_damaged_metadata_is_refused_in_a_sentence(
     tmp_path: Path, at: int, byte: int, cut: bool

@@ -184,6 +184,13 @@ def test_a_save_in_the_background(tmp_path: Path) -> None:
     assert (found["w"], found["n"]) == (4, 5)
 
 
+def test_a_url() -> None:
+    save({"w": torch.tensor(4)}, storage_writer=StorageWriter("memory://dcp/run", 1))
+    found = {"w": torch.tensor(0)}
+    load(found, storage_reader=StorageReader("memory://dcp/run"))
+    assert found["w"] == 4
+
+
 # --- beside Checkpointer -------------------------------------------------------------------------
 
 
