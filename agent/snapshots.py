@@ -15,7 +15,7 @@ from elastic.agent.replicas import Replicas
 from elastic.agent.settings import AgentSettings
 from elastic.agent.shelf import Shelf, Slot, Slots
 from elastic.agent.starter import memory_file
-from elastic.agent.vault import Vault
+from elastic.agent.vault import Kept
 from elastic.proto import codec, keeper, slot
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import LinkError, ProtocolMismatch
@@ -63,6 +63,9 @@ class _Client:
     answered: bool = False
     told: str = ""
     """Why nothing goes to storage, as it knows."""
+    closed: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class Snapshots:
@@ -71,7 +74,7 @@ class Snapshots:
     def __init__(
         self,
         settings: AgentSettings,
-        vault: Vault,
+        vault: Kept,
         job: Callable[[], str],
         say: Callable[[pb.Snapshots], None],
     ) -> None:
@@ -106,15 +109,19 @@ class Snapshots:
 
     # --- ranks -------------------------------------------------------------------------------
 
-    def open(self, end: socket.socket, round_: int) -> None:
-        """A rank of that round has made a checkpointer, and this is our end of its socket."""
+    def open(self, end: socket.socket, round_: int) -> "asyncio.Future[None]":
+        """A rank of that round has made a checkpointer, and this is our end of its socket; done when
+        that has closed it."""
         end.setblocking(False)
         client = _Client(end=end, round=round_)
         asyncio.get_running_loop().add_reader(end, self._readable, client)
+        return client.closed
 
     def _close(self, client: _Client) -> None:
         asyncio.get_running_loop().remove_reader(client.end)
         client.end.close()
+        if not client.closed.done():
+            client.closed.set_result(None)
         if client.said is not None:
             clients = self._of(client.said.checkpoint).clients
             if client in clients:
@@ -247,6 +254,8 @@ class Snapshots:
     def _push(self, client: _Client, message: keeper.ToRank, fds: tuple[int, ...] = ()) -> None:
         try:
             keeper.send(client.end, message, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it is gone: what it said last is still to be read, and then its end
         except OSError as error:
             log.warning("a checkpointer is cut off: %s", error)
             self._close(client)
