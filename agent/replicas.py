@@ -81,7 +81,7 @@ class Replicas:
         self._slots[name] = checkpoint, fd
         if self._helper.running:
             self._ask(Hold(name=name, checkpoint=checkpoint), fd)
-        else:
+        elif self._settings.host:
             self._begin()
 
     def drop(self, name: str) -> None:

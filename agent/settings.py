@@ -52,7 +52,7 @@ class AgentSettings:
     master: str
     """host:port."""
     host: str
-    """Address at which other nodes reach this one."""
+    """Address at which other nodes reach this one; empty: none does."""
     workload: Workload
     logs: LogSettings
     security: Security

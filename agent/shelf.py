@@ -9,7 +9,7 @@ from typing import Literal
 
 from elastic.agent.replicas import Replicas
 from elastic.agent.starter import memory_file
-from elastic.agent.vault import Vault
+from elastic.agent.vault import Kept
 from elastic.proto import slot
 from elastic.proto.errors import ProtocolMismatch, SlotError
 from elastic.proto.moment import Moment
@@ -73,7 +73,7 @@ class Slots:
 class Shelf:
     """All of this node. What it makes outlives the agent (`Vault`), and is served to other nodes."""
 
-    def __init__(self, vault: Vault, replicas: Replicas) -> None:
+    def __init__(self, vault: Kept, replicas: Replicas) -> None:
         self._vault = vault
         self._replicas = replicas
         self._slots: dict[str, Slots] = {}

@@ -16,7 +16,7 @@ from elastic.agent.replicas import Replicas
 from elastic.agent.settings import AgentSettings
 from elastic.agent.shelf import Shelf, Slot, Slots
 from elastic.agent.starter import memory_file
-from elastic.agent.vault import Vault
+from elastic.agent.vault import Kept
 from elastic.proto import codec, descriptors, keeper, slot
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import LinkError, ProtocolMismatch
@@ -68,6 +68,9 @@ class _Client:
     """What is newest, as far as it was told."""
     unsent: tuple[keeper.ToRank, list[int]] | None = None
     """An answer that its socket has no room for yet, with descriptors that are ours."""
+    closed: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class Snapshots:
@@ -76,7 +79,7 @@ class Snapshots:
     def __init__(
         self,
         settings: AgentSettings,
-        vault: Vault,
+        vault: Kept,
         job: Callable[[], str],
         say: Callable[[pb.Snapshots], None],
     ) -> None:
@@ -111,11 +114,13 @@ class Snapshots:
 
     # --- ranks -------------------------------------------------------------------------------
 
-    def open(self, end: socket.socket, round_: int) -> None:
-        """A rank of that round has made a checkpointer, and this is our end of its socket."""
+    def open(self, end: socket.socket, round_: int) -> "asyncio.Future[None]":
+        """A rank of that round has made a checkpointer, and this is our end of its socket; done when
+        that has closed it."""
         end.setblocking(False)
         client = _Client(end=end, round=round_)
         asyncio.get_running_loop().add_reader(end, self._readable, client)
+        return client.closed
 
     def _close(self, client: _Client) -> None:
         loop = asyncio.get_running_loop()
@@ -124,6 +129,8 @@ class Snapshots:
         client.end.close()
         if client.unsent is not None:
             descriptors.close(client.unsent[1])
+        if not client.closed.done():
+            client.closed.set_result(None)
         if client.said is not None:
             known = self._of(client.said.checkpoint)
             if client in known.clients:
@@ -264,6 +271,8 @@ class Snapshots:
             except BlockingIOError:
                 client.unsent = message, [os.dup(fd) for fd in fds]
                 asyncio.get_running_loop().add_writer(client.end, self._writable, client)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it is gone: what it said last is still to be read, and then its end
         except OSError as error:
             log.warning("a checkpointer is cut off: %s", error)
             self._close(client)

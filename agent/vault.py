@@ -17,12 +17,27 @@ TIMEOUT = 5.0
 DATAGRAM = 1 << 16
 
 
-class Vault:
-    """One object with two ends: made by the guardian, used by the agent that it forks."""
+class Kept:
+    """Descriptors by name, ours as long as this process lives."""
 
     def __init__(self) -> None:
         self.kept: dict[str, int] = {}
-        """Descriptors by name."""
+
+    def keep(self, name: str, fd: int) -> None:
+        """`fd` is ours from here on. Raises OSError."""
+        self.kept[name] = fd
+
+    def drop(self, name: str) -> None:
+        """Nobody needs it any more."""
+        os.close(self.kept.pop(name))
+
+
+class Vault(Kept):
+    """One object with two ends: made by the guardian, used by the agent that it forks, which what is
+    kept outlives."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._dropped: list[str] = []
         """Names that the guardian has not been told of."""
         self._guardian, self._agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -37,7 +52,6 @@ class Vault:
     # --- in the agent ---
 
     def keep(self, name: str, fd: int) -> None:
-        """Have `fd`, which is ours from here on, outlive this agent. Raises OSError."""
         message = json.dumps({"keep": name}).encode()
         try:
             if len(message) > DATAGRAM:
@@ -46,11 +60,11 @@ class Vault:
         except OSError:
             os.close(fd)
             raise
-        self.kept[name] = fd
+        super().keep(name, fd)
 
     def drop(self, name: str) -> None:
-        """Nobody needs it any more. Where the guardian does not listen now, it is told later."""
-        os.close(self.kept.pop(name))
+        """The same. Where the guardian does not listen now, it is told later."""
+        super().drop(name)
         self._dropped.append(name)
         with contextlib.suppress(OSError):
             while self._dropped:

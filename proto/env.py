@@ -2,6 +2,9 @@
 
 import os
 from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+from elastic.proto.errors import UsageError
 
 # --- agent to the processes that it starts (agent/starter.py, agent/hook.py, elastic/session.py) ---
 
@@ -28,6 +31,41 @@ OF_TORCHRUN = frozenset(
     }
 )  # fmt: skip
 """What a rank is told by torchrun, and by us: of one rank in one round, and never in a standby."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What torchrun, or whoever started this process, says of its rank; one of its own by default."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    master_addr: str = ""
+    """Host of rank 0."""
+    master_port: str = ""
+
+
+def launch() -> Launch:
+    """Raises UsageError."""
+    if "RANK" not in os.environ and _number("WORLD_SIZE", 1) > 1:
+        raise UsageError("WORLD_SIZE is set, but RANK is not: start the script with torchrun")
+    local = "LOCAL_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ
+    return Launch(
+        rank=_number("RANK", 0),
+        world_size=_number("WORLD_SIZE", 1),
+        local_rank=_number("LOCAL_RANK", 0) if local else 0,
+        local_world_size=_number("LOCAL_WORLD_SIZE", 1) if local else 1,
+        master_addr=os.environ.get("MASTER_ADDR", ""),
+        master_port=os.environ.get("MASTER_PORT", ""),
+    )
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    if text and not (text.isascii() and text.isdecimal()):
+        raise UsageError(f"{name} is a number, not {text!r}")
+    return int(text or default)
 
 
 def process_environment() -> MutableMapping[str, str]:

@@ -12,8 +12,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsFloat
 
-from elastic import session
-from elastic.checkpoint import copy_cpu, files, manifests, share, storage
+from elastic.checkpoint import copy_cpu, files, manifests, places, share, storage
 from elastic.checkpoint.image import Image, header_bytes, lay_out, parse
 from elastic.checkpoint.keeping import Keeping
 from elastic.checkpoint.peers import Peer, head
@@ -73,7 +72,8 @@ class Checkpointer:
         storage_options: for the storage's driver, such as credentials; what JSON can say.
         replicate: with several nodes, what would be lost with one is copied to another's memory.
         replica_bandwidth: bytes a second of such copies that each node takes in; None: no limit.
-        Raises `CheckpointError` outside `elastic-run`, and where there is no driver for the path.
+        Without `elastic-run` all ranks wait for each other here. Raises `CheckpointError`, also where
+        there is no driver for the path, and `UsageError`.
         """
         rules = {
             "persist_every": persist_every,
@@ -105,9 +105,7 @@ class Checkpointer:
         """The last that was to be written to storage."""
         self._complained = ""
         """What was last logged of storage."""
-        found, end = session.current(), session.open_keeper()
-        if found is None or end is None:
-            raise CheckpointError("a Checkpointer needs elastic-run: start this script with it")
+        found, end = places.find(self.path)
         self._session = found
         self._place = Place(
             rank=found.rank,

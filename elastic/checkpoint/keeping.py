@@ -1,7 +1,9 @@
 """A rank's connection to the keeper of its slots."""
 
+import os
 import select
 import socket
+import weakref
 from time import monotonic
 
 from elastic.proto import keeper
@@ -16,6 +18,7 @@ class Keeping:
         self._end = end
         self.whole: Moment | None = None
         """The newest that is known to be in every rank's memory."""
+        _open.add(self)
         self.keep: frozenset[Moment] = frozenset()
         """What must not be written over, whatever is newer."""
         self.committed: Moment | None = None
@@ -27,7 +30,9 @@ class Keeping:
         try:
             keeper.send(self._end, message)
         except OSError as error:
-            raise CheckpointError("the keeper of this rank's snapshots is gone") from error
+            raise CheckpointError(
+                "the keeper of this rank's snapshots (its agent, or elastic-keeper) is gone"
+            ) from error
 
     def ask(self, message: keeper.ToKeeper, timeout: float) -> tuple[keeper.ToRank, list[int]]:
         """The answer, with its descriptors. Raises `CheckpointError`, also where it is a refusal."""
@@ -60,9 +65,13 @@ class Keeping:
         try:
             found = keeper.receive_from_keeper(self._end)
         except (OSError, LinkError) as error:
-            raise CheckpointError("the keeper of this rank's snapshots is gone") from error
+            raise CheckpointError(
+                "the keeper of this rank's snapshots (its agent, or elastic-keeper) is gone"
+            ) from error
         if found is None:
-            raise CheckpointError("the keeper of this rank's snapshots is gone")
+            raise CheckpointError(
+                "the keeper of this rank's snapshots (its agent, or elastic-keeper) is gone"
+            )
         if isinstance(found[0], keeper.Committed):
             self.committed = Moment(found[0].round, found[0].step)
         elif isinstance(found[0], keeper.Whole):
@@ -74,3 +83,15 @@ class Keeping:
 
     def close(self) -> None:
         self._end.close()
+
+
+_open: weakref.WeakSet[Keeping] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    """A process that a rank forks, such as a DataLoader's worker, would hide the rank's end."""
+    for keeping in list(_open):
+        keeping.close()
+
+
+os.register_at_fork(after_in_child=_forget)

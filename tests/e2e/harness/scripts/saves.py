@@ -17,14 +17,18 @@ from torch import nn
 
 from elastic.checkpoint import Checkpointer
 
-RANK, ROUND = int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])
 PARSER = argparse.ArgumentParser()
 PARSER.add_argument("folder", type=Path)
 PARSER.add_argument("--width", type=int, default=64)
 PARSER.add_argument("--step-time", type=float, default=0.02)
 PARSER.add_argument("--persist-every", type=int)
 PARSER.add_argument("--own", type=int, default=0, help="bytes that only this rank has")
+PARSER.add_argument("--first-round", type=int, default=1, help="where elastic-run says none")
 ARGS = PARSER.parse_args()
+ALONE = "RANK" not in os.environ
+RANK = int(os.environ.get("RANK", "0"))
+RESTARTS = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+ROUND = int(os.environ.get("ELASTIC_ROUND", "0")) or ARGS.first_round + RESTARTS
 
 
 def tell(kind: str, **fields: object) -> None:
@@ -61,11 +65,11 @@ def ends_at(step: int) -> bool:
 
 def main() -> None:
     tell("start")
-    dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(
-        nn.Sequential(nn.Linear(8, ARGS.width), nn.ReLU(), nn.Linear(ARGS.width, 4))
-    )
+    model: nn.Module = nn.Sequential(nn.Linear(8, ARGS.width), nn.ReLU(), nn.Linear(ARGS.width, 4))
+    if not ALONE:
+        dist.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
     state: dict[str, object] = {"model": model, "optimizer": optimizer, "schedule": schedule}
@@ -92,7 +96,8 @@ def main() -> None:
             over = ends_at(step)
         checkpoint.wait(60)
     tell("end", step=step)
-    dist.destroy_process_group()
+    if not ALONE:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
