@@ -78,15 +78,14 @@ def test_saves_between_a_flushs_request_and_its_end(
             if moment.startswith("between"):
                 with stopped(here.process()):
                     here.flushes.write(str(tmp_path), "job", (ROUND, 2), 1, {0: flushed})
-                    save_on(rank)
+                    save_on(rank, path)
             else:
                 here.flushes.write(str(tmp_path), "job", (ROUND, 2), 1, {0: flushed})
                 async with asyncio.timeout(DEADLINE):
-                    while not any(path.parent.glob(".*")):
-                        assert here.busy
+                    while here.busy and not any(path.parent.glob(".*")):
                         await asyncio.sleep(0)
                 with stopped(here.process()):
-                    save_on(rank)
+                    save_on(rank, path)
             await here.done()
         data = path.read_bytes()
         start = IMAGE.starts["w"]
@@ -94,9 +93,10 @@ def test_saves_between_a_flushs_request_and_its_end(
         rank.save(20)
         rank.close()
 
-    def save_on(rank: Rank) -> None:
+    def save_on(rank: Rank, path: Path) -> None:
+        flushed = set() if path.exists() else {2}  # it may have been faster than we
         for step in range(3, 8):
             rank.save(step)
-            assert {2, step} <= rank.holds(), "what is flushed, and the newest"
+            assert flushed | {step} <= rank.holds(), "what is flushed, and the newest"
 
     run(test())

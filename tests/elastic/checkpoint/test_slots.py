@@ -25,6 +25,9 @@ class Extent(NamedTuple):
     rounds: int
     flushing: bool = False
     """A flusher may hold one moment of each rank, from any time on, for as long as it likes."""
+    kept: int = 0
+    """So many whole moments the master may name, to be kept since they are replicated; of those that
+    become one too many, the oldest goes."""
 
 
 class Rank(NamedTuple):
@@ -36,13 +39,15 @@ class Rank(NamedTuple):
     step: int
     pinned: Moment = NONE
     """What of it the flusher reads; with claims, so that is never written over."""
+    kept: tuple[Moment, ...] = ()
+    """What it was told to keep, the oldest first."""
 
     def moments(self) -> set[Moment]:
         return {moment for moment, _ in self.held} - {NONE}
 
     def reusable(self, now: int, loaded: Moment | None) -> list[int]:
         """What can be written over now."""
-        order = of_those(self.held, now, loaded)
+        order = of_those(self.held, now, loaded, self.kept)
         return [i for i in order if self.held[i][0] == NONE or self.held[i][0] != self.pinned]
 
     def put(self, index: int, moment: Moment) -> "Rank":
@@ -55,9 +60,14 @@ class Rank(NamedTuple):
 
 
 @functools.cache
-def of_those(held: tuple[tuple[Moment, bool], ...], now: int, loaded: Moment | None) -> list[int]:
+def of_those(
+    held: tuple[tuple[Moment, bool], ...],
+    now: int,
+    loaded: Moment | None,
+    kept: tuple[Moment, ...],
+) -> list[int]:
     contents = [Content(moment=None if m == NONE else m, whole=whole) for m, whole in held]
-    return reusable(contents, now, loaded)
+    return reusable(contents, now, loaded, kept)
 
 
 class World(NamedTuple):
@@ -100,9 +110,12 @@ def following(at: World, extent: Extent) -> Iterator[World]:
         elif extent.flushing:
             for moment in common:
                 yield world(at.round, at.loaded, at.whole, rank._replace(pinned=moment), other)
-    if (
-        at.round < extent.rounds
-    ):  # somebody died; what is gone on from is the newest, or was asked for
+        for moment in common if extent.kept else ():
+            if moment > max(rank.kept, default=NONE):
+                kept = (*rank.kept, moment)[-extent.kept :]
+                yield world(at.round, at.loaded, at.whole, rank._replace(kept=kept), other)
+    if at.round < extent.rounds:
+        # somebody died; what is gone on from is the newest, or was asked for
         for loaded in common or [None]:
             told = loaded or NONE
             ranks = (rank._replace(step=told.step, told=told) for rank in at.ranks)
@@ -146,6 +159,7 @@ def explore(extent: Extent) -> int:
         Extent(slots=4, steps=2, rounds=2, flushing=True),
         pytest.param(Extent(slots=3, steps=4, rounds=3), marks=pytest.mark.soak),
         pytest.param(Extent(slots=4, steps=3, rounds=3, flushing=True), marks=pytest.mark.soak),
+        pytest.param(Extent(slots=4, steps=4, rounds=1, kept=2), marks=pytest.mark.soak),
     ],
     ids=str,
 )
@@ -153,10 +167,19 @@ def test_what_both_hold_is_never_lost_and_the_last_one_never_waits(extent: Exten
     assert explore(extent) > 500
 
 
-def test_a_flusher_takes_a_slot_of_its_own() -> None:
-    """So two are too few beside one, and the model would tell."""
+@pytest.mark.parametrize(
+    "extent",
+    [
+        Extent(slots=2, steps=3, rounds=1, flushing=True),
+        Extent(slots=3, steps=4, rounds=1, kept=2),
+        Extent(slots=3, steps=3, rounds=1, flushing=True, kept=1),
+    ],
+    ids=str,
+)
+def test_who_reads_or_keeps_takes_a_slot_of_its_own(extent: Extent) -> None:
+    """So one fewer is too few, and the model would tell."""
     with pytest.raises(AssertionError, match="waits for nobody"):
-        explore(Extent(slots=2, steps=3, rounds=1, flushing=True))
+        explore(extent)
 
 
 def test_the_oldest_is_tried_first_and_what_is_empty_before() -> None:
