@@ -24,6 +24,7 @@ PARSER.add_argument("--width", type=int, default=64)
 PARSER.add_argument("--step-time", type=float, default=0.02)
 PARSER.add_argument("--persist-every", type=int)
 PARSER.add_argument("--own", type=int, default=0, help="bytes that only this rank has")
+PARSER.add_argument("--snapshot", default="auto", help="how; with one named, wait for each")
 ARGS = PARSER.parse_args()
 
 
@@ -73,7 +74,7 @@ def main() -> None:
     if ARGS.own:
         state["own"] = own
     path = ARGS.folder / "checkpoint"
-    with Checkpointer(path, persist_every=ARGS.persist_every) as checkpoint:
+    with Checkpointer(path, persist_every=ARGS.persist_every, snapshot=ARGS.snapshot) as checkpoint:
         step = checkpoint.load(state)
         tell("loaded", step=step, digest=digest(model, optimizer), own=own_digest(own))
         over = False
@@ -87,6 +88,8 @@ def main() -> None:
             step += 1
             own += 1
             checkpoint.save(step, state)
+            if ARGS.snapshot != "auto":
+                checkpoint.wait()
             tell("step", step=step, digest=digest(model, optimizer), own=own_digest(own))
             time.sleep(ARGS.step_time)
             over = ends_at(step)
