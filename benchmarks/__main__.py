@@ -7,7 +7,16 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import flush, master, master_killed, peers, restart, start, two_nodes
+from benchmarks import (
+    flush,
+    master,
+    master_killed,
+    peers,
+    restart,
+    snapshots,
+    start,
+    two_nodes,
+)
 from benchmarks.jobs import Launcher
 from benchmarks.table import Row, render, save
 
@@ -22,7 +31,7 @@ def main() -> int:
         ours = replace(ours, prefix=tuple(shlex.split(args.ours)))
     wanted = args.peers.split(",") if args.peers else []
     found: list[Row] = []
-    for name in args.name or NAMES:
+    for name in args.name or NAMES:  # snapshots, which need a device, only where they are named
         found += _rows(name, args, ours, wanted)
         save(found, args.out)
     sys.stdout.write(render(found))
@@ -45,6 +54,9 @@ def _rows(
         return master.rows(args.agents or master.SIZES, args.n or 5, bare="bare" in wanted)
     if name == "flush":
         return flush.rows(args.flush_gib, args.n or 5, args.folder)
+    if name == "snapshots":
+        measured = snapshots.Setting(ranks=args.ranks, device=args.device, gib=args.gib)
+        return snapshots.rows(ours, measured) if ours else []
     if name == "two_nodes":
         own_store = [peers.TORCHRUN_OWN_STORE] if "torchrun-own-store" in wanted else []
         return two_nodes.rows(ours, [*torchrun, *own_store], args.scenario, args.scale)
@@ -64,7 +76,9 @@ def _rows(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", nargs="*", help=f"any of {', '.join(NAMES)}; all without one")
+    parser.add_argument(
+        "name", nargs="*", help=f"any of {', '.join(NAMES)}; all without one; or snapshots"
+    )
     parser.add_argument("--ours", help="command prefix in place of `python -m elastic.run`")
     parser.add_argument("--no-ours", action="store_true", help="peers only")
     parser.add_argument(
@@ -80,10 +94,15 @@ def _parser() -> argparse.ArgumentParser:
         help="restart: kills (20); start: launches (20); master: runs (5); master_killed: kills (50); "
         "flush: flushes (5)",
     )
-    parser.add_argument("--ranks", type=int, default=2, help="restart: ranks")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="restart: device")
+    parser.add_argument("--ranks", type=int, default=2, help="restart, snapshots: ranks")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="restart, snapshots: device"
+    )
     parser.add_argument(
         "--hold-gib", type=float, default=0.0, help="restart: device memory that each rank holds"
+    )
+    parser.add_argument(
+        "--gib", type=float, default=11.5e9 / (1 << 30), help="snapshots: state of each rank"
     )
     parser.add_argument(
         "--settle", type=float, nargs=2, default=(1.0, 4.0), help="restart: seconds before a kill"

@@ -5,25 +5,31 @@ from collections.abc import Mapping
 import torch
 import xxhash
 
+from elastic.checkpoint import host
 from elastic.checkpoint.image import CHUNK, VALUES, Image, Piece
 from elastic.proto.sums import Chunk
 
-BLOCK = 512 << 10
-"""Bytes that are copied, then summed, at a time: small enough for a core's own cache."""
+BLOCK = 1 << 20
+"""Bytes that are copied, then summed, at a time: what fits a core's own cache, with little of Python in between."""
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by their bytes: a tensor seen as these is copied bit by bit, whatever its dtype."""
 
 
 def write(
-    image: Image, tensors: Mapping[str, torch.Tensor], values: bytes, out: memoryview
+    image: Image,
+    tensors: Mapping[str, torch.Tensor],
+    values: bytes,
+    out: memoryview,
+    threads: int = 1,
 ) -> list[Chunk]:
     """Fill `out` (`image.nbytes` of it) but for its table, and return its chunks.
 
     tensors: those of `image.pieces`, on the CPU, of any strides.
     """
     target = torch.frombuffer(out, dtype=torch.uint8)
-    chunks: list[Chunk] = []
+    parts: list[tuple[torch.Tensor | None, int, int]] = []
+    """What of a chunk is still to be copied, and where it goes."""
     for name, start, end in image.spans():
         if start == end:
             continue
@@ -34,9 +40,13 @@ def write(
             source = _bytes_of(tensors[name], target[start:end])
         for at in range(start, end, CHUNK):
             stop = min(at + CHUNK, end)
-            part = None if source is None else source[at - start : stop - start]
-            chunks.append(Chunk(stop, _copy(part, target[at:stop], out[at:stop])))
-    return chunks
+            parts.append((None if source is None else source[at - start : stop - start], at, stop))
+
+    def chunk(part: tuple[torch.Tensor | None, int, int]) -> Chunk:
+        source, start, end = part
+        return Chunk(end, _copy(source, target[start:end], out[start:end]))
+
+    return list(host.each(chunk, parts, threads))
 
 
 def _bytes_of(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:
@@ -44,9 +54,14 @@ def _bytes_of(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None
     tensor = tensor.resolve_conj().resolve_neg()
     if tensor.is_contiguous():
         return tensor.reshape(-1).view(torch.uint8)
-    words = WORDS.get(tensor.itemsize, tensor.dtype)  # not every dtype can be copied as it is
-    target.view(words).view(tensor.shape).copy_(tensor.view(words))
+    source = words(tensor)
+    target.view(source.dtype).view(source.shape).copy_(source)
     return None
+
+
+def words(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements as integers, since not every dtype can be copied as it is."""
+    return tensor.view(WORDS.get(tensor.itemsize, tensor.dtype))
 
 
 def _copy(source: torch.Tensor | None, target: torch.Tensor, out: memoryview) -> int:
@@ -54,7 +69,7 @@ def _copy(source: torch.Tensor | None, target: torch.Tensor, out: memoryview) ->
     digest = xxhash.xxh3_64()
     for at in range(0, len(out), BLOCK):
         if source is not None:
-            target[at : at + BLOCK].copy_(source[at : at + BLOCK])
+            host.copy(target[at : at + BLOCK], source[at : at + BLOCK])
         digest.update(out[at : at + BLOCK])
     return digest.intdigest()
 

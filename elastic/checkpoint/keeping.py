@@ -4,82 +4,117 @@ import os
 import select
 import socket
 import weakref
+from collections import deque
+from threading import Condition, Lock
 from time import monotonic
 
 from elastic.proto import keeper
 from elastic.proto.errors import CheckpointError, LinkError
 from elastic.proto.moment import Moment
 
+GONE = "the keeper of this rank's snapshots (its agent, or elastic-keeper) is gone"
+
 
 class Keeping:
-    """Blocking, one question at a time; what the keeper says unasked is taken in between."""
+    """For several threads: whoever waits for something reads, for all, while nobody else does."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._changed = Condition()
+        self._reading = False
+        self._asking = Lock()
+        self._answers: deque[tuple[keeper.ToRank, list[int]]] = deque()
+        self.said = 0
+        """How many times it has said something unasked, such as `Whole`."""
         self.whole: Moment | None = None
         """The newest that is known to be in every rank's memory."""
-        _open.add(self)
         self.keep: frozenset[Moment] = frozenset()
         """What must not be written over, whatever is newer."""
         self.committed: Moment | None = None
         """The newest that is known to be on storage."""
         self.stalled = ""
         """Why nothing goes to storage now; empty where it does."""
+        _open.add(self)
 
     def tell(self, message: keeper.ToKeeper) -> None:
         try:
             keeper.send(self._end, message)
         except OSError as error:
-            raise CheckpointError(
-                "the keeper of this rank's snapshots (its agent, or elastic-keeper) is gone"
-            ) from error
+            raise CheckpointError(GONE) from error
 
     def ask(self, message: keeper.ToKeeper, timeout: float) -> tuple[keeper.ToRank, list[int]]:
         """The answer, with its descriptors. Raises `CheckpointError`, also where it is a refusal."""
-        self.tell(message)
         deadline = monotonic() + timeout
-        while True:
-            found = self._receive(deadline - monotonic())
-            if found is None:
-                raise CheckpointError(
-                    f"the keeper of this rank's snapshots is silent for {timeout:g} s"
-                )
-            answer, fds = found
-            if isinstance(answer, keeper.Refused):
-                raise CheckpointError(answer.reason)
-            if not isinstance(answer, keeper.Whole | keeper.Committed | keeper.Stalled):
-                return answer, fds
+        with self._asking:  # one question at a time
+            self.tell(message)
+            with self._changed:
+                while not self._answers:
+                    if not self._receive(deadline):
+                        raise CheckpointError(
+                            f"the keeper of this rank's snapshots is silent for {timeout:g} s"
+                        )
+                answer, fds = self._answers.popleft()
+        if isinstance(answer, keeper.Refused):
+            raise CheckpointError(answer.reason)
+        return answer, fds
 
-    def wait(self, timeout: float) -> bool:
-        """Wait for the keeper to say something unasked, such as `Whole`; whether it did."""
-        return self._receive(timeout) is not None
+    def wait(self, said: int, timeout: float) -> bool:
+        """Wait until `self.said` is no longer `said`; whether it is."""
+        deadline = monotonic() + timeout
+        with self._changed:
+            while self.said == said:
+                if not self._receive(deadline):
+                    return False
+            return True
 
     def drain(self) -> None:
         """Take in what it has said."""
-        while self._receive(0.0) is not None:
-            pass
+        with self._changed:
+            self._pull()
 
-    def _receive(self, timeout: float) -> tuple[keeper.ToRank, list[int]] | None:
-        if not select.select([self._end], [], [], max(0.0, timeout))[0]:
-            return None
+    def _receive(self, deadline: float) -> bool:
+        """Wait for something to be said, or for another thread to take it in; False where the time is
+        over. Call it with `_changed`, which is free meanwhile."""
+        left = max(0.0, deadline - monotonic())
+        if self._reading:
+            return self._changed.wait(left)
+        self._reading = True
+        self._changed.release()
         try:
-            found = keeper.receive_from_keeper(self._end)
-        except (OSError, LinkError) as error:
-            raise CheckpointError(
-                "the keeper of this rank's snapshots (its agent, or elastic-keeper) is gone"
-            ) from error
-        if found is None:
-            raise CheckpointError(
-                "the keeper of this rank's snapshots (its agent, or elastic-keeper) is gone"
-            )
-        if isinstance(found[0], keeper.Committed):
-            self.committed = Moment(found[0].round, found[0].step)
-        elif isinstance(found[0], keeper.Whole):
-            self.whole = Moment(found[0].round, found[0].step)
-            self.keep = frozenset(Moment(*moment) for moment in found[0].keep)
-        elif isinstance(found[0], keeper.Stalled):
-            self.stalled = found[0].reason
+            found = bool(select.select([self._end], [], [], left)[0])
+        except (OSError, ValueError) as error:
+            raise CheckpointError(GONE) from error
+        finally:
+            self._changed.acquire()
+            self._reading = False
+            self._changed.notify_all()
+        self._pull()
         return found
+
+    def _pull(self) -> None:
+        """Take in what is there. With `_changed`, so that nothing is on its way when it returns."""
+        try:
+            while select.select([self._end], [], [], 0)[0]:
+                found = keeper.receive_from_keeper(self._end)
+                if found is None:
+                    raise CheckpointError(GONE)
+                self._take(*found)
+                self._changed.notify_all()
+        except (OSError, LinkError, ValueError) as error:
+            raise CheckpointError(GONE) from error
+
+    def _take(self, message: keeper.ToRank, fds: list[int]) -> None:
+        if isinstance(message, keeper.Committed):
+            self.committed = Moment(message.round, message.step)
+        elif isinstance(message, keeper.Whole):
+            self.whole = Moment(message.round, message.step)
+            self.keep = frozenset(Moment(*moment) for moment in message.keep)
+        elif isinstance(message, keeper.Stalled):
+            self.stalled = message.reason
+        if isinstance(message, keeper.Whole | keeper.Committed | keeper.Stalled):
+            self.said += 1
+        else:
+            self._answers.append((message, fds))
 
     def close(self) -> None:
         self._end.close()
@@ -88,10 +123,10 @@ class Keeping:
 _open: weakref.WeakSet[Keeping] = weakref.WeakSet()
 
 
-def _forget() -> None:
-    """A process that a rank forks, such as a DataLoader's worker, would hide the rank's end."""
-    for keeping in list(_open):
+def _leave() -> None:
+    """In a fork: the keeper is to see the end of its rank, not that of a loader's worker."""
+    for keeping in _open:
         keeping.close()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_leave)

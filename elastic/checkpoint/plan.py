@@ -1,5 +1,6 @@
 """Which bytes of which shards a rank needs, whatever world wrote them: boxes in, reads out. Pure."""
 
+import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -21,6 +22,11 @@ class Box:
     @property
     def empty(self) -> bool:
         return 0 in self.extent
+
+    @property
+    def volume(self) -> int:
+        """Its elements."""
+        return math.prod(self.extent)
 
     def meet(self, other: "Box") -> "Box":
         """What both have; empty where they have nothing."""
@@ -79,12 +85,36 @@ def plan(wanted: Iterable[Piece], held: Held[S]) -> tuple[list[Read[S]], list[st
     missing: list[str] = []
     for piece in wanted:
         found = list(_reads(piece, held.get(piece.name, ())))
-        filled = sum(_volume(read.box) for read in found)
-        if filled == _volume(Box(piece.offset, piece.extent)) and piece.name in held:
+        filled = sum(read.box.volume for read in found)
+        if filled == Box(piece.offset, piece.extent).volume and piece.name in held:
             reads += found
         else:
             missing.append(piece.name)
     return reads, missing
+
+
+def flat(extent: tuple[int, ...], start: int, end: int) -> Iterator[Box]:
+    """Elements `start` to `end` of a row-major tensor as boxes, in order, each without a gap in it."""
+    if start >= end:
+        return
+    if not extent:
+        yield Box((), ())
+        return
+    row = math.prod(extent[1:])
+    first, last = -(-start // row), end // row  # the whole rows
+    if first > last:  # all of it is within one row
+        yield from _in_row(extent, last, start - last * row, end - last * row)
+        return
+    yield from _in_row(extent, first - 1, start - (first - 1) * row, row)
+    if first < last:
+        zeros = (0,) * (len(extent) - 1)
+        yield Box((first, *zeros), (last - first, *extent[1:]))
+    yield from _in_row(extent, last, 0, end - last * row)
+
+
+def _in_row(extent: tuple[int, ...], number: int, start: int, end: int) -> Iterator[Box]:
+    for box in flat(extent[1:], start, end):
+        yield Box((number, *box.offset), (1, *box.extent))
 
 
 def _reads(wanted: Piece, held: Sequence[tuple[S, Piece]]) -> Iterator[Read[S]]:
@@ -115,10 +145,3 @@ def _check(wanted: Piece, piece: Piece) -> None:
         raise CheckpointError(
             f"{wanted.name} is of {wanted.dtype} here and of {piece.dtype} in the checkpoint"
         )
-
-
-def _volume(box: Box) -> int:
-    volume = 1
-    for size in box.extent:
-        volume *= size
-    return volume

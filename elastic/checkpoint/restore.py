@@ -2,16 +2,18 @@
 
 import collections
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from elastic.checkpoint import copy_cpu, typed_json
+from elastic.checkpoint import copy_cpu, fetch, host, typed_json
 from elastic.checkpoint.image import Image, Piece
-from elastic.checkpoint.plan import Read, index, plan
+from elastic.checkpoint.plan import index, plan
 from elastic.checkpoint.state import Part, Place, Stateful, collect, names_of, unwrap
 from elastic.proto import sums
 from elastic.proto.errors import CheckpointError
@@ -36,7 +38,9 @@ class Mapped:
         self._data = data
 
     def read(self, start: int, end: int) -> memoryview:
-        return self._data[start:end]
+        found = self._data[start:end]
+        host.populate(found, write=False)
+        return found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,37 +52,49 @@ class Source:
     image: Image
     reader: Reader
     chunks: Sequence[Chunk]
-    _verified: dict[str, bool] = field(default_factory=dict[str, bool])
+
+    def spans(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """The chunks that have something of a span of the image: start, end and checksum of each."""
+        first = bisect_right(self.chunks, start, key=lambda chunk: chunk.end)
+        at = self.chunks[first - 1].end if first else 0
+        for chunk in self.chunks[first:]:
+            if at >= end:
+                return
+            yield at, chunk.end, chunk.checksum
+            at = chunk.end
 
     def intact(self, start: int, end: int) -> bool:
         """Whether the bytes of a span of the image are those that were written."""
-        at = 0
-        for chunk in self.chunks:
-            if (
-                at < end
-                and chunk.end > start
-                and sums.checksum(self.reader.read(at, chunk.end)) != chunk.checksum
-            ):
-                return False
-            at = chunk.end
-        return True
+        return all(
+            sums.checksum(self.reader.read(at, stop)) == checksum
+            for at, stop, checksum in self.spans(start, end)
+        )
 
     def piece(self, name: str) -> torch.Tensor | None:
-        """A piece, in the image's own memory; None where it is damaged."""
+        """A whole piece, in memory that is the image's where it is in reach; None if damaged."""
         start = self.image.starts[name]
         end = start + self.image.pieces[name].nbytes
-        if name not in self._verified:
-            self._verified[name] = self.intact(start, end)
-        if not self._verified[name]:
+        if not self.intact(start, end):
             return None
         return copy_cpu.tensor_of(self.image.pieces[name], self.reader.read(start, end))
 
     def values(self, find: Callable[[str], Any]) -> Any:
         """What is no tensor, with `find(name)` in the place of each tensor."""
         start, end = self.image.values_at, self.image.sums_at
-        if not self.intact(start, end):
-            raise CheckpointError(f"{self.where}: the values are damaged")
-        return typed_json.decode(bytes(self.reader.read(start, end)), find)
+        try:
+            if not self.intact(start, end):
+                raise CheckpointError(f"{self.where}: the values are damaged")
+            return typed_json.decode(bytes(self.reader.read(start, end)), find)
+        except OSError as error:
+            raise CheckpointError(f"{self.where}: the values cannot be read: {error}") from error
+
+    def same_values(self, other: "Source") -> bool:
+        """Whether both hold the same, as far as their checksums tell."""
+        mine, theirs = (
+            [checksum for *_, checksum in one.spans(one.image.values_at, one.image.sums_at)]
+            for one in (self, other)
+        )
+        return mine == theirs and self.image.values_bytes == other.image.values_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,103 +104,86 @@ class _Saved:
     name: str
 
 
-class Restore:
-    """Fills a state from sources, those that are preferred first."""
+_Keys = tuple[Any, ...]
+"""The way to a value, from the state on."""
 
-    def __init__(self, sources: Sequence[Source], place: Place) -> None:
+
+class Restore:
+    """Fills a state from sources, those that are preferred first: a rank's own is the first.
+
+    Tensors are filled by several threads; what else there is goes into the state once they are.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], place: Place, only: Collection[str] | None = None
+    ) -> None:
+        """only: the names, or beginnings of names ("model", "model.layers.0"), of what is loaded."""
         self._sources = sources
         self._place = place
+        self._only = only
         self._held = index(
             (number, source.image.pieces.values()) for number, source in enumerate(sources)
         )
         self._ties = {k: v for source in reversed(sources) for k, v in source.image.ties.items()}
+        self._trees: dict[int, Any] = {}
+        """The values of each source that were needed; without those that are damaged."""
+        self._made: list[Part] = []
+        self._later: list[Callable[[], object]] = []
+        """What is done once all tensors are there."""
         self.damaged: list[str] = []
         """What was found damaged and taken from elsewhere."""
-        self._trees = self._values(sources)
-
-    def _values(self, sources: Sequence[Source]) -> list[Any]:
-        """What is no tensor, of each source where it is sound. Raises where it is of none."""
-        trees: list[Any] = []
-        for source in sources:
-            try:
-                trees.append(source.values(_Saved))
-            except CheckpointError as error:
-                self.damaged.append(str(error))
-        if sources and not trees:
-            raise CheckpointError(f"{self.damaged[-1]}, and there is no other copy of them")
-        return trees
 
     # --- tensors -----------------------------------------------------------------------------
 
     def fill(self, parts: Mapping[str, Part]) -> list[str]:
-        """Fill tensors in place; returns the names that no source has."""
-        reads, missing = [], []
+        """Fill tensors in place; returns the names that are not here, whole."""
+        jobs: list[fetch.Job] = []
+        missing: list[str] = []
         for name, part in parts.items():  # several may have been one tensor when they were saved
-            found, lacking = plan([self._renamed(part.piece)], self._held)
-            reads += [(read, part.tensor) for read in found]
+            reads, lacking = plan([self._renamed(part.piece)], self._held)
             missing += [name] * len(lacking)
-        for read, tensor in reads:
-            self._copy(read, tensor)
+            for read in reads:
+                jobs += fetch.jobs(self._sources[read.shard], read, part.tensor, frozenset())
+        self._fetch(jobs)
         return missing
 
     def _renamed(self, piece: Piece) -> Piece:
-        name = self._ties.get(piece.name, piece.name)
-        if name == piece.name:
-            return piece
-        return Piece(
-            name=name,
-            dtype=piece.dtype,
-            shape=piece.shape,
-            offset=piece.offset,
-            extent=piece.extent,
-        )
+        return replace(piece, name=self._ties.get(piece.name, piece.name))
 
-    @torch.no_grad()
-    def _copy(self, read: Read[int], target: torch.Tensor) -> None:
-        source = self._sources[read.shard]
-        data = source.piece(read.piece.name)
-        if data is None:
-            self._elsewhere(read, target)
-            return
-        lazy = target.is_conj() or target.is_neg()  # its memory holds other bits than it has
-        raw = (target, data) if lazy else (_bits(target), _bits(data))
-        for dim, (start, size) in enumerate(zip(read.box.offset, read.box.extent, strict=True)):
-            raw = (
-                raw[0].narrow(dim, start - read.wanted.offset[dim], size),
-                raw[1].narrow(dim, start - read.piece.offset[dim], size),
-            )
-        for dim, stride in enumerate(raw[0].stride()):
-            if stride == 0 and raw[0].shape[dim] > 1:  # expanded: it is one element in memory
-                one = raw[1].narrow(dim, 0, 1)
-                if not torch.equal(one.expand_as(raw[1]), raw[1]):
-                    raise CheckpointError(
-                        f"{read.wanted.name} is expanded in dim {dim} here, and not in the checkpoint"
-                    )
-                raw = (raw[0].narrow(dim, 0, 1), one)
-        raw[0].copy_(raw[1])
+    def _fetch(self, jobs: list[fetch.Job]) -> None:
+        """Do them, and what is damaged again, from the next that has it."""
+        threads = host.threads(self._place.local_world_size)
+        while jobs:
+            jobs.sort(key=lambda job: (job.read.shard, job.start))  # as files are best read
+            failed = fetch.fetch(jobs, threads)
+            jobs = [again for job, why in failed for again in self._elsewhere(job, why)]
 
-    def _elsewhere(self, read: Read[int], target: torch.Tensor) -> None:
-        """The same box from other sources: this one is damaged."""
-        name = read.piece.name
-        self.damaged.append(f"{self._sources[read.shard].where}: {name} is damaged")
-        rest = [(shard, piece) for shard, piece in self._held[name] if shard != read.shard]
-        box = Piece(
-            name=name, dtype=read.wanted.dtype, shape=read.wanted.shape, offset=read.box.offset,
-            extent=read.box.extent,
-        )  # fmt: skip
-        reads, missing = plan([box], {name: rest})
-        if missing:
-            raise CheckpointError(f"{self.damaged[-1]}, and there is no other copy of it")
-        self._held[name] = rest
-        for again in reads:
-            self._copy(
-                Read(wanted=read.wanted, shard=again.shard, piece=again.piece, box=again.box),
-                target,
+    def _elsewhere(self, job: fetch.Job, why: str) -> Iterator[fetch.Job]:
+        """The same boxes from other sources."""
+        name = job.read.piece.name
+        complaint = f"{job.source.where}: {name} {why}"
+        self._complain(complaint)
+        tried = job.tried | {job.read.shard}
+        held = {name: [(shard, piece) for shard, piece in self._held[name] if shard not in tried]}
+        for _, _, box in job.boxes:
+            offset = tuple(map(sum, zip(box.offset, job.read.piece.offset, strict=True)))
+            reads, missing = plan(
+                [replace(job.read.wanted, offset=offset, extent=box.extent)], held
             )
+            if missing:
+                raise CheckpointError(f"{complaint}, and there is no other copy of it")
+            for read in reads:
+                again = replace(read, wanted=job.read.wanted)
+                yield from fetch.jobs(self._sources[read.shard], again, job.target, tried)
+
+    def _complain(self, what: str) -> None:
+        if what not in self.damaged:
+            self.damaged.append(what)
 
     def make(self, name: str, like: torch.Tensor | None) -> torch.Tensor:
-        """A tensor that is not there yet: laid out as `like` where it is of the same shape (a
-        parameter, for its optimizer's state), on its device; else whole, on the CPU."""
+        """A tensor that is not there yet, to be filled with all others: laid out as `like` where it is
+        of the same shape (a parameter, for its optimizer's state), on its device; else whole, on the
+        CPU."""
         found = self._held.get(self._ties.get(name, name))
         if not found:
             raise CheckpointError(f"{name} is in no part of the checkpoint that is here")
@@ -203,50 +202,130 @@ class Restore:
             made = torch.empty(
                 piece.shape, dtype=dtype, device=like.device if same and like is not None else None
             )
-        (part,) = collect({name: made}, self._place).parts.values()
-        missing = self.fill({name: part})
-        if missing:
-            raise CheckpointError(f"{name} is not whole in what is here of the checkpoint")
+        self._made += collect({name: made}, self._place).parts.values()
         return made
 
     # --- everything else ---------------------------------------------------------------------
 
     def apply(self, state: dict[str, Any], *, strict: bool) -> None:
-        """Load all of `state`. Raises `CheckpointError` for what is not there, if strict."""
-        parts = collect(state, self._place).parts
-        known = {name: part for name, part in parts.items() if part.tensor.numel()}
-        missing = self.fill(known)
+        """Load all of `state`, or what `only` names of it. Raises `CheckpointError` for what is not
+        there, if strict; the state is then as it was."""
+        found = collect(_in_place(state), self._place).parts
+        self._check_only(state)
+        known = {
+            name: part
+            for name, part in found.items()
+            if part.tensor.numel() and self._wanted(name) and "_extra_state" not in name.split(".")
+        }
+        _, missing = plan((self._renamed(part.piece) for part in known.values()), self._held)
+        missing = [name for name in known if self._ties.get(name, name) in set(missing)]
         if missing and strict:
             raise CheckpointError(_complaint("has no", missing))
         names = names_of(state)
-        for key, value in state.items():
-            saved = [tree[key] for tree in self._trees if isinstance(tree, dict) and key in tree]
-            if not saved:
-                if strict:
-                    raise CheckpointError(f"the checkpoint has no {key!r}")
-                continue
-            state[key] = self._load(value, saved, names, key, strict)
+        loaded = {
+            key: self._load(value, (key,), names, strict)
+            for key, value in state.items()
+            if self._touched(str(key))
+        }
+        parts = {name: part for name, part in known.items() if name not in missing}
+        parts |= {f"{n} {part.piece.name}": part for n, part in enumerate(self._made)}
+        if lacking := self.fill(parts):
+            names_ = [name.partition(" ")[2] or name for name in lacking]
+            raise CheckpointError(_complaint("has not all of", names_))
+        for act in self._later:
+            act()
+        state.update(loaded)
 
-    def _load(
-        self, value: Any, saved: list[Any], names: Mapping[int, str], path: str, strict: bool
-    ) -> Any:
+    def _wanted(self, name: str) -> bool:
+        return self._only is None or any(_within(name, one) for one in self._only)
+
+    def _touched(self, name: str) -> bool:
+        """Whether it, or something in it, is wanted."""
+        return self._wanted(name) or any(one.startswith(f"{name}.") for one in self._only or ())
+
+    def _check_only(self, state: Mapping[str, Any]) -> None:
+        """Nothing is named that is not there, nor a part of what is loaded whole or not at all."""
+        if self._only is not None:
+            collected = collect(state, self._place)
+            names = {*collected.parts, *collected.ties, *map(".".join, _paths(state))}
+            for one in self._only:
+                if not any(_within(name, one) for name in names):
+                    raise CheckpointError(f"only names {one!r}, which the state does not have")
+
+    def _tree(self, number: int) -> Any:
+        """What is no tensor, of one source; None where it is damaged. That of the first, the rank's
+        own, is taken from another only where that one holds the same."""
+        if number in self._trees:
+            return self._trees[number]
+        source = self._sources[number]
+        for one in [
+            source,
+            *(s for s in self._sources if s is not source and s.same_values(source)),
+        ]:
+            try:
+                self._trees[number] = one.values(_Saved)
+                return self._trees[number]
+            except CheckpointError as error:
+                self._complain(str(error))
+        if not number:
+            raise CheckpointError(
+                f"{source.where}: the values are damaged, and nobody has the same"
+            )
+        self._trees[number] = None
+        return None
+
+    def _saved(self, keys: _Keys) -> Iterator[Any]:
+        """What the sources have there, the rank's own first; others are not read before needed."""
+        for number in range(len(self._sources)):
+            tree = self._tree(number)
+            for key in keys:
+                if not isinstance(tree, dict) or key not in tree:
+                    break
+                tree = tree[key]
+            else:
+                yield tree
+
+    def _load(self, value: Any, keys: _Keys, names: Mapping[int, str], strict: bool) -> Any:
         """One object; returns what belongs in its place."""
-        if isinstance(value, torch.nn.Module):
-            self._load_extra(value, saved[0], path)
-        elif isinstance(value, torch.optim.Optimizer):
-            value.load_state_dict(self._optimizer(value, saved, names, path))
-        elif isinstance(value, Stateful):
-            value.load_state_dict(self._built(saved[0], None))
+        path = ".".join(map(str, keys))
+        saved = next(self._saved(keys), _Nothing)
+        if saved is _Nothing:
+            if strict:
+                raise CheckpointError(f"the checkpoint has no {path!r}")
+        elif isinstance(value, torch.nn.Module):
+            self._load_extra(value, saved, path)
         elif type(value) is dict:
-            for key in value:
-                inner = [tree[key] for tree in saved if isinstance(tree, dict) and key in tree]
-                if inner:
-                    value[key] = self._load(value[key], inner, names, f"{path}.{key}", strict)
-                elif strict:
-                    raise CheckpointError(f"the checkpoint has no {f'{path}.{key}'!r}")
-        elif not isinstance(value, torch.Tensor):
-            return self._built(saved[0], None)
+            self._load_dict(value, saved, keys, names, strict)
+        elif isinstance(value, torch.Tensor):
+            pass  # filled in place
+        elif not self._wanted(path):
+            raise CheckpointError(
+                f"only names a part of {path!r}, which is loaded whole or not at all"
+            )
+        elif isinstance(value, torch.optim.Optimizer):
+            built = self._optimizer(value, saved, keys, names)
+            self._later.append(lambda: value.load_state_dict(built))
+        elif isinstance(value, Stateful):
+            built = self._built(saved, None)
+            self._later.append(lambda: value.load_state_dict(built))
+        else:
+            return self._built(saved, None)
         return value
+
+    def _load_dict(
+        self, value: dict[Any, Any], saved: Any, keys: _Keys, names: Mapping[int, str], strict: bool
+    ) -> None:
+        """A plain one, in place: what it has, and what only the checkpoint has."""
+        path = ".".join(map(str, keys))
+        loaded = {
+            key: self._load(inner, (*keys, key), names, strict)
+            for key, inner in value.items()
+            if self._touched(f"{path}.{key}")
+        }
+        for key in saved if isinstance(saved, dict) else ():
+            if key not in value and self._wanted(f"{path}.{key}"):
+                loaded[key] = self._built(saved[key], None)
+        self._later.append(lambda: value.update(loaded))
 
     def _load_extra(self, module: torch.nn.Module, saved: Any, path: str) -> None:
         """What modules keep beside their tensors (`get_extra_state`)."""
@@ -255,45 +334,43 @@ class Restore:
         inner, _ = unwrap(module)
         for name, part in inner.named_modules():
             key = f"{name}._extra_state" if name else "_extra_state"
-            if key in saved:
-                part.set_extra_state(self._built(saved[key], None))
+            if key in saved and self._wanted(f"{path}.{key}"):
+                built = self._built(saved[key], None)
+                self._later.append(partial(part.set_extra_state, built))
 
     def _optimizer(
-        self,
-        optimizer: torch.optim.Optimizer,
-        saved: list[Any],
-        names: Mapping[int, str],
-        path: str,
+        self, optimizer: torch.optim.Optimizer, saved: Any, keys: _Keys, names: Mapping[int, str]
     ) -> dict[str, Any]:
         """Its `state_dict`, by the numbers that its parameters have now."""
-        if not all(map(_of_optimizer, saved)):
+        path = ".".join(map(str, keys))
+        if not _of_optimizer(saved):
             raise CheckpointError(
                 f"{path} is an optimizer here and something else in the checkpoint"
             )
-        if len(saved[0]["param_groups"]) != len(optimizer.param_groups):
+        if len(saved["param_groups"]) != len(optimizer.param_groups):
             raise CheckpointError(
                 f"an optimizer has {len(optimizer.param_groups)} groups of parameters here and "
-                f"{len(saved[0]['param_groups'])} in the checkpoint"
+                f"{len(saved['param_groups'])} in the checkpoint"
             )
         groups, state, number = [], {}, 0
         for place, group in enumerate(optimizer.param_groups):
             numbers = []
             for parameter in group["params"]:
                 name = names.get(id(parameter), f"parameter {number}")
-                tree = next((s["state"][name] for s in saved if name in s["state"]), None)
-                if tree is not None:
+                tree = next(self._saved((*keys, "state", name)), _Nothing)
+                if tree is not _Nothing:
                     state[number] = self._built(tree, parameter)
+                elif any(held.startswith(f"{path}.state.{name}.") for held in self._held):
+                    raise CheckpointError(f"the values of {path}.state.{name} are damaged")
                 numbers.append(number)
                 number += 1
-            options = self._built(saved[0]["param_groups"][place], None)
+            options = self._built(saved["param_groups"][place], None)
             groups.append(options | {"params": numbers})
-        rest = {
-            key: value for key, value in saved[0].items() if key not in ("state", "param_groups")
-        }
+        rest = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
         return {**self._built(rest, None), "state": state, "param_groups": groups}
 
     def _built(self, tree: Any, like: torch.Tensor | None) -> Any:
-        """A saved tree with its tensors."""
+        """A saved tree with its tensors, which are filled later."""
         if isinstance(tree, _Saved):
             return self.make(tree.name, like)
         if isinstance(tree, dict):
@@ -308,6 +385,9 @@ class Restore:
         return tree
 
 
+_Nothing = object()
+
+
 def _of_optimizer(tree: Any) -> bool:
     return (
         isinstance(tree, dict)
@@ -317,10 +397,28 @@ def _of_optimizer(tree: Any) -> bool:
     )
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements as integers, which every copy takes as they are."""
-    words = copy_cpu.WORDS.get(tensor.itemsize)
-    return tensor if words is None else tensor.view(words)
+def _within(name: str, other: str) -> bool:
+    """Whether it is that, or something in it."""
+    return name == other or name.startswith((f"{other}.", f"{other}["))
+
+
+def _in_place(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a state has its tensors filled where they are; the rest is made anew."""
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        if type(value) is dict:
+            found[key] = _in_place(value)
+        elif isinstance(value, torch.nn.Module | torch.Tensor):
+            found[key] = value
+    return found
+
+
+def _paths(state: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """To all that is in it, through plain dicts."""
+    for key, value in state.items():
+        yield (*path, str(key))
+        if type(value) is dict:
+            yield from _paths(value, (*path, str(key)))
 
 
 def _complaint(what: str, names: Sequence[str]) -> str:

@@ -1,16 +1,23 @@
 """A rank's own slots: which one is written next, and the writing."""
 
+import errno
 import mmap
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from threading import Lock
+from typing import Self
 
+from elastic.checkpoint import claims, host
 from elastic.checkpoint.image import Image
 from elastic.proto import slot, sums
 from elastic.proto.errors import ProtocolMismatch, SlotError
 from elastic.proto.moment import Moment
-from elastic.proto.slot import Snapshot, Stamp
+from elastic.proto.slot import Snapshot, Stamp, Writing
 from elastic.proto.sums import Chunk
+
+PART = 16 << 20
+"""Bytes of a slot that are touched, and registered, at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +61,58 @@ def reusable(
     return sorted(free, key=lambda index: contents[index].moment or Moment(-1, -1))
 
 
-class Slots:
-    """The slots that a keeper has given to this rank, mapped."""
+def early(contents: Sequence[Content], now: int, loaded: Moment | None) -> list[int]:
+    """What may be written over beside `reusable`, the oldest first, where other ranks may have skipped
+    snapshots since their memory was not ready: this round's own, until one of them is whole. Pure."""
+    own = [
+        (content.moment, index)
+        for index, content in enumerate(contents)
+        if content.moment is not None and content.moment.round == now and content.moment != loaded
+    ]
+    if any(contents[index].whole for _, index in own):
+        return []
+    return [index for _, index in sorted(own)]
 
-    def __init__(self, fds: Sequence[int]) -> None:
-        """fds: ours from here on. Raises OSError where their memory cannot be had."""
+
+class Draft:
+    """A slot that is claimed and written; given up where it is not committed."""
+
+    def __init__(self, index: int, claimed: int, writing: Writing) -> None:
+        self.index = index
+        self.image = writing.image
+        self._claimed = claimed
+        self._writing = writing
+
+    def commit(self, chunks: Sequence[Chunk], units: Sequence[int]) -> None:
+        """The image is filled but for its table, of these chunks."""
+        self._writing.commit(chunks, units)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        claims.release(self._claimed)
+
+
+class Slots:
+    """The slots that a keeper has given to this rank, mapped. For several threads."""
+
+    def __init__(
+        self,
+        fds: Sequence[int],
+        threads: int = 1,
+        register: Callable[[memoryview], None] | None = None,
+    ) -> None:
+        """fds: ours from here on; threads: as many touch a slot's pages; register: is called with each
+        part (`PART`) of a slot before it is written."""
         self._fds = list(fds)
-        self._views: list[memoryview] = []
+        self._threads = threads
+        self._register = register
+        self._views = [memoryview(mmap.mmap(fd, os.fstat(fd).st_size)) for fd in fds]
+        self._preparing = [Lock() for _ in fds]
+        self._prepared = [False for _ in fds]
         self._generation = 0
-        for fd in fds:
-            size = os.fstat(fd).st_size
-            os.posix_fallocate(
-                fd, 0, size
-            )  # an error now, where a page's absence is a SIGBUS later
-            self._views.append(memoryview(mmap.mmap(fd, size)))
+        self._closed = False
         for snapshot in self._snapshots():
             if snapshot is not None:
                 self._generation = max(self._generation, snapshot.stamp.generation)
@@ -76,6 +121,38 @@ class Slots:
     def bytes(self) -> int:
         """Of the smallest one."""
         return min(map(len, self._views), default=0)
+
+    @property
+    def count(self) -> int:
+        return len(self._fds)
+
+    @property
+    def ready(self) -> bool:
+        """One of them can be written without waiting for its pages."""
+        return any(self._prepared)
+
+    def prepare(self, index: int) -> None:
+        """Have all pages of a slot there, so that none is missing when it is written, which would be a
+        SIGBUS. Raises OSError where there is no memory for them."""
+        with self._preparing[index]:
+            if self._prepared[index]:
+                return
+            view, fd = self._views[index], self._fds[index]
+
+            def part(at: int) -> None:
+                if self._closed:
+                    raise OSError(errno.ECANCELED, "these slots are given back")
+                error = host.populate(view[at : at + PART], write=True)
+                if error == errno.EINVAL:  # a kernel before 5.14
+                    os.posix_fallocate(fd, at, min(PART, len(view) - at))
+                elif error:
+                    raise OSError(error, f"no memory for a slot: {os.strerror(error)}")
+                if self._register is not None:
+                    self._register(view[at : at + PART])
+
+            for _ in host.each(part, range(0, len(view), PART), self._threads):
+                pass
+            self._prepared[index] = True
 
     def contents(self) -> list[Content]:
         return [
@@ -97,34 +174,39 @@ class Slots:
                 found.append(None)
         return found
 
-    def write(
-        self,
-        order: Sequence[int],
-        stamp: Callable[[int], Stamp],
-        image: Image,
-        fill: Callable[[memoryview], tuple[list[Chunk], tuple[int, ...]]],
-    ) -> int | None:
-        """Write a snapshot into the first slot of `order` that nobody reads; None where all are read.
+    def begin(
+        self, order: Sequence[int], stamp: Callable[[int], Stamp], image: Image
+    ) -> Draft | None:
+        """The first slot of `order` that nobody reads, to be written; None where all are read. Those
+        whose pages are there come first.
 
-        stamp: makes one of a generation; fill: fills the image but for its table, and returns its
-        chunks and units.
+        stamp: makes one of a generation.
         """
-        for index in order:
-            claim = slot.claim(self._fds[index], exclusive=True)
-            if claim is None:
+        for index in sorted(order, key=lambda index: not self._prepared[index]):
+            claimed = claims.claim(self._fds[index], exclusive=True)
+            if claimed is None:
                 continue
             try:
+                self.prepare(index)
                 self._generation += 1
-                view = self._views[index]
-                count = image.sums_bytes // sums.ENTRY
-                writing = slot.Writing(view, stamp(self._generation), image.nbytes, count)
-                writing.commit(*fill(writing.image))
-            finally:
-                os.close(claim)
-            return index
+                writing = Writing(
+                    self._views[index],
+                    stamp(self._generation),
+                    image.nbytes,
+                    image.sums_bytes // sums.ENTRY,
+                )
+                return Draft(index, claimed, writing)
+            except BaseException:
+                claims.release(claimed)
+                raise
         return None
 
+    def give_up(self) -> None:
+        """What is being prepared need not be."""
+        self._closed = True
+
     def close(self) -> None:
+        """When nothing is prepared or written any more."""
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()

@@ -48,6 +48,18 @@ def test_a_rank_that_is_killed_costs_no_more_than_the_step_it_was_in(job: Job) -
     check(job, 4)
 
 
+@pytest.mark.parametrize("snapshot", ["shadow", "stream"])
+def test_a_snapshot_that_was_waited_for_outlives_its_rank(job: Job, snapshot: str) -> None:
+    """Those that get to host memory behind training, here without a device."""
+    start(job, script=("--snapshot", snapshot))
+    job.wait_for_steps(2, count=3)
+    os.kill(job.rank(1, 1), signal.SIGKILL)
+    job.wait_for_steps(2, after=1, count=3)
+    job.finish()
+    job.ends(0)
+    check(job, 2)
+
+
 @pytest.mark.parametrize("part", ["agent", "master"])
 def test_snapshots_outlive_agent_and_master(job: Job, part: str) -> None:
     start(job)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.checkpoint.image import Piece
-from elastic.checkpoint.plan import Box, Read, index, plan
+from elastic.checkpoint.plan import Box, Read, flat, index, plan
 from elastic.proto.errors import CheckpointError
 
 
@@ -135,3 +135,15 @@ def test_another_shape_or_dtype_is_refused() -> None:
     ):
         with pytest.raises(CheckpointError, match=what):
             plan([piece((4,), whole)], index([(0, [other])]))
+
+
+@given(shapes, st.data())
+def test_any_run_of_elements_is_boxes_in_order(shape: tuple[int, ...], data: st.DataObject) -> None:
+    count = int(np.prod(shape))
+    start = data.draw(st.integers(0, count))
+    end = data.draw(st.integers(start, count))
+    numbers = np.arange(count).reshape(shape)
+    boxes = list(flat(shape, start, end))
+    found = [n for box in boxes for n in numbers[region(box)].flatten().tolist()]
+    assert found == list(range(start, end))
+    assert len(boxes) <= max(1, 2 * len(shape) - 1)

@@ -14,7 +14,6 @@ from elastic.checkpoint.image import Piece, lay_out
 from elastic.checkpoint.slots import Slots, reusable
 from elastic.proto import manifest, slot
 from elastic.proto.slot import Stamp
-from elastic.proto.sums import Chunk
 from tests.agent.test_flushes import DEADLINE, node, run, stopped
 
 SIZE = 20 << 20
@@ -38,16 +37,14 @@ class Rank:
                 job="job", step=step, round=ROUND, rank=0, world_size=1, generation=generation
             )
 
-        def fill(out: memoryview) -> tuple[list[Chunk], tuple[int, ...]]:
+        draft = self._slots.begin(reusable(self._slots.contents(), ROUND, None), stamp, IMAGE)
+        assert draft is not None, f"the save of step {step} is blocked"
+        with draft:
             tensors = {"w": torch.full((SIZE,), step, dtype=torch.uint8)}
-            chunks = copy_cpu.write(IMAGE, tensors, b"{}", out)
-            return chunks, share.units(IMAGE, {"w": (0,)}, chunks)
-
-        order = reusable(self._slots.contents(), ROUND, None)
-        index = self._slots.write(order, stamp, IMAGE, fill)
-        assert index is not None, f"the save of step {step} is blocked"
-        slot.mark_whole(self._slots._views[index], 1)
-        return index
+            chunks = copy_cpu.write(IMAGE, tensors, b"{}", draft.image)
+            draft.commit(chunks, share.units(IMAGE, {"w": (0,)}, chunks))
+        slot.mark_whole(self._slots._views[draft.index], 1)
+        return draft.index
 
     def holds(self) -> set[int]:
         return {c.moment.step for c in self._slots.contents() if c.moment is not None and c.whole}

@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from elastic.checkpoint import copy_cpu
-from elastic.checkpoint.image import Piece, lay_out
+from elastic.checkpoint.image import CHUNK, Piece, lay_out
 from elastic.checkpoint.plan import Box
-from elastic.checkpoint.restore import Mapped, Restore, Source
+from elastic.checkpoint.restore import Mapped, Reader, Restore, Source
 from elastic.checkpoint.state import Part, Place, collect
 from elastic.proto.errors import CheckpointError
 
@@ -82,7 +82,7 @@ def sharded(whole: torch.Tensor, boxes: list[Box], where: str = "rank") -> list[
 
 def noise(shape: tuple[int, int]) -> torch.Tensor:
     """Any bits, NaNs of all kinds among them."""
-    return torch.randint(-(2**31), 2**31, shape).to(torch.int32).view(torch.float32)
+    return torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32).view(torch.float32)
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -150,6 +150,101 @@ def test_damaged_values_are_taken_from_who_else_has_them() -> None:
     assert state == {"n": 5}
     with pytest.raises(CheckpointError, match=r"^file 0: the values are damaged"):
         restored(state, sources[0])
+
+
+def test_values_of_its_own_are_not_taken_from_who_has_others() -> None:
+    sources = [saved({"n": 5, "w": torch.ones(2)}), saved({"n": 6, "w": torch.ones(2)}, "other")]
+    sources[0].reader.read(0, sources[0].image.nbytes)[sources[0].image.values_at] ^= 1
+    state = {"n": 0, "w": torch.zeros(2)}
+    with pytest.raises(
+        CheckpointError, match=r"slot of rank 0: the values are damaged, and nobody"
+    ):
+        restored(state, *sources)
+    assert state["n"] == 0
+    assert state["w"].tolist() == [0, 0]  # type: ignore[attr-defined]
+
+
+def test_values_of_others_are_read_only_where_they_are_needed() -> None:
+    sources = [saved({"n": 5}), saved({"n": 5, "m": 6}, "other")]
+    watched = watch(sources[1])
+    restored({"n": 0}, *sources)
+    assert watched.spans == []
+    state = {"n": 0, "m": 0}
+    restored(state, *sources)
+    assert state == {"n": 5, "m": 6}
+
+
+def test_damage_is_told_once() -> None:
+    sources = [saved({"n": [torch.ones(3)]}, f"file {n}") for n in range(2)]
+    damage(sources[0], "n[0]")
+    state = {"n": [torch.zeros(3)]}
+    assert restored(state, *sources).damaged == ["file 0: n[0] is damaged"]
+    assert state["n"][0].tolist() == [1, 1, 1]
+
+
+class Watched(Mapped):
+    """Notes what is read of it; a part of it may be out of reach."""
+
+    def __init__(self, inner: Reader, lost: range = range(0)) -> None:
+        self._inner, self._lost = inner, lost
+        self.spans: list[tuple[int, int]] = []
+
+    def read(self, start: int, end: int) -> memoryview:
+        if start in self._lost:
+            raise OSError("the other end is gone")
+        self.spans.append((start, end))
+        return self._inner.read(start, end)
+
+
+def watch(one: Source, lost: range = range(0)) -> Watched:
+    one.reader = Watched(one.reader, lost)
+    return one.reader
+
+
+ROWS = 3 * CHUNK // 4 // 1024
+"""Of a tensor of three chunks, with 1024 columns of 4 bytes."""
+
+
+def large() -> torch.Tensor:
+    return noise((ROWS, 1024))
+
+
+def test_only_chunks_that_are_needed_are_read() -> None:
+    whole = large()
+    (one,) = sharded(whole, [Box((0, 0), (ROWS, 1024))])
+    watched, at = watch(one), one.image.starts["w"]
+    box = Box((ROWS // 3 + 1, 0), (5, 1024))
+    result = torch.zeros(5, 1024)
+    target = Part(piece=part(whole, box).piece, tensor=result, holders=(0,))
+    assert Restore([one], ALONE).fill({"w": target}) == []
+    assert same(result, whole[ROWS // 3 + 1 :][:5])
+    assert watched.spans == [(at + CHUNK, at + 2 * CHUNK)]
+
+
+@pytest.mark.parametrize("box", [Box((0, 3), (ROWS, 5)), Box((0, 0), (ROWS, 1024))])
+def test_copies_that_are_damaged_in_different_chunks_make_a_whole_one(box: Box) -> None:
+    whole, every = large(), Box((0, 0), (ROWS, 1024))
+    sources = sharded(whole, [every]) + sharded(whole, [every], "copy")
+    for number, chunk in ((0, 0), (0, 2), (1, 1)):
+        one = sources[number]
+        one.reader.read(0, one.image.nbytes)[one.image.starts["w"] + chunk * CHUNK + 14] ^= 1
+    result = torch.zeros(ROWS, 1024)
+    restore = Restore(sources, ALONE)
+    assert restore.fill({"w": part(result, box)}) == []
+    region = tuple(slice(o, o + e) for o, e in zip(box.offset, box.extent, strict=True))
+    assert same(result[region], whole[region])
+    assert restore.damaged == ["rank 0: w is damaged"]
+
+
+def test_who_is_out_of_reach_is_replaced_by_who_is_not() -> None:
+    whole = Box((0, 0), (2, 2))
+    sources = sharded(torch.ones(2, 2), [whole]) + sharded(torch.ones(2, 2), [whole], "copy")
+    watch(sources[0], range(1, 10**6))
+    result = torch.zeros(2, 2)
+    restore = Restore(sources, ALONE)
+    assert restore.fill({"w": part(result, whole)}) == []
+    assert result.tolist() == [[1, 1], [1, 1]]
+    assert restore.damaged == ["rank 0: w cannot be read: the other end is gone"]
 
 
 # --- states --------------------------------------------------------------------------------------
@@ -222,6 +317,48 @@ def test_what_the_state_has_not_is_left_out() -> None:
     state = {"n": 0}
     restored(state, saved({"n": 5, "other": torch.ones(3), "more": {"x": 1}}))
     assert state == {"n": 5}
+
+
+def test_a_dict_in_the_state_gets_what_only_the_checkpoint_has() -> None:
+    state: dict[str, Any] = {"in": {"a": 0, "deep": {}}}
+    inner = state["in"]
+    restored(state, saved({"in": {"a": 1, "t": torch.ones(2), "deep": {"x": (1, 2)}}}))
+    assert state["in"] is inner
+    assert inner.pop("t").tolist() == [1, 1]
+    assert inner == {"a": 1, "deep": {"x": (1, 2)}}
+
+
+def test_a_module_that_was_something_else_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="m is a module here and something else in the"):
+        restored({"m": nn.Module()}, saved({"m": 5}))
+
+
+def test_only_what_is_named_is_loaded() -> None:
+    def state(fill: float) -> dict[str, Any]:
+        model = nn.ModuleDict({"a": nn.Linear(1, 1), "ab": nn.Linear(1, 1)})
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, fill)
+        optimizer = torch.optim.SGD(model.parameters(), lr=fill)
+        return {"m": model, "o": optimizer, "d": {"n": fill, "k": fill}, "n": fill}
+
+    def loaded(*only: str) -> list[float]:
+        found = state(1.0)
+        restore = Restore([saved(state(2.0))], ALONE, only)
+        restore.apply(found, strict=True)
+        return [
+            *(p.sum().item() for p in found["m"].parameters()),
+            found["o"].param_groups[0]["lr"],
+            *found["d"].values(),
+            found["n"],
+        ]
+
+    assert loaded("m.a", "d.k") == [2, 2, 1, 1, 1, 1, 2, 1]
+    assert loaded("m", "n") == [2, 2, 2, 2, 1, 1, 1, 2]
+    assert loaded("o") == [1, 1, 1, 1, 2, 1, 1, 1]
+    assert loaded() == [1] * 8
+    for typo in ("mm", "m.b", "d.x", "o.state"):
+        with pytest.raises(CheckpointError, match=rf"only names '{typo}', which the state"):
+            loaded(typo)
 
 
 @pytest.mark.parametrize("other", [3, [1], {"state": {}}, None])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from elastic.checkpoint.image import Image, lay_out
-from elastic.checkpoint.slots import Content, Slots, reusable
+from elastic.checkpoint.slots import PART, Content, Slots, early, reusable
 from elastic.proto import slot, sums
 from elastic.proto.moment import Moment
 from elastic.proto.slot import Stamp
@@ -229,14 +229,16 @@ def write(slots: Slots, step: int, order: list[int], image: Image = IMAGE) -> in
     def stamp(generation: int) -> Stamp:
         return Stamp(job="j", step=step, round=1, rank=0, world_size=1, generation=generation)
 
-    def fill(out: memoryview) -> tuple[list[Chunk], tuple[int, ...]]:
+    draft = slots.begin(order, stamp, image)
+    if draft is None:
+        return None
+    with draft:
         chunks, at = [], 0
         for end in image.chunk_ends():
-            chunks.append(Chunk(end, sums.checksum(out[at:end])))
+            chunks.append(Chunk(end, sums.checksum(draft.image[at:end])))
             at = end
-        return chunks, (step,)
-
-    return slots.write(order, stamp, image, fill)
+        draft.commit(chunks, (step,))
+    return draft.index
 
 
 def generations(fds: list[int]) -> list[int]:
@@ -262,14 +264,11 @@ def test_a_slot_that_is_read_is_not_written(fds: list[int]) -> None:
 
 def test_nobody_reads_while_it_is_written(fds: list[int]) -> None:
     slots = opened(fds)
-
-    def fill(out: memoryview) -> tuple[list[Chunk], tuple[int, ...]]:
-        assert slot.claim(fds[0], exclusive=False) is None
-        raise KeyboardInterrupt
-
     stamp = Stamp(job="j", step=1, round=1, rank=0, world_size=1, generation=1)
-    with pytest.raises(KeyboardInterrupt):
-        slots.write([0], lambda generation: stamp, IMAGE, fill)
+    draft = slots.begin([0], lambda generation: stamp, IMAGE)
+    assert draft is not None
+    with draft:
+        assert slot.claim(fds[0], exclusive=False) is None
     assert slots.contents()[0] == Content(moment=None)
     reader = slot.claim(fds[0], exclusive=False)
     assert reader is not None
@@ -297,3 +296,45 @@ def test_what_is_marked_whole_is_known_to_be(fds: list[int]) -> None:
     assert slots.contents()[1] == Content(moment=Moment(1, 5), whole=True)
     assert slots.bytes == slot.bytes_for(IMAGE.nbytes)
     slots.close()
+
+
+def test_all_pages_of_a_prepared_slot_are_there_and_registered() -> None:
+    size, parts = PART + 3 * slot.PAGE, []
+    fd = slot.create(size)
+    slots = Slots([os.dup(fd)], 2, lambda part: parts.append(len(part)))
+    assert not slots.ready
+    assert os.fstat(fd).st_blocks * 512 < PART
+    for _ in range(2):
+        slots.prepare(0)
+    assert slots.ready
+    assert os.fstat(fd).st_blocks * 512 >= size
+    assert sorted(parts) == [3 * slot.PAGE, PART]
+    slots.close()
+    os.close(fd)
+
+
+def test_what_is_prepared_is_written_first(fds: list[int]) -> None:
+    slots = opened(fds)
+    slots.prepare(1)
+    assert write(slots, 1, [0, 1]) == 1
+    slots.close()
+
+
+def test_slots_that_are_given_up_are_prepared_no_more(fds: list[int]) -> None:
+    slots = opened(fds)
+    slots.give_up()
+    with pytest.raises(OSError, match="given back"):
+        slots.prepare(0)
+    slots.close()
+
+
+def test_where_others_may_have_skipped_nobody_waits_for_them() -> None:
+    def held(*moments: tuple[int, int], whole: int | None = None) -> list[Content]:
+        return [Content(moment=Moment(*m), whole=n == whole) for n, m in enumerate(moments)]
+
+    loaded = Moment(1, 9)
+    skipped = held((2, 14), (1, 9), (2, 12), (2, 16))
+    assert reusable(skipped, 2, loaded) == []
+    assert early(skipped, 2, loaded) == [2, 0, 3]
+    assert early(held((2, 14), (1, 9), (2, 12), whole=2), 2, loaded) == []
+    assert early(held((1, 9), (2, 12), whole=0), 2, loaded) == [1]

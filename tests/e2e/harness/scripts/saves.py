@@ -24,6 +24,7 @@ PARSER.add_argument("--step-time", type=float, default=0.02)
 PARSER.add_argument("--persist-every", type=int)
 PARSER.add_argument("--own", type=int, default=0, help="bytes that only this rank has")
 PARSER.add_argument("--first-round", type=int, default=1, help="where elastic-run says none")
+PARSER.add_argument("--snapshot", default="auto", help="how; with one named, wait for each")
 ARGS = PARSER.parse_args()
 ALONE = "RANK" not in os.environ
 RANK = int(os.environ.get("RANK", "0"))
@@ -77,7 +78,7 @@ def main() -> None:
     if ARGS.own:
         state["own"] = own
     path = ARGS.folder / "checkpoint"
-    with Checkpointer(path, persist_every=ARGS.persist_every) as checkpoint:
+    with Checkpointer(path, persist_every=ARGS.persist_every, snapshot=ARGS.snapshot) as checkpoint:
         step = checkpoint.load(state)
         tell("loaded", step=step, digest=digest(model, optimizer), own=own_digest(own))
         over = False
@@ -91,6 +92,8 @@ def main() -> None:
             step += 1
             own += 1
             checkpoint.save(step, state)
+            if ARGS.snapshot != "auto":
+                checkpoint.wait()
             tell("step", step=step, digest=digest(model, optimizer), own=own_digest(own))
             time.sleep(ARGS.step_time)
             over = ends_at(step)

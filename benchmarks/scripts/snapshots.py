@@ -1,0 +1,255 @@
+"""A rank that trains on nothing and saves with `Checkpointer`, and with DCP beside it; appends what it
+measured to FOLDER/figures, a line of JSON each. In its second life it loads what the first left.
+
+A step is matrix products of `--step-ms` and a fused AdamW of `--gib` of state, as much as a real one.
+"""
+
+import argparse
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from elastic.checkpoint import Checkpointer
+
+PARSER = argparse.ArgumentParser()
+PARSER.add_argument("folder", type=Path)
+PARSER.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+PARSER.add_argument("--gib", type=float, default=11.5e9 / (1 << 30))
+PARSER.add_argument("--step-ms", type=float, default=160.0)
+PARSER.add_argument("--saves", type=int, default=6)
+PARSER.add_argument("--dcp-saves", type=int, default=2)
+ARGS = PARSER.parse_args()
+RANK, LOCAL, ROUND = (int(os.environ[k]) for k in ("RANK", "LOCAL_RANK", "ELASTIC_ROUND"))
+CUDA = ARGS.device == "cuda"
+DEVICE = torch.device("cuda", LOCAL) if CUDA else torch.device("cpu")
+PARAMETERS = 32
+
+
+def tell(measure: str, who: str, value: float, unit: str) -> None:
+    line = {"measure": measure, "who": who, "value": value, "unit": unit, "rank": RANK}
+    with open(ARGS.folder / "figures", "ab", buffering=0) as file:
+        file.write(json.dumps(line).encode() + b"\n")
+
+
+def clock() -> float:
+    """Seconds, once the device has done all that was asked of it."""
+    if CUDA:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+class Training:
+    """Parameters, their optimizer's state, and steps that take as long as they should."""
+
+    def __init__(self) -> None:
+        side = int((ARGS.gib * (1 << 30) / 12 / PARAMETERS) ** 0.5)
+        self.model = nn.ParameterList(
+            nn.Parameter(torch.full((side, side), float(n + 1), device=DEVICE))
+            for n in range(PARAMETERS)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.full_like(parameter, 0.1)
+        self.state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
+        size = 8192 if CUDA else 256
+        self._a = torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16 if CUDA else None)
+        self._products = 1
+        self.done = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(p.nbytes for p in self.model.parameters()) * 3
+
+    def calibrate(self, seconds: float) -> None:
+        """Have a step take that long."""
+        self._products = 1
+        self.steps(2)
+        one = self.steps(3) / 3
+        self._products = 33
+        product = (self.steps(3) / 3 - one) / 32
+        self._products = max(1, round(1 + (seconds - one) / max(product, 1e-6)))
+
+    def steps(self, count: int, after: Callable[[int], None] | None = None) -> float:
+        """Seconds that so many take; `after` is called with how many are done after each."""
+        begin = clock()
+        for _ in range(count):
+            for _ in range(self._products):
+                torch.mm(self._a, self._a)
+            self.optimizer.step()
+            self.done += 1
+            if after is not None:
+                after(self.done)
+        return clock() - begin
+
+    def digest(self) -> float:
+        state = self.optimizer.state
+        return sum(
+            float(t.double().sum()) for p in self.model.parameters()
+            for t in (p.detach(), state[p]["exp_avg"], state[p]["exp_avg_sq"])
+        )  # fmt: skip
+
+
+def together() -> None:
+    clock()
+    dist.barrier()
+
+
+def added(training: Training, steps: int, save: Callable[[int], None], end: Callable[[], None],
+          every: int = 4) -> tuple[float, float]:  # fmt: skip
+    """(seconds added a save, share of the time added), what comes after the last one counted."""
+    together()
+    plain = training.steps(steps)
+    together()
+    with_saves = training.steps(steps, lambda done: save(done) if done % every == 0 else None)
+    begin = clock()
+    end()
+    over = with_saves + (clock() - begin)
+    return (over - plain) / (steps // every), (over - plain) / plain
+
+
+def saving(training: Training, checkpoint: Checkpointer) -> Callable[[int], None]:
+    return lambda done: checkpoint.save(done, training.state)
+
+
+def bandwidths(training: Training, checkpoint: Checkpointer, who: str) -> float:
+    """Of a snapshot and of a copy into registered memory, all ranks at once; seconds of a snapshot."""
+    seconds = 0.0
+    pinned = torch.empty(1 << 30 if CUDA else 1 << 24, dtype=torch.uint8, pin_memory=CUDA)
+    source = torch.zeros_like(pinned, device=DEVICE)
+    for _ in range(3):
+        together()
+        begin = clock()
+        for _ in range(10):
+            pinned.copy_(source, non_blocking=True)
+        tell(
+            "device to host",
+            "registered copy",
+            10 * pinned.nbytes / (clock() - begin) / 1e9,
+            "GB/s",
+        )
+        training.done += 1
+        together()
+        begin = clock()
+        checkpoint.save(training.done, training.state)
+        checkpoint.wait()
+        seconds = clock() - begin
+        tell("device to host", who, training.bytes / seconds / 1e9, "GB/s")
+    return seconds
+
+
+def first_life(training: Training) -> None:
+    path = ARGS.folder / "checkpoint"
+    training.steps(3)
+    training.calibrate(ARGS.step_ms / 1e3)
+    plain = training.steps(10) / 10
+    tell("step", "plain", plain * 1e3, "ms")
+    copied = 0.0
+    for way in ("shadow", "stream", "sync"):
+        with Checkpointer(path, snapshot=way) as checkpoint:
+            begin = clock()
+            if way == "shadow":
+                checkpoint.load(training.state)
+                count, spent = 0, 0.0
+                while not checkpoint.ready and way == "shadow" and CUDA:
+                    spent += training.steps(1)
+                    count += 1
+                checkpoint.wait_ready()
+                tell("ready after the first call", "shadow", clock() - begin, "s")
+                if count:
+                    tell(
+                        "steps until ready", "shadow", 100 * (spent / count / plain - 1), "% slower"
+                    )
+            else:
+                training.done += 1
+                checkpoint.save(training.done, training.state, persist=False)
+                checkpoint.wait_ready()
+                checkpoint.save(training.done, training.state)
+                checkpoint.wait()
+            for number in range(4):
+                training.done += 1
+                begin = clock()
+                checkpoint.save(training.done, training.state)
+                checkpoint.wait()
+                measure = (
+                    "a later save to host memory" if number else "the first save to host memory"
+                )
+                tell(measure, way, clock() - begin, "s")
+            for _ in range(2):
+                cost, _ = added(
+                    training, 4 * ARGS.saves,
+                    saving(training, checkpoint), checkpoint.wait,
+                )  # fmt: skip
+                tell("time added a save, every 4 steps", way, cost * 1e3, "ms")
+            copied = bandwidths(training, checkpoint, way)
+            if way == "sync":
+                continue
+            for times in (10, 1):
+                training.calibrate(copied * times)
+                _, share = added(
+                    training, 10, saving(training, checkpoint),
+                    checkpoint.wait, every=1,
+                )  # fmt: skip
+                tell(f"every step saved, steps of {times} x the copy", way, share * 100, "% slower")
+            training.calibrate(ARGS.step_ms / 1e3)
+    beside_dcp(training)
+    with Checkpointer(path, snapshot="shadow") as checkpoint:
+        training.done += 1
+        checkpoint.save(training.done, training.state, persist=False)
+        checkpoint.wait_ready()
+        training.done += 1
+        checkpoint.save(training.done, training.state)
+        checkpoint.wait()
+        (ARGS.folder / f"left.{RANK}").write_text(f"{training.done} {training.digest()!r}")
+        together()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def beside_dcp(training: Training) -> None:
+    pending: list[Any] = []
+
+    def save(done: int) -> None:
+        if pending:
+            pending.pop().result()
+        state = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
+        pending.append(async_save({f"rank{RANK}": state}, checkpoint_id=ARGS.folder / "dcp"))
+
+    cost, _ = added(training, 4 * ARGS.dcp_saves, save, lambda: pending.pop().result())
+    tell("time added a save, every 4 steps", "DCP async_save", cost * 1e3, "ms")
+
+
+def second_life(training: Training) -> None:
+    together()
+    begin = clock()
+    with Checkpointer(ARGS.folder / "checkpoint", snapshot="shadow") as checkpoint:
+        step = checkpoint.load(training.state)
+        seconds = clock() - begin
+        tell("load after SIGKILL, verified", "own memory", seconds, "s")
+        left = (ARGS.folder / f"left.{RANK}").read_text().split()
+        assert (str(step), repr(training.digest())) == (left[0], left[1])
+        begin = clock()
+        checkpoint.load(training.state)
+        tell("load once more, verified", "own memory", clock() - begin, "s")
+
+
+def main() -> None:
+    if CUDA:
+        torch.cuda.set_device(LOCAL)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if CUDA else "gloo")
+    training = Training()
+    if ROUND == 1:
+        first_life(training)
+    second_life(training)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Snapshots behind training's back: what is in them is what was there when they were taken, or they are
+none; here with tensors in host memory, which take the same way but for the stream."""
+
+import logging
+from collections.abc import Iterator
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastic.checkpoint import copy_cpu, lanes
+from elastic.checkpoint.behind import Behind, Copy, steady
+from elastic.checkpoint.image import Image, lay_out
+from elastic.checkpoint.state import Place, collect
+from elastic.proto import sums
+from elastic.proto.errors import CheckpointError
+
+
+@pytest.fixture
+def behind() -> Iterator[Behind]:
+    made = Behind(lanes.Host())
+    yield made
+    made.close()
+
+
+class Run:
+    """A model, its optimizer after a step, and snapshots of both."""
+
+    def __init__(self, behind: Behind) -> None:
+        self.behind = behind
+        self.linear = nn.Linear(8, 8)
+        self.model: nn.Module = nn.Sequential(self.linear, nn.BatchNorm1d(8))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "n": 5}
+        self.train()
+        self.images: list[bytearray] = []
+
+    def train(self) -> None:
+        torch.autograd.backward(self.model(torch.randn(4, 8)).square().sum())
+        self.optimizer.step()
+
+    def take(self) -> tuple[Image, Copy]:
+        found = collect(self.state, Place())
+        image = lay_out(
+            [part.piece for part in found.parts.values()], found.ties, len(found.values)
+        )
+        tensors = {name: part.tensor for name, part in found.parts.items()}
+        copy = self.behind.take(image, found.values.encode(), tensors, steady(self.state))
+        return image, copy
+
+    def run(self, image: Image, copy: Copy) -> None:
+        out = bytearray(image.nbytes)
+        chunks = copy.run(memoryview(out), 2)
+        assert sums.verify(memoryview(out), chunks) == []
+        self.images.append(out)
+
+    def values(self) -> dict[str, list[Any]]:
+        parts = collect(self.state, Place()).parts
+        return {name: part.tensor.tolist() for name, part in parts.items()}
+
+    def check(self, image: Image, out: bytearray, expected: dict[str, list[Any]]) -> None:
+        for name, piece in image.pieces.items():
+            start = image.starts[name]
+            tensor = copy_cpu.tensor_of(piece, memoryview(out)[start : start + piece.nbytes])
+            assert tensor.tolist() == expected[name], name
+
+
+def step_waits(run: Run, copy: Copy, image: Image, late: Event) -> bool:
+    """Train one step while the copy has not begun; whether the step waits for it."""
+
+    def work() -> None:
+        late.wait()
+        run.run(image, copy)
+
+    run.behind.submit(copy, work)
+    training = Thread(target=run.train)
+    training.start()
+    training.join(0.2 if run.behind.path == "stream" else None)
+    waits = training.is_alive()
+    late.set()
+    training.join()
+    assert run.behind.finish()
+    return waits
+
+
+@pytest.mark.parametrize("path", ["shadow", "stream"])
+def test_a_snapshot_is_of_when_it_was_taken(behind: Behind, path: Any) -> None:
+    behind.path = path
+    run = Run(behind)
+    for _ in range(3):
+        before = run.values()
+        image, copy = run.take()
+        assert step_waits(run, copy, image, Event()) == (path == "stream")
+        run.check(image, run.images[-1], before)
+        assert run.values() != before
+
+
+def test_a_change_by_something_else_makes_a_streamed_snapshot_void(
+    behind: Behind, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(behind)
+    weight = run.linear.weight
+    image, copy = run.take()
+    with torch.no_grad():
+        weight.clamp_(-0.01, 0.01)
+    with caplog.at_level(logging.WARNING):
+        behind.submit(copy, lambda: run.run(image, copy))
+        assert behind.finish()
+    assert run.images == []
+    (line,) = caplog.messages
+    assert line.startswith("a snapshot is left out: model.0.weight changed while it was copied")
+    before = run.values()
+    image, copy = run.take()
+    with torch.no_grad():
+        weight.clamp_(-0.001, 0.001)
+    behind.submit(copy, lambda: run.run(image, copy))
+    assert behind.finish()
+    run.check(image, run.images[-1], before)
+
+
+def test_what_no_optimizer_changes_is_kept_at_once(behind: Behind) -> None:
+    run = Run(behind)
+    before = run.values()
+    image, copy = run.take()
+    run.model(torch.randn(4, 8))  # the running mean of a batch norm
+    behind.submit(copy, lambda: run.run(image, copy))
+    assert behind.finish()
+    run.check(image, run.images[-1], before)
+    assert run.values() != before
+
+
+@pytest.mark.parametrize("path", ["shadow", "stream"])
+def test_what_goes_wrong_behind_is_raised_once_and_stops_nobody(behind: Behind, path: Any) -> None:
+    behind.path = path
+    run = Run(behind)
+
+    def fail() -> None:
+        raise CheckpointError("no slot")
+
+    _, copy = run.take()
+    behind.submit(copy, fail)
+    with pytest.raises(CheckpointError, match="no slot"):
+        behind.finish()
+    behind.check()
+    run.train()  # does not wait for what failed
+    before = run.values()
+    image, copy = run.take()  # nor does this
+    behind.submit(copy, lambda: run.run(image, copy))
+    assert behind.finish()
+    run.check(image, run.images[-1], before)
+
+
+def test_every_dtype_and_stride_is_kept(behind: Behind) -> None:
+    run = Run(behind)
+    run.state = {
+        "t": torch.arange(12.0).view(3, 4).t(),
+        "conj": torch.complex(torch.ones(3), torch.ones(3)).conj(),
+        "int8": torch.arange(5, dtype=torch.int8),
+        "bf16": torch.ones(3, dtype=torch.bfloat16),
+        "scalar": torch.tensor(7, dtype=torch.int64),
+        "empty": torch.empty(0, 3),
+    }
+    paths: tuple[Any, ...] = ("shadow", "stream")
+    for path in paths:
+        behind.path = path
+        image, copy = run.take()
+        behind.submit(copy, lambda image=image, copy=copy: run.run(image, copy))  # type: ignore[misc]
+        assert behind.finish()
+        run.check(image, run.images[-1], run.values())

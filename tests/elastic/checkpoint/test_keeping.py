@@ -1,0 +1,75 @@
+"""A rank's connection to its keeper, used by two threads."""
+
+import socket
+from collections.abc import Iterator
+from threading import Thread
+
+import pytest
+
+from elastic.checkpoint.keeping import Keeping
+from elastic.proto import keeper
+from elastic.proto.errors import CheckpointError
+from elastic.proto.moment import Moment
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Keeping, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    keeping = Keeping(ours)
+    yield keeping, theirs
+    keeping.close()
+    theirs.close()
+
+
+def test_whoever_reads_reads_for_all(pair: tuple[Keeping, socket.socket]) -> None:
+    keeping, theirs = pair
+    found: list[object] = []
+    waiting = [Thread(target=lambda: found.append(keeping.wait(0, 20))) for _ in range(2)]
+    asking = Thread(target=lambda: found.append(keeping.ask(keeper.Need(bytes=5), 20)))
+    for thread in (*waiting, asking):
+        thread.start()
+    assert keeper.receive_from_rank(theirs) == keeper.Need(bytes=5)
+    keeper.send(theirs, keeper.Whole(round=1, step=2))
+    keeper.send(theirs, keeper.Slots(count=0))
+    keeper.send(theirs, keeper.Committed(round=1, step=2))
+    for thread in (*waiting, asking):
+        thread.join()
+    assert sorted(map(repr, found)) == ["(Slots(count=0), [])", "True", "True"]
+    keeping.drain()
+    assert keeping.said == 2
+    assert keeping.committed == Moment(1, 2)
+
+
+def test_what_was_said_before_is_not_waited_for(pair: tuple[Keeping, socket.socket]) -> None:
+    keeping, theirs = pair
+    keeper.send(theirs, keeper.Whole(round=1, step=2))
+    assert keeping.wait(0, 20)
+    assert keeping.wait(0, 0)
+    assert not keeping.wait(1, 0)
+
+
+def test_every_thread_hears_of_the_end(pair: tuple[Keeping, socket.socket]) -> None:
+    keeping, theirs = pair
+    found: list[str] = []
+
+    def wait() -> None:
+        with pytest.raises(CheckpointError) as caught:
+            keeping.wait(0, 20)
+        found.append(str(caught.value))
+
+    waiting = [Thread(target=wait) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    theirs.close()
+    for thread in waiting:
+        thread.join()
+    assert found == ["the keeper of this rank's snapshots is gone"] * 3
+
+
+def test_a_refusal_is_raised(pair: tuple[Keeping, socket.socket]) -> None:
+    keeping, theirs = pair
+    keeper.send(theirs, keeper.Refused(reason="no memory"))
+    with pytest.raises(CheckpointError, match="no memory"):
+        keeping.ask(keeper.Need(bytes=5), 20)
+    with pytest.raises(CheckpointError, match="silent for 0 s"):
+        keeping.ask(keeper.Need(bytes=5), 0)
