@@ -161,6 +161,21 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
+class Saving:
+    """The ranks of the round use a checkpoint, so they can be told at which step to leave."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """All ranks of the round wait in the save of one step, and it is whole."""
+
+    round: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class RestartAsked:
     reason: str
 
@@ -208,6 +223,8 @@ Event = (
     | Prepared
     | UnitDeclared
     | Progressed
+    | Saving
+    | Met
     | RestartAsked
     | DrainAsked
     | Stopping

@@ -1,6 +1,6 @@
 """What nodes say that they hold of a checkpoint, and what follows for one moment of it. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -131,6 +131,12 @@ def writable(holdings: Holdings) -> bool:
     present = {rank for h in holdings.values() for rank in (*h.ranks, *h.durable)}
     size = world(holdings)
     return size > 0 and present >= set(range(size))
+
+
+def survives(holdings: Holdings, units: int, going: Collection[NodeId]) -> bool:
+    """Whether those who stay have all of that many units."""
+    staying = (holding.units for node_id, holding in holdings.items() if node_id not in going)
+    return len(frozenset[int]().union(*staying)) >= units
 
 
 class Images:

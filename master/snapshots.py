@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping
 
 from elastic.master import checkpoints as core
+from elastic.master import events as ev
+from elastic.master import holdings as held
 from elastic.master import messages
 from elastic.master.checkpoints import Checkpoint, Orders
 from elastic.master.directive import places
@@ -15,6 +17,7 @@ from elastic.master.holdings import Member
 from elastic.master.session import Session
 from elastic.master.shell import Shell
 from elastic.proto import master_pb2 as pb
+from elastic.proto.moment import Moment
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,8 @@ class Snapshots:
         self._timer: asyncio.TimerHandle | None = None
         self._not_before = 0.0
         """When it may be decided again, in the loop's time: that costs O(nodes)."""
+        self._last: dict[str, Moment] = {}
+        """In whose save ranks wait, and which goes to storage since who leaves alone has a part of it."""
 
     def hear(self, session: Session, message: pb.Snapshots) -> None:
         """A node says what it holds of one checkpoint."""
@@ -47,6 +52,11 @@ class Snapshots:
         told = messages.said(message, session.node_id, session.incarnation)
         self._checkpoints[name] = core.hear(self._checkpoints.get(name, Checkpoint()), told)
         self._soon(name).add(session.node_id)
+        current = self._shell.job.round
+        if current is not None and not current.saves:
+            used = told.asks == current.number
+            if used or any(moment.round == current.number for moment in told.holdings):
+                self._shell.fold(ev.Saving(current.number))
 
     def _soon(self, name: str) -> set[NodeId]:
         """Decide in a moment, with what else comes until then: all nodes say something each step."""
@@ -64,6 +74,32 @@ class Snapshots:
             self._decide(name, spoke)
         took = time.monotonic() - began
         self._not_before = asyncio.get_running_loop().time() + min(PAUSE * took, LONGEST_PAUSE)
+
+    def newest_of(self, number: int) -> tuple[str, int] | None:
+        """The checkpoint of which that round has saved most, and the step beyond what is known of it;
+        None where nobody has spoken of one."""
+        steps = {
+            name: max((m.step for m in state.images if m.round == number), default=0)
+            for name, state in self._checkpoints.items()
+        }
+        if not steps:
+            return None
+        step, name = max((step, name) for name, step in steps.items())
+        return name, step + 1
+
+    def safe(self, name: str, moment: Moment) -> bool:
+        """It is whole, and stays so when those have left that drain; if not, have it written to storage
+        and say so once it is there."""
+        state = self._checkpoints[name]
+        if state.whole is None or state.whole.moment != moment:
+            return False
+        going = {node.node_id for node in self._shell.job.nodes.values() if node.draining}
+        if held.survives(held.of(state.said, moment), state.whole.units, going):
+            return True
+        if self._last.get(name) != moment:
+            self._last[name] = moment
+            self._soon(name)
+        return max(state.committed, default=Moment(0, 0)) >= moment
 
     def review(self) -> None:
         """A round or the job has begun or ended."""
@@ -83,7 +119,9 @@ class Snapshots:
             )
             for node_id, place in placed.items()
         ]
-        state, orders = core.decide(self._checkpoints[name], number, members, ending=not placed)
+        state = self._checkpoints[name]
+        last = state.whole is not None and state.whole.moment == self._last.get(name)
+        state, orders = core.decide(state, number, members, ending=last or not placed)
         self._checkpoints[name] = state
         if orders.reason:
             log.info("checkpoint %s: %s", name, orders.reason)

@@ -11,6 +11,7 @@ import grpc
 from elastic.master import directive as orders
 from elastic.master import events as ev
 from elastic.master import messages
+from elastic.master.boundary import Boundary
 from elastic.master.events import Effect, Incarnation, KnockAnswer, NodeId
 from elastic.master.gathering import Gathering
 from elastic.master.knock import LONGEST as LONGEST_KNOCK
@@ -49,6 +50,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         self._shell = shell
         self._run_id = run_id
         self._snapshots = Snapshots(shell, self.sessions)
+        self._boundary = Boundary(shell, self.sessions, self._snapshots)
         self._news = Gathering(shell.fold)
         self._places = orders.places(None)
         self._placed: tuple[int, bool] = (0, False)
@@ -163,6 +165,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         self._news.add(session.node_id, ev.Attached((messages.attachment(hello),)))
         for told in hello.snapshots:
             self._snapshots.hear(session, told)
+        self._boundary.attached(session, hello.stands)
         if len(self._shell.job.nodes) + self._news.arriving == self._shell.policy.max_nodes:
             asyncio.get_running_loop().call_soon(self._news.flush)
         return session
@@ -206,6 +209,9 @@ class Streams(master_pb2_grpc.MasterServicer):
             self._fold(session, drain if message.leaving.drain else left)
         elif kind == "snapshots":
             self._snapshots.hear(session, message.snapshots)
+            self._boundary.look()
+        elif kind == "stand":
+            self._boundary.hear(session, message.stand)
         elif kind == "log":
             self.logs.take(session, message.log)
 
@@ -234,6 +240,7 @@ class Streams(master_pb2_grpc.MasterServicer):
     def act(self, effect: Effect) -> None:
         if isinstance(effect, ev.Tell):
             self._snapshots.review()
+            self._boundary.review()
             self._tell(effect.node_ids)
         elif isinstance(effect, ev.Knock):
             key = (effect.node_id, effect.incarnation)

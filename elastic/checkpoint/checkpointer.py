@@ -191,6 +191,7 @@ class Checkpointer:
             self._complained = self._keeping.stalled
             if self._complained and not self._place.local_rank:
                 log.error("%s: not on storage yet: %s", self.path, self._complained)
+        self._keeping.stay(step)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until what was to be written to storage is there, committed.

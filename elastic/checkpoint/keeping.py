@@ -4,6 +4,7 @@ import select
 import socket
 from time import monotonic
 
+from elastic import session
 from elastic.proto import keeper
 from elastic.proto.errors import CheckpointError, LinkError
 from elastic.proto.moment import Moment
@@ -22,6 +23,8 @@ class Keeping:
         """The newest that is known to be on storage."""
         self.stalled = ""
         """Why nothing goes to storage now; empty where it does."""
+        self._leave = keeper.Leave()
+        """The last that was heard."""
 
     def tell(self, message: keeper.ToKeeper) -> None:
         try:
@@ -42,7 +45,8 @@ class Keeping:
             answer, fds = found
             if isinstance(answer, keeper.Refused):
                 raise CheckpointError(answer.reason)
-            if not isinstance(answer, keeper.Whole | keeper.Committed | keeper.Stalled):
+            unasked = keeper.Whole | keeper.Committed | keeper.Stalled | keeper.Leave
+            if not isinstance(answer, unasked):
                 return answer, fds
 
     def wait(self, timeout: float) -> bool:
@@ -53,6 +57,20 @@ class Keeping:
         """Take in what it has said."""
         while self._receive(0.0) is not None:
             pass
+
+    def stay(self, step: int) -> None:
+        """The end of the save of `step`: where ranks are to leave, wait for the end of this process, or
+        to be told to go on."""
+        self.drain()
+        while True:
+            leave = self._leave
+            waits = 0 < leave.step <= step
+            self.tell(keeper.Saved(step=step, waits=leave.order if waits else 0))
+            if not waits:
+                return
+            with session.in_phase("leave"):
+                while self._leave is leave:
+                    self.wait(3600.0)
 
     def _receive(self, timeout: float) -> tuple[keeper.ToRank, list[int]] | None:
         if not select.select([self._end], [], [], max(0.0, timeout))[0]:
@@ -70,6 +88,8 @@ class Keeping:
             self.keep = frozenset(Moment(*moment) for moment in found[0].keep)
         elif isinstance(found[0], keeper.Stalled):
             self.stalled = found[0].reason
+        elif isinstance(found[0], keeper.Leave):
+            self._leave = found[0]
         return found
 
     def close(self) -> None:

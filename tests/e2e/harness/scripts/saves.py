@@ -22,6 +22,7 @@ PARSER = argparse.ArgumentParser()
 PARSER.add_argument("folder", type=Path)
 PARSER.add_argument("--width", type=int, default=64)
 PARSER.add_argument("--step-time", type=float, default=0.02)
+PARSER.add_argument("--save-every", type=int, default=1)
 PARSER.add_argument("--persist-every", type=int)
 PARSER.add_argument("--own", type=int, default=0, help="bytes that only this rank has")
 ARGS = PARSER.parse_args()
@@ -86,7 +87,9 @@ def main() -> None:
             schedule.step()
             step += 1
             own += 1
-            checkpoint.save(step, state)
+            tell("computed", step=step)
+            if step % ARGS.save_every == 0:
+                checkpoint.save(step, state)
             tell("step", step=step, digest=digest(model, optimizer), own=own_digest(own))
             time.sleep(ARGS.step_time)
             over = ends_at(step)
