@@ -63,3 +63,37 @@ def test_the_whole_job_drains_and_goes_on(job: Job) -> None:
     job.finish()
     assert job.nodes[1].exit_code() == 0, job.dump()
     computed_once(job, 2, 2)
+
+
+def test_a_script_that_never_saves_is_signalled_when_the_time_is_over(job: Job) -> None:
+    start(job, "--drain-timeout", "2", script=("--save-every", "1000000"))
+    number = job.wait_for_steps(2, count=3)
+    job.ctl("restart")
+    job.wait_for_more_steps(number, 2)
+    job.wait_for_steps(2, after=number)
+    job.finish()
+    job.ends(0)
+    assert job.told("loaded", round=number + 1)[0].fields["step"] == 0, job.dump()
+
+
+def test_a_rank_that_dies_on_the_way_out_costs_what_it_always_costs(job: Job) -> None:
+    start(job, script=("--step-time", "0.5", "--save-every", "1000000"))
+    number = job.wait_for_steps(2)
+    job.ctl("restart")
+    os.kill(job.rank(number, 1), signal.SIGKILL)
+    job.wait_for_steps(2, after=number)
+    job.finish()
+    job.ends(0)
+    assert job.round() == number + 1, job.dump()
+
+
+def test_a_master_that_dies_meanwhile(job: Job) -> None:
+    """Its next life gives an order of its own."""
+    node = start(job, script=("--step-time", "0.3", "--save-every", "4"))
+    job.wait_for_steps(2, count=2)
+    job.ctl("restart")
+    os.kill(node.master(), signal.SIGKILL)
+    job.wait_for_steps(2, after=1, count=2)
+    job.finish()
+    job.ends(0)
+    computed_once(job, 2, 2)
