@@ -189,6 +189,11 @@ class Agent:
             self._snapshots.obey(message.snapshots)
         elif message.HasField("leave"):
             self._snapshots.leave(message.leave)
+        elif message.HasField("look"):
+            self._spawn(self._look(message.look))
+
+    async def _look(self, asked: pb.Look) -> None:
+        self._uplink.send(pb.FromAgent(found=await self._snapshots.look(asked)))
 
     async def _obey(self) -> pb.Directive:
         """Make the node do what the newest directive says; returns it once it says exit."""

@@ -475,6 +475,15 @@ class Snapshots:
             for name in late:
                 log.error("after %g s the newest snapshot of %s is not on storage", timeout, name)
 
+    async def look(self, asked: pb.Look) -> pb.Found:
+        """Whether a step is on storage."""
+        found = await self._flushes.look(asked.checkpoint, asked.step)
+        if isinstance(found, str):
+            return pb.Found(request=asked.request, error=found[:1000])
+        ours = found.job == self._job()  # another's is older than memory
+        moment = pb.Moment(round=found.round if ours else 0, step=asked.step)
+        return pb.Found(request=asked.request, moment=moment)
+
     def _flush(self, checkpoint: str, known: _Checkpoint) -> None:
         """One moment at a time, the oldest that is here: each pins a slot of every rank."""
         if self._flushes.busy(checkpoint):

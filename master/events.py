@@ -178,6 +178,8 @@ class Met:
 @dataclass(frozen=True, slots=True)
 class RestartAsked:
     reason: str
+    back: tuple[tuple[str, int, int], ...] = ()
+    """Checkpoints to go back to: the name, and the round and the step of the moment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What nodes say that they hold of a checkpoint, and what follows for one moment of it. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from elastic.master.events import Incarnation, NodeId
@@ -91,6 +91,21 @@ class Member:
     node_id: NodeId
     ranks: range
     labels: Labels = ()
+
+
+def void(said: Said, before: int, kept: Moment) -> Said:
+    """What a node says, without what was undone: all that rounds up to `before` have saved, but for the
+    moment that somebody went back to, which is on storage.
+    """
+
+    def gone(moment: Moment) -> bool:
+        return moment.round <= before and moment != kept
+
+    return replace(
+        said,
+        holdings={moment: held for moment, held in said.holdings.items() if not gone(moment)},
+        stored=kept if said.stored is not None and gone(said.stored) else said.stored,
+    )
 
 
 Holdings = Mapping[NodeId, Holding]

@@ -18,6 +18,7 @@ from elastic.master.recovery import Cause, Observed
 from elastic.master.state import (
     Job,
     Result,
+    Rollback,
     Round,
     Step,
     drained,
@@ -289,7 +290,11 @@ def _restart_asked(job: Job, event: ev.RestartAsked, now: float, policy: Policy)
     if job.round is None or not job.round.standing:
         return job, (), "nothing runs that could be restarted"
     reason = _line(event.reason) or "restart asked for"
-    return plan(job, Cause.REQUEST, reason, now, policy), (), reason
+    if not event.back:
+        return plan(job, Cause.REQUEST, reason, now, policy), (), reason
+    job = replace(job, rollback=Rollback(before=job.last_round, moments=event.back))
+    reason = f"{reason}: back to step {event.back[0][2]}"  # what is saved meanwhile would be void
+    return interrupt(job, Cause.REQUEST, reason, now, policy), (), reason
 
 
 def _drain_asked(job: Job, event: ev.DrainAsked, now: float, policy: Policy) -> Step:

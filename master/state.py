@@ -53,6 +53,16 @@ class Round:
     """Why its ranks leave, while they do."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """Somebody went back to older checkpoints."""
+
+    before: int
+    """What this round and those before it have saved is void, but for these."""
+    moments: tuple[tuple[str, int, int], ...]
+    """The checkpoint's name, round and step."""
+
+
 DRAINED = 213
 """Exit code of a launcher whose job or node was drained: not finished, and not failed."""
 
@@ -93,6 +103,8 @@ class Job:
     """The script imports torch in the environment that it was given."""
     recovery: Recovery = field(default_factory=Recovery)
     ledger: Ledger = field(default_factory=Ledger)
+    rollback: Rollback | None = None
+    """The last one."""
     below_min_since: float | None = None
     """Since when, in job time, no legal world can be had."""
     lead_since: float = 0.0

@@ -49,8 +49,8 @@ class Streams(master_pb2_grpc.MasterServicer):
         """Messages that a fence dropped, of a life or a round that is over, since this master began."""
         self._shell = shell
         self._run_id = run_id
-        self._snapshots = Snapshots(shell, self.sessions)
-        self._boundary = Boundary(shell, self.sessions, self._snapshots)
+        self.snapshots = Snapshots(shell, self.sessions)
+        self._boundary = Boundary(shell, self.sessions, self.snapshots)
         self._news = Gathering(shell.fold)
         self._places = orders.places(None)
         self._placed: tuple[int, bool] = (0, False)
@@ -91,7 +91,7 @@ class Streams(master_pb2_grpc.MasterServicer):
                 if self.over.is_set() and not session.left:  # it may not have heard
                     self._away[session.node_id] = self._back_by()
                 gone = (session.node_id, session.incarnation)
-                self._snapshots.gone(*gone)
+                self.snapshots.gone(*gone)
                 self._news.add(session.node_id, ev.Detached((gone,)))
 
     @functools.cached_property
@@ -164,7 +164,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         session.push(self._welcome)
         self._news.add(session.node_id, ev.Attached((messages.attachment(hello),)))
         for told in hello.snapshots:
-            self._snapshots.hear(session, told)
+            self.snapshots.hear(session, told)
         self._boundary.attached(session, hello.stands)
         if len(self._shell.job.nodes) + self._news.arriving == self._shell.policy.max_nodes:
             asyncio.get_running_loop().call_soon(self._news.flush)
@@ -208,8 +208,10 @@ class Streams(master_pb2_grpc.MasterServicer):
             drain = ev.DrainAsked(node_id, reason)
             self._fold(session, drain if message.leaving.drain else left)
         elif kind == "snapshots":
-            self._snapshots.hear(session, message.snapshots)
+            self.snapshots.hear(session, message.snapshots)
             self._boundary.look()
+        elif kind == "found":
+            self.snapshots.found(message.found)
         elif kind == "stand":
             self._boundary.hear(session, message.stand)
         elif kind == "log":
@@ -239,7 +241,7 @@ class Streams(master_pb2_grpc.MasterServicer):
 
     def act(self, effect: Effect) -> None:
         if isinstance(effect, ev.Tell):
-            self._snapshots.review()
+            self.snapshots.review()
             self._boundary.review()
             self._tell(effect.node_ids)
         elif isinstance(effect, ev.Knock):
@@ -345,7 +347,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         """
         clock = asyncio.get_running_loop().time
         over = clock() + patience
-        while (self.sessions and (clock() < over or self._snapshots.pending)) or any(
+        while (self.sessions and (clock() < over or self.snapshots.pending)) or any(
             clock() < t for t in self._away.values()
         ):
             await asyncio.sleep(0.02)

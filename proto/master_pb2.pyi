@@ -15,7 +15,7 @@ class Version(_message.Message):
     def __init__(self, major: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "heartbeat", "report", "spare_store", "unit", "leaving", "log", "snapshots", "stand")
+    __slots__ = ("hello", "heartbeat", "report", "spare_store", "unit", "leaving", "log", "snapshots", "stand", "found")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class FromAgent(_message.Message):
     LOG_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     STAND_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     report: NodeReport
@@ -34,21 +35,24 @@ class FromAgent(_message.Message):
     log: LogChunk
     snapshots: Snapshots
     stand: Stand
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[_Union[SpareStore, _Mapping]] = ..., unit: _Optional[_Union[UnitDeclared, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., stand: _Optional[_Union[Stand, _Mapping]] = ...) -> None: ...
+    found: Found
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[_Union[SpareStore, _Mapping]] = ..., unit: _Optional[_Union[UnitDeclared, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., stand: _Optional[_Union[Stand, _Mapping]] = ..., found: _Optional[_Union[Found, _Mapping]] = ...) -> None: ...
 
 class ToAgent(_message.Message):
-    __slots__ = ("welcome", "directive", "read_log", "snapshots", "leave")
+    __slots__ = ("welcome", "directive", "read_log", "snapshots", "leave", "look")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
     READ_LOG_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    LOOK_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     directive: Directive
     read_log: ReadLogRequest
     snapshots: SnapshotOrders
     leave: Leave
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., read_log: _Optional[_Union[ReadLogRequest, _Mapping]] = ..., snapshots: _Optional[_Union[SnapshotOrders, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+    look: Look
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., read_log: _Optional[_Union[ReadLogRequest, _Mapping]] = ..., snapshots: _Optional[_Union[SnapshotOrders, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "run_id", "job_uid", "epoch", "node_id", "incarnation", "slots", "host", "knock_address", "role", "labels", "node_rank", "report", "spare_store", "snapshots", "stands")
@@ -427,6 +431,26 @@ class Stand(_message.Message):
     waits: int
     def __init__(self, checkpoint: _Optional[str] = ..., round: _Optional[int] = ..., order: _Optional[int] = ..., next: _Optional[int] = ..., waits: _Optional[int] = ...) -> None: ...
 
+class Look(_message.Message):
+    __slots__ = ("request", "checkpoint", "step")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    checkpoint: str
+    step: int
+    def __init__(self, request: _Optional[int] = ..., checkpoint: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Found(_message.Message):
+    __slots__ = ("request", "moment", "error")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    MOMENT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    moment: Moment
+    error: str
+    def __init__(self, request: _Optional[int] = ..., moment: _Optional[_Union[Moment, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -534,10 +558,12 @@ class LogChunk(_message.Message):
     def __init__(self, request: _Optional[int] = ..., data: _Optional[bytes] = ..., end: bool = ..., error: _Optional[str] = ...) -> None: ...
 
 class RestartRequest(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "from_step")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    from_step: int
+    def __init__(self, reason: _Optional[str] = ..., from_step: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("node_id", "reason")

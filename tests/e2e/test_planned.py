@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Job, Node
+from tests.e2e.harness import Job, Node, processes
 
 SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"
 
@@ -80,7 +80,7 @@ def test_a_rank_that_dies_on_the_way_out_costs_what_it_always_costs(job: Job) ->
     start(job, script=("--step-time", "0.5", "--save-every", "1000000"))
     number = job.wait_for_steps(2)
     job.ctl("restart")
-    os.kill(job.rank(number, 1), signal.SIGKILL)
+    processes.kill(job.rank(number, 1))
     job.wait_for_steps(2, after=number)
     job.finish()
     job.ends(0)
@@ -92,8 +92,41 @@ def test_a_master_that_dies_meanwhile(job: Job) -> None:
     node = start(job, script=("--step-time", "0.3", "--save-every", "4"))
     job.wait_for_steps(2, count=2)
     job.ctl("restart")
-    os.kill(node.master(), signal.SIGKILL)
+    processes.kill(node.master())
     job.wait_for_steps(2, after=1, count=2)
     job.finish()
     job.ends(0)
     computed_once(job, 2, 2)
+
+
+def test_back_to_an_older_checkpoint(job: Job) -> None:
+    """Whatever is newer is void from then on, also for who comes after, and after a crash."""
+    start(job, script=("--persist-every", "4"))
+    number = job.wait_for_steps(2, count=14)
+    digest = {x.fields["step"]: x.fields["digest"] for x in job.told("step", rank=0)}
+    storage = job.folder / "checkpoint" / "step-00000004" / "manifest.json"
+    job.wait_for("step 4 on storage", lambda: storage.exists() or None)
+    assert "no step 3" in job.ctl_fails("restart", "--from", "3")
+    assert job.round() == number, job.dump()
+    job.ctl("restart", "--from", "4")
+    for after in (number, number + 1):
+        job.wait_for("a load", lambda: len(job.told("loaded", round=after + 1)) == 2 or None)  # noqa: B023 - called before it changes
+        processes.kill(job.rank(after + 1, 0))  # nothing newer may be there yet
+    last = job.wait_for_steps(2, after=number + 2, count=3)
+    job.ctl("restart")
+    job.wait_for_steps(2, after=last)
+    job.finish()
+    job.ends(0)
+    first = job.told("loaded", round=number + 1)
+    assert [(x.fields["step"], x.fields["digest"]) for x in first] == 2 * [(4, digest[4])], (
+        job.dump()
+    )
+    most = {number: 4}
+    for later in range(number + 1, job.round() + 1):
+        loaded = {x.fields["step"] for x in job.told("loaded", round=later)}
+        assert loaded <= set(range(4, most[later - 1] + 1)), job.dump()
+        steps = [line.fields["step"] for line in job.told("computed", round=later, rank=0)]
+        most[later] = max([4, *steps])
+    for line in job.told("step"):
+        step = line.fields["step"]
+        assert digest.setdefault(step, line.fields["digest"]) == line.fields["digest"]

@@ -199,9 +199,9 @@ def run(world: World, choices: Iterator[int], most: int) -> None:
         assert moves, "they wait for ever"
         waited = {move: waited.get(move, 0) + 1 for move in moves}
         late = [move for move in moves if waited[move] > 20]
-        move = (late or moves)[next(choices) % len(late or moves)]
-        del waited[move]
-        world.make(*move)
+        chosen = (late or moves)[next(choices) % len(late or moves)]
+        del waited[chosen]
+        world.make(*chosen)
     raise AssertionError("they never met")
 
 
@@ -253,9 +253,9 @@ def test_two_ranks_in_every_order_of_things(passed: int) -> None:
     """
     first = World(2, 1, coupled=True)
     for _ in range(passed):
-        for move in ("go", "go", "keeper"):
+        for what in ("go", "go", "keeper"):
             for rank in (0, 1):
-                first.make(move, rank)
+                first.make(what, rank)
     first.begin(1)
     seen = {first.key()}
     ahead = [first]
