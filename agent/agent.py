@@ -50,7 +50,7 @@ class Agent:
             settings,
             vault,
             lambda: self._uplink.job_uid,
-            lambda told: self._uplink.send(pb.FromAgent(snapshots=told)),
+            self._say_of_snapshots,
         )
         self._ranks: Ranks | None = None
         self._retiring = Retiring(
@@ -166,7 +166,14 @@ class Agent:
             report=self._outcome.report,
             spare_store=self._stores.address,
             snapshots=self._snapshots.statements(),
+            stands=self._snapshots.stands(),
         )
+
+    def _say_of_snapshots(self, told: pb.Snapshots | pb.Stand) -> None:
+        if isinstance(told, pb.Stand):
+            self._uplink.send(pb.FromAgent(stand=told))
+        else:
+            self._uplink.send(pb.FromAgent(snapshots=told))
 
     def _heard(self, message: pb.ToAgent) -> None:
         if message.HasField("directive"):
@@ -180,6 +187,13 @@ class Agent:
             self._log_reads.take(message.read_log)
         elif message.HasField("snapshots"):
             self._snapshots.obey(message.snapshots)
+        elif message.HasField("leave"):
+            self._snapshots.leave(message.leave)
+        elif message.HasField("look"):
+            self._spawn(self._look(message.look))
+
+    async def _look(self, asked: pb.Look) -> None:
+        self._uplink.send(pb.FromAgent(found=await self._snapshots.look(asked)))
 
     async def _obey(self) -> pb.Directive:
         """Make the node do what the newest directive says; returns it once it says exit."""
@@ -237,6 +251,7 @@ class Agent:
         if self._ranks is not None:
             ranks, self._ranks = self._ranks, None
             self._retiring.begin(ranks, grace, number)
+            asyncio.get_running_loop().call_soon(self._snapshots.release, ranks.round)
             if grace > 0:
                 self._stores.retire(grace)
 

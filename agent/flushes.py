@@ -82,6 +82,7 @@ class Flushes:
         """Complaints about a checkpoint that were logged since its last commit."""
         self._silence: asyncio.TimerHandle | None = None
         self._tasks: dict[int, _Task] = {}
+        self._looks: dict[int, asyncio.Future[flusher.Found | str]] = {}
         self._ids = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._end: socket.socket | None = None
@@ -187,6 +188,24 @@ class Flushes:
         )
         self._start(_Task(checkpoint=checkpoint, moment=moment, message=message))
 
+    async def look(self, checkpoint: str, step: int) -> flusher.Found | str:
+        """Whether a step is on storage; else why not. It waits for what is being written."""
+        message = flusher.Look(
+            id=self._next(),
+            checkpoint=checkpoint,
+            storage_options=self._terms(checkpoint).storage_options,
+            step=step,
+        )
+        answer = self._looks[message.id] = asyncio.get_running_loop().create_future()
+        try:
+            flusher.send(self._connection(), message)
+            found: flusher.Found | str = await answer
+            return found
+        except OSError as error:
+            return f"the flusher cannot be asked: {error}"
+        finally:
+            del self._looks[message.id]
+
     def _next(self) -> int:
         self._ids += 1
         return self._ids
@@ -262,6 +281,10 @@ class Flushes:
             self._died(end)
             return
         message, _ = received
+        if isinstance(message, flusher.Found | flusher.Failed) and message.id in self._looks:
+            found = message.error if isinstance(message, flusher.Failed) else message
+            self._looks[message.id].set_result(found)
+            return
         task = self._tasks.get(message.id)
         if task is None:
             return
@@ -291,6 +314,9 @@ class Flushes:
         if self._process is not None:
             self._process.kill()
         self._process = None  # who reaps orphans reaps it; a disk that hangs may hold it for long
+        for look in self._looks.values():
+            if not look.done():
+                look.set_result("the flusher died")
         log.warning("the flusher died and is started again")
         young = loop.time() - self._began < RETRY
         for task in list(self._tasks.values()):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from elastic.agent import memory
 from elastic.agent.flushes import Flushes
+from elastic.agent.leaving import Leaving
 from elastic.agent.replicas import Replicas
 from elastic.agent.settings import AgentSettings
 from elastic.agent.shelf import Shelf, Slot, Slots
@@ -53,6 +54,7 @@ class _Checkpoint:
     """The replicas that the master wants here, by moment and rank."""
     reckoned: tuple[int, memory.Reckoning] | None = None
     """How many slots of that many bytes each rank of this node has."""
+    leaving: Leaving = field(default_factory=Leaving)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,14 +76,15 @@ class _Client:
 
 
 class Snapshots:
-    """`say` takes what the master is to hear; it may be lost, since `statements` says all again."""
+    """`say` takes what the master is to hear; it may be lost, since `statements` and `stands` say all
+    again."""
 
     def __init__(
         self,
         settings: AgentSettings,
         vault: Kept,
         job: Callable[[], str],
-        say: Callable[[pb.Snapshots], None],
+        say: Callable[[pb.Snapshots | pb.Stand], None],
     ) -> None:
         """job: the job's own id, once a master has told it."""
         self._job = job
@@ -166,6 +169,8 @@ class Snapshots:
             if not known.clients:
                 known.reckoned = None  # there may be other nodes and ranks than in the last round
             known.clients.append(client)
+            if known.leaving.round != client.round:
+                known.leaving = Leaving(client.round)
             self._keep_terms(message.checkpoint, message.terms)
             self._inform(client, known)
             return
@@ -179,6 +184,9 @@ class Snapshots:
                 self._give(client, client.said, known, message.bytes)
             case keeper.Held():
                 self._held(client.said, known)
+            case keeper.Saved():
+                if client.round == known.leaving.round:
+                    self._saved(client.said, known, message)
             case keeper.Load():
                 client.asks, client.answered = message, False
                 if known.answer is not None and known.answer.round == client.round:
@@ -261,6 +269,50 @@ class Snapshots:
         if all(newest.get(local, _NEVER) >= mine for local in range(said.local_world_size)):
             self._tell(said.checkpoint)
 
+    # --- the end of a round that is planned (master/leaving.py) ----------------------------------
+
+    def leave(self, order: pb.Leave) -> None:
+        """The master says at which step the ranks of a round are to leave."""
+        known = self._of(order.checkpoint)
+        if order.round < known.leaving.round or order.order <= known.leaving.order.order:
+            return
+        if order.round != known.leaving.round:
+            known.leaving = Leaving(order.round)
+        known.leaving.order = order
+        for client in list(known.clients):
+            self._inform(client, known)
+        self._tell_stand(order.checkpoint, known)
+
+    def release(self, number: int) -> None:
+        """The ranks of that round have their signal: who has a handler for it goes on to obey that."""
+        for known in self._checkpoints.values():
+            if known.leaving.round == number:
+                known.leaving.order = pb.Leave(order=known.leaving.order.order)
+                for client in list(known.clients):
+                    self._inform(client, known)
+
+    def stands(self) -> list[pb.Stand]:
+        """All that this node has to say of it."""
+        return [
+            known.leaving.stand(checkpoint, self._local_ranks(known))
+            for checkpoint, known in self._checkpoints.items()
+            if known.leaving.order.step
+        ]
+
+    def _saved(self, said: keeper.Open, known: _Checkpoint, saved: keeper.Saved) -> None:
+        leaving = known.leaving
+        leaving.hear(said.local_rank, saved)
+        late = not saved.waits and saved.step >= leaving.order.step
+        if leaving.order.step and (late or len(leaving.waiting) == said.local_world_size):
+            self._tell_stand(said.checkpoint, known)
+
+    def _tell_stand(self, checkpoint: str, known: _Checkpoint) -> None:
+        self._say(known.leaving.stand(checkpoint, self._local_ranks(known)))
+
+    def _local_ranks(self, known: _Checkpoint) -> int:
+        ours = (c.said for c in known.clients if c.round == known.leaving.round)
+        return max((said.local_world_size for said in ours if said is not None), default=0)
+
     def _push(self, client: _Client, message: keeper.ToRank, fds: tuple[int, ...] = ()) -> None:
         """An answer; it waits where what was said unasked has not been read yet."""
         try:
@@ -288,6 +340,9 @@ class Snapshots:
         if known.committed is not None:
             at = _moment(known.committed)
             newest += (keeper.Committed(round=at.round, step=at.step),)
+        if client.round == known.leaving.round and known.leaving.order.order:
+            order = known.leaving.order
+            newest += (keeper.Leave(order=order.order, step=order.step),)
         complaint = "" if client.said is None else self._flushes.complaint(client.said.checkpoint)
         if complaint or any(isinstance(message, keeper.Stalled) for message in client.told):
             newest += (keeper.Stalled(reason=complaint),)
@@ -428,6 +483,15 @@ class Snapshots:
             late = [name for name, known in self._checkpoints.items() if known.pending]
             for name in late:
                 log.error("after %g s the newest snapshot of %s is not on storage", timeout, name)
+
+    async def look(self, asked: pb.Look) -> pb.Found:
+        """Whether a step is on storage."""
+        found = await self._flushes.look(asked.checkpoint, asked.step)
+        if isinstance(found, str):
+            return pb.Found(request=asked.request, error=found[:1000])
+        ours = found.job == self._job()  # another's is older than memory
+        moment = pb.Moment(round=found.round if ours else 0, step=asked.step)
+        return pb.Found(request=asked.request, moment=moment)
 
     def _flush(self, checkpoint: str, known: _Checkpoint) -> None:
         """One moment at a time, the oldest that is here: each pins a slot of every rank."""

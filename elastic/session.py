@@ -11,7 +11,9 @@ Every call does nothing, and costs next to nothing, in a process that `elastic-r
 and in the children of a rank.
 """
 
+import contextlib
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elastic.agent import hook
@@ -80,6 +82,21 @@ def phase(name: str) -> None:
     attachment = hook.attach()
     if attachment is not None:
         attachment.page.phase(name)
+
+
+@contextlib.contextmanager
+def in_phase(name: str) -> Iterator[None]:
+    """The same as long as a block lasts; what was told before holds again after it."""
+    attachment = hook.attach()
+    if attachment is None:
+        yield
+        return
+    before = attachment.page.progress().phase
+    attachment.page.phase(name)
+    try:
+        yield
+    finally:
+        attachment.page.phase(before)
 
 
 def declare_rank_unit(ranks: int) -> None:

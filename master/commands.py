@@ -194,15 +194,24 @@ def _one_line(text: str) -> str:
 
 
 def restart(context: Context, argv: Sequence[str]) -> int:
-    """Stop every rank and start them all again in a new round; counts against nothing."""
+    """Start all ranks again in a new round, once they have saved the step that they are in; counts
+    against nothing."""
     parser = _parser("restart", restart)
+    parser.add_argument(
+        "--from",
+        dest="step",
+        type=_step,
+        default=0,
+        metavar="STEP",
+        help="at once, and go back to that step's checkpoint on storage, whatever newer ones there are",
+    )
     _add_reason(parser)
     args = parser.parse_args(argv)
     job = _alive(context)
 
     async def ask() -> str:
         async with MasterClient(job.master, job.security) as master:
-            return await master.restart(args.reason)
+            return await master.restart(args.reason, args.step)
 
     return _accepted(context, job, asyncio.run(ask()))
 
@@ -224,6 +233,12 @@ def drain(context: Context, argv: Sequence[str]) -> int:
     except NotFound as error:
         raise NotFound(f"{error}: `elasticctl status` lists them") from error
     return _accepted(context, job, answer)
+
+
+def _step(argument: str) -> int:
+    if not argument.isdecimal() or not 0 < int(argument) < 1 << 63:
+        raise argparse.ArgumentTypeError(f"{argument!r} is no step: a number of 1 or more")
+    return int(argument)
 
 
 def _name(argument: str) -> str:

@@ -19,6 +19,7 @@ from elastic.master.shell import Shell
 from elastic.master.streams import Streams
 from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc, version
+from elastic.proto.errors import NotFound
 from elastic.proto.limits import MOST_SLOTS
 
 _LOOPBACK = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
@@ -122,9 +123,15 @@ class Control(master_pb2_grpc.ControlServicer):
     async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.Accepted:
         await self._admin(context)
         reason = request.reason[: messages.MAX_TEXT] or "restart asked for"
+        back: tuple[tuple[str, int, int], ...] = ()
+        if request.from_step:
+            try:
+                back = await self._streams.snapshots.find(request.from_step)
+            except NotFound as error:
+                await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         self._streams.flush()
         before = self._shell.job
-        self._shell.fold(ev.RestartAsked(reason))
+        self._shell.fold(ev.RestartAsked(reason, back))
         if self._shell.job is before and not self._shell.stuck:
             await context.abort(grpc.StatusCode.NOT_FOUND, self._no_restart())
         return pb.Accepted(message=self._shell.reason)

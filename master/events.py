@@ -161,8 +161,25 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
+class Saving:
+    """The ranks of the round use a checkpoint, so they can be told at which step to leave."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """All ranks of the round wait in the save of one step, and it is whole."""
+
+    round: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class RestartAsked:
     reason: str
+    back: tuple[tuple[str, int, int], ...] = ()
+    """Checkpoints to go back to: the name, and the round and the step of the moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +225,8 @@ Event = (
     | Prepared
     | UnitDeclared
     | Progressed
+    | Saving
+    | Met
     | RestartAsked
     | DrainAsked
     | Stopping

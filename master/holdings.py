@@ -1,7 +1,7 @@
 """What nodes say that they hold of a checkpoint, and what follows for one moment of it. Pure."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from elastic.master.events import Incarnation, NodeId
@@ -93,6 +93,21 @@ class Member:
     labels: Labels = ()
 
 
+def void(said: Said, before: int, kept: Moment) -> Said:
+    """What a node says, without what was undone: all that rounds up to `before` have saved, but for the
+    moment that somebody went back to, which is on storage.
+    """
+
+    def gone(moment: Moment) -> bool:
+        return moment.round <= before and moment != kept
+
+    return replace(
+        said,
+        holdings={moment: held for moment, held in said.holdings.items() if not gone(moment)},
+        stored=kept if said.stored is not None and gone(said.stored) else said.stored,
+    )
+
+
 Holdings = Mapping[NodeId, Holding]
 """Of one moment, in the order of the nodes' names."""
 
@@ -131,6 +146,12 @@ def writable(holdings: Holdings) -> bool:
     present = {rank for h in holdings.values() for rank in (*h.ranks, *h.durable)}
     size = world(holdings)
     return size > 0 and present >= set(range(size))
+
+
+def survives(holdings: Holdings, units: int, going: Collection[NodeId]) -> bool:
+    """Whether those who stay have all of that many units."""
+    staying = (holding.units for node_id, holding in holdings.items() if node_id not in going)
+    return len(frozenset[int]().union(*staying)) >= units
 
 
 class Images:

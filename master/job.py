@@ -15,7 +15,20 @@ from elastic.master.nodes import NodeState
 from elastic.master.policy import Policy
 from elastic.master.recovery import Cause
 from elastic.master.rendezvous import Candidate
-from elastic.master.state import DRAINED, Job, Result, Round, broken, end, fail, in_round
+from elastic.master.state import (
+    DRAINED,
+    Change,
+    Job,
+    Result,
+    Round,
+    broken,
+    drained,
+    end,
+    fail,
+    in_round,
+    interrupt,
+)
+from elastic.master.state import plan as planned
 
 __all__ = ["DRAINED", "Decision", "Job", "Result", "Round", "handle", "replay"]
 
@@ -92,10 +105,11 @@ def _failures(job: Job) -> tuple[medic.Observed, ...]:
 
 
 def _shown(job: Job) -> tuple[object, ...]:
-    """What every node's directive rests on."""
+    """What everybody is told rests on it."""
     current = job.round
     standing = current is not None and current.standing
-    return (job.last_round, standing, job.result is None)
+    change = None if current is None else current.change
+    return (job.last_round, standing, job.result is None, change)
 
 
 def _wake(job: Job, until: float | None, policy: Policy) -> tuple[Effect, ...]:
@@ -128,7 +142,14 @@ def _decide(job: Job, now: float, policy: Policy) -> Next:
         return _form(job, now, policy)
     if current.failures:
         return _judge(job, current, now, policy)
-    return _grow(job, current, now, policy)
+    change = current.change
+    if change is None or change.cause is Cause.GROWTH:
+        return _grow(job, current, now, policy)
+    if not change.due(now):
+        return job, change.until, _leaving(change)
+    if not change.ends:
+        job = interrupt(job, change.cause, change.reason, now, policy)
+    return _form(job, now, policy)
 
 
 def _finish(job: Job, now: float) -> tuple[Job, str]:
@@ -163,21 +184,41 @@ def _judge(job: Job, current: Round, now: float, policy: Policy) -> Next:
 def _grow(job: Job, current: Round, now: float, policy: Policy) -> Next:
     """Make the world larger if that can be had; not once a node is done with its part."""
     if len(job.nodes) <= len(current.seats) or current.finished:
-        return job, None, ""
+        return _stay(job, current), None, ""
     plan = rendezvous.could_grow(current.seats, _candidates(job, policy), now, job.unit, policy)
     if plan is None:
-        return job, None, ""
+        return _stay(job, current), None, ""
     if not plan.seats:
-        return job, plan.until, plan.reason
+        return _stay(job, current), plan.until, plan.reason
     head = job.nodes[plan.seats[0].node_id]
     if not head.store:
-        return job, None, f"{plan.reason}: once {head.node_id} has made a store"
+        why = f"{plan.reason}: once {head.node_id} has made a store"
+        return _stay(job, current), None, why
+    change = current.change
+    if change is None:
+        job = planned(job, Cause.GROWTH, f"more nodes came: {plan.reason}", now, policy)
+        assert job.round is not None
+        change = job.round.change
+        assert change is not None
+    if not change.due(now):
+        return job, change.until, _leaving(change)
     job = broken(job, Cause.GROWTH, f"more nodes came: {plan.reason}", now, policy)
     return _start(job, plan, now)
 
 
+def _stay(job: Job, current: Round) -> Job:
+    """No larger world after all: whoever was to leave for it goes on."""
+    return job if current.change is None else replace(job, round=replace(current, change=None))
+
+
+def _leaving(change: Change) -> str:
+    return f"{change.reason}: once all ranks have saved a step"
+
+
 def _form(job: Job, now: float, policy: Policy) -> Next:
-    """Start a round if one can start."""
+    """Start a round if one can start, and the job goes on."""
+    if job.round is not None and (change := job.round.change) is not None and change.ends:
+        return drained(job, change.reason, now, policy), None, change.reason
     if len(job.nodes) < policy.min_nodes:  # the common case while thousands join: no planning
         return _wait(job, rendezvous.too_few(len(job.nodes), policy), now, policy)
     last = job.round.seats if job.round is not None else ()

@@ -16,11 +16,12 @@ from elastic.master.nodes import Node, NodeState
 from elastic.master.policy import Policy
 from elastic.master.recovery import Cause, Observed
 from elastic.master.state import (
-    DRAINED,
     Job,
     Result,
+    Rollback,
     Round,
     Step,
+    drained,
     end,
     forget,
     in_round,
@@ -30,6 +31,7 @@ from elastic.master.state import (
     lose,
     names,
     needed,
+    plan,
 )
 
 KEEP_FAILURES = 256
@@ -87,7 +89,7 @@ def _resumed(job: Job) -> Job:
     assert job.result is not None
     return replace(
         forget(job, tuple(job.nodes.values())),
-        round=None if job.round is None else replace(job.round, standing=False),
+        round=None if job.round is None else replace(job.round, standing=False, change=None),
         ledger=books.interrupted(job.ledger, books.STOPPED, job.result.reason, job.ledger.since),
         result=None,
     )
@@ -267,10 +269,31 @@ def _progressed(job: Job, event: ev.Progressed, now: float, policy: Policy) -> S
     return job, effects, f"round {current.number} finished its first step{named}" if first else ""
 
 
+def _saving(job: Job, event: ev.Saving, now: float, policy: Policy) -> Step:
+    current = job.round
+    if current is None or event.round != current.number or current.saves or not current.standing:
+        return job, (), ""
+    return replace(job, round=replace(current, saves=True)), (), ""
+
+
+def _met(job: Job, event: ev.Met, now: float, policy: Policy) -> Step:
+    current = job.round
+    if current is None or event.round != current.number or not current.standing:
+        return job, (), ""
+    if current.change is None or current.change.met:
+        return job, (), ""
+    job = replace(job, round=replace(current, change=replace(current.change, met=True)))
+    return job, (), f"all ranks have saved step {event.step}"
+
+
 def _restart_asked(job: Job, event: ev.RestartAsked, now: float, policy: Policy) -> Step:
     if job.round is None or not job.round.standing:
         return job, (), "nothing runs that could be restarted"
     reason = _line(event.reason) or "restart asked for"
+    if not event.back:
+        return plan(job, Cause.REQUEST, reason, now, policy), (), reason
+    job = replace(job, rollback=Rollback(before=job.last_round, moments=event.back))
+    reason = f"{reason}: back to step {event.back[0][2]}"  # what is saved meanwhile would be void
     return interrupt(job, Cause.REQUEST, reason, now, policy), (), reason
 
 
@@ -278,16 +301,17 @@ def _drain_asked(job: Job, event: ev.DrainAsked, now: float, policy: Policy) -> 
     node = None if event.node_id is None else job.nodes.get(event.node_id)
     stay = [n for n in job.nodes.values() if not n.draining and n is not node]
     if event.node_id is None or (node is not None and not stay):  # nobody would be left
-        result = Result(exit_code=DRAINED, reason=f"drained: {_line(event.reason)}", resumable=True)
-        job = replace(job, stop_grace=policy.drain_timeout)
-        return end(job, result, now), (), result.reason
+        reason = f"drained: {_line(event.reason)}"
+        if job.round is None or not job.round.standing:
+            return drained(job, reason, now, policy), (), reason
+        return plan(job, Cause.REQUEST, reason, now, policy, ends=True), (), reason
     if node is None:
         return job, (), f"there is no node {event.node_id}"
     reason = f"{event.node_id} drains: {_line(event.reason)}"
     if node.draining:
         return job, (), reason
     if in_round(job, node):
-        job = interrupt(job, Cause.REQUEST, reason, now, policy)
+        job = plan(job, Cause.REQUEST, reason, now, policy)
     job = replace(job, nodes=registry.with_node(job.nodes, replace(node, draining=True)))
     return job, (ev.Tell(frozenset({node.node_id})),), reason
 
@@ -333,6 +357,8 @@ _OBSERVE: dict[type, Callable[[Job, Any, float, Policy], Step]] = {
     ev.Prepared: _prepared,
     ev.UnitDeclared: _unit_declared,
     ev.Progressed: _progressed,
+    ev.Saving: _saving,
+    ev.Met: _met,
     ev.RestartAsked: _restart_asked,
     ev.DrainAsked: _drain_asked,
     ev.Stopping: _stopping,

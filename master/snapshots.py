@@ -6,20 +6,27 @@ import time
 from collections.abc import Mapping
 
 from elastic.master import checkpoints as core
+from elastic.master import events as ev
+from elastic.master import holdings as held
 from elastic.master import messages
 from elastic.master.checkpoints import Checkpoint, Orders
 from elastic.master.directive import places
 from elastic.master.events import Incarnation, NodeId
 from elastic.master.gathering import BATCH, LONGEST_PAUSE, PAUSE
-from elastic.master.holdings import Member
+from elastic.master.holdings import Member, Said
 from elastic.master.session import Session
 from elastic.master.shell import Shell
+from elastic.master.state import Rollback
 from elastic.proto import master_pb2 as pb
+from elastic.proto.errors import NotFound
+from elastic.proto.moment import Moment
 
 log = logging.getLogger(__name__)
 
 MOST_CHECKPOINTS = 64
 """Of one job."""
+LOOK_TIMEOUT = 30.0
+"""Seconds that a node has to look on storage; it may be writing."""
 
 
 class Snapshots:
@@ -37,6 +44,13 @@ class Snapshots:
         self._timer: asyncio.TimerHandle | None = None
         self._not_before = 0.0
         """When it may be decided again, in the loop's time: that costs O(nodes)."""
+        self._looking: dict[int, asyncio.Future[pb.Found]] = {}
+        """By request, who waits for what a node finds on storage."""
+        self._looks = 0
+        self._back: Rollback | None = None
+        """What `_checkpoints` is without."""
+        self._last: dict[str, Moment] = {}
+        """In whose save ranks wait, and which goes to storage since who leaves alone has a part of it."""
 
     def hear(self, session: Session, message: pb.Snapshots) -> None:
         """A node says what it holds of one checkpoint."""
@@ -44,9 +58,14 @@ class Snapshots:
         if name not in self._checkpoints and len(self._checkpoints) >= MOST_CHECKPOINTS:
             log.warning("more than %d checkpoints: %s is left out", MOST_CHECKPOINTS, name)
             return
-        told = messages.said(message, session.node_id, session.incarnation)
+        told = self._sound(name, messages.said(message, session.node_id, session.incarnation))
         self._checkpoints[name] = core.hear(self._checkpoints.get(name, Checkpoint()), told)
         self._soon(name).add(session.node_id)
+        current = self._shell.job.round
+        if current is not None and not current.saves:
+            used = told.asks == current.number
+            if used or any(moment.round == current.number for moment in told.holdings):
+                self._shell.fold(ev.Saving(current.number))
 
     def _soon(self, name: str) -> set[NodeId]:
         """Decide in a moment, with what else comes until then: all nodes say something each step."""
@@ -65,8 +84,79 @@ class Snapshots:
         took = time.monotonic() - began
         self._not_before = asyncio.get_running_loop().time() + min(PAUSE * took, LONGEST_PAUSE)
 
+    def _sound(self, name: str, said: Said) -> Said:
+        """Without what somebody went back behind."""
+        back = self._shell.job.rollback
+        kept = {checkpoint: Moment(*at) for checkpoint, *at in back.moments} if back else {}
+        return held.void(said, back.before, kept[name]) if back and name in kept else said
+
+    async def find(self, step: int) -> tuple[tuple[str, int, int], ...]:
+        """That step of every checkpoint, on storage: name, round and step. Raises `NotFound`."""
+        job = self._shell.job
+        head = self._sessions.get(job.round.seats[0].node_id) if job.round is not None else None
+        if head is None or not self._checkpoints:
+            raise NotFound("no ranks use a checkpoint now, so there is none to go back to")
+        found: list[tuple[str, int, int]] = []
+        for name in sorted(self._checkpoints):
+            self._looks += 1
+            look = pb.Look(request=self._looks, checkpoint=name, step=step)
+            answer = self._looking[look.request] = asyncio.get_running_loop().create_future()
+            try:
+                head.push(pb.ToAgent(look=look))
+                async with asyncio.timeout(LOOK_TIMEOUT):
+                    told = await answer
+            except TimeoutError:
+                raise NotFound(
+                    f"storage does not answer: is step {step} of {name} there?"
+                ) from None
+            finally:
+                del self._looking[look.request]
+            if not told.HasField("moment"):
+                raise NotFound(f"nothing is restarted: {told.error}")
+            found.append((name, told.moment.round, told.moment.step))
+        return tuple(found)
+
+    def found(self, message: pb.Found) -> None:
+        """A node has looked on storage."""
+        look = self._looking.get(message.request)
+        if look is not None and not look.done():
+            look.set_result(message)
+
+    def newest_of(self, number: int) -> tuple[str, int] | None:
+        """The checkpoint of which that round has saved most, and the step beyond what is known of it;
+        None where nobody has spoken of one."""
+        steps = {
+            name: max((m.step for m in state.images if m.round == number), default=0)
+            for name, state in self._checkpoints.items()
+        }
+        if not steps:
+            return None
+        step, name = max((step, name) for name, step in steps.items())
+        return name, step + 1
+
+    def safe(self, name: str, moment: Moment) -> bool:
+        """It is whole, and stays so when those have left that drain; if not, have it written to storage
+        and say so once it is there."""
+        state = self._checkpoints[name]
+        if state.whole is None or state.whole.moment != moment:
+            return False
+        going = {node.node_id for node in self._shell.job.nodes.values() if node.draining}
+        if held.survives(held.of(state.said, moment), state.whole.units, going):
+            return True
+        if self._last.get(name) != moment:
+            self._last[name] = moment
+            self._soon(name)
+        return max(state.committed, default=Moment(0, 0)) >= moment
+
     def review(self) -> None:
-        """A round or the job has begun or ended."""
+        """A round or the job has begun or ended, or somebody went back."""
+        if self._shell.job.rollback != self._back:
+            self._back = self._shell.job.rollback
+            for name, state in list(self._checkpoints.items()):
+                self._checkpoints[name] = Checkpoint()
+                for said in state.said.values():
+                    said = self._sound(name, said)
+                    self._checkpoints[name] = core.hear(self._checkpoints[name], said)
         for name in self._checkpoints:
             self._decide(name, self._news.pop(name, set()))
 
@@ -83,7 +173,9 @@ class Snapshots:
             )
             for node_id, place in placed.items()
         ]
-        state, orders = core.decide(self._checkpoints[name], number, members, ending=not placed)
+        state = self._checkpoints[name]
+        last = state.whole is not None and state.whole.moment == self._last.get(name)
+        state, orders = core.decide(state, number, members, ending=last or not placed)
         self._checkpoints[name] = state
         if orders.reason:
             log.info("checkpoint %s: %s", name, orders.reason)

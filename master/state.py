@@ -15,6 +15,23 @@ from elastic.master.rendezvous import Seat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A planned end of a round: once its ranks wait in the save of one step, or its time is over."""
+
+    cause: Cause
+    reason: str
+    until: float
+    """In job time."""
+    ends: bool = False
+    """The job, not only the round."""
+    met: bool = False
+    """All ranks wait."""
+
+    def due(self, now: float) -> bool:
+        return self.met or now >= self.until
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     number: int
     seats: tuple[Seat, ...]
@@ -30,6 +47,20 @@ class Round:
     """Its first step was finished."""
     step: int = 0
     """The last step finished in it, where the script tells."""
+    saves: bool = False
+    """Its ranks use a checkpoint."""
+    change: Change | None = None
+    """Why its ranks leave, while they do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """Somebody went back to older checkpoints."""
+
+    before: int
+    """What this round and those before it have saved is void, but for these."""
+    moments: tuple[tuple[str, int, int], ...]
+    """The checkpoint's name, round and step."""
 
 
 DRAINED = 213
@@ -72,6 +103,8 @@ class Job:
     """The script imports torch in the environment that it was given."""
     recovery: Recovery = field(default_factory=Recovery)
     ledger: Ledger = field(default_factory=Ledger)
+    rollback: Rollback | None = None
+    """The last one."""
     below_min_since: float | None = None
     """Since when, in job time, no legal world can be had."""
     lead_since: float = 0.0
@@ -132,6 +165,28 @@ def needed(job: Job, node: Node) -> bool:
     return has_store or in_round(job, node)
 
 
+def plan(
+    job: Job, cause: Cause, reason: str, now: float, policy: Policy, *, ends: bool = False
+) -> Job:
+    """Have the ranks of the standing round leave at the end of a step, for a cause that costs nothing:
+    in the time of a drain where they use a checkpoint, else at once. One change takes another's place,
+    but no more time than that; none takes the place of the job's end.
+    """
+    assert job.round is not None
+    current, before = job.round, job.round.change
+    if before is not None and before.ends:
+        return job
+    until = now + (policy.drain_timeout if current.saves else 0.0)
+    change = Change(
+        cause=cause,
+        reason=reason,
+        until=until if before is None else min(until, before.until),
+        ends=ends,
+        met=before is not None and before.met,
+    )
+    return replace(job, round=replace(current, change=change))
+
+
 def interrupt(job: Job, cause: Cause, reason: str, now: float, policy: Policy) -> Job:
     """End the standing round for a cause that needs no judging, and charge for it."""
     if job.result is not None or job.round is None or not job.round.standing:
@@ -165,6 +220,12 @@ def fail(job: Job, verdict: medic.Fail, now: float, policy: Policy) -> Job:
     """The job is over because of a failure."""
     job = replace(job, stop_grace=policy.failure_grace)
     return end(job, Result(exit_code=1, reason=verdict.reason), now, verdict.cause)
+
+
+def drained(job: Job, reason: str, now: float, policy: Policy) -> Job:
+    """The job is over for now, since somebody asked for it."""
+    result = Result(exit_code=DRAINED, reason=reason, resumable=True)
+    return end(replace(job, stop_grace=policy.drain_timeout), result, now)
 
 
 def end(job: Job, result: Result, now: float, cause: str = "") -> Job:

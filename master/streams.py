@@ -11,6 +11,7 @@ import grpc
 from elastic.master import directive as orders
 from elastic.master import events as ev
 from elastic.master import messages
+from elastic.master.boundary import Boundary
 from elastic.master.events import Effect, Incarnation, KnockAnswer, NodeId
 from elastic.master.gathering import Gathering
 from elastic.master.knock import LONGEST as LONGEST_KNOCK
@@ -48,7 +49,8 @@ class Streams(master_pb2_grpc.MasterServicer):
         """Messages that a fence dropped, of a life or a round that is over, since this master began."""
         self._shell = shell
         self._run_id = run_id
-        self._snapshots = Snapshots(shell, self.sessions)
+        self.snapshots = Snapshots(shell, self.sessions)
+        self._boundary = Boundary(shell, self.sessions, self.snapshots)
         self._news = Gathering(shell.fold)
         self._places = orders.places(None)
         self._placed: tuple[int, bool] = (0, False)
@@ -89,7 +91,7 @@ class Streams(master_pb2_grpc.MasterServicer):
                 if self.over.is_set() and not session.left:  # it may not have heard
                     self._away[session.node_id] = self._back_by()
                 gone = (session.node_id, session.incarnation)
-                self._snapshots.gone(*gone)
+                self.snapshots.gone(*gone)
                 self._news.add(session.node_id, ev.Detached((gone,)))
 
     @functools.cached_property
@@ -162,7 +164,8 @@ class Streams(master_pb2_grpc.MasterServicer):
         session.push(self._welcome)
         self._news.add(session.node_id, ev.Attached((messages.attachment(hello),)))
         for told in hello.snapshots:
-            self._snapshots.hear(session, told)
+            self.snapshots.hear(session, told)
+        self._boundary.attached(session, hello.stands)
         if len(self._shell.job.nodes) + self._news.arriving == self._shell.policy.max_nodes:
             asyncio.get_running_loop().call_soon(self._news.flush)
         return session
@@ -205,7 +208,12 @@ class Streams(master_pb2_grpc.MasterServicer):
             drain = ev.DrainAsked(node_id, reason)
             self._fold(session, drain if message.leaving.drain else left)
         elif kind == "snapshots":
-            self._snapshots.hear(session, message.snapshots)
+            self.snapshots.hear(session, message.snapshots)
+            self._boundary.look()
+        elif kind == "found":
+            self.snapshots.found(message.found)
+        elif kind == "stand":
+            self._boundary.hear(session, message.stand)
         elif kind == "log":
             self.logs.take(session, message.log)
 
@@ -233,7 +241,8 @@ class Streams(master_pb2_grpc.MasterServicer):
 
     def act(self, effect: Effect) -> None:
         if isinstance(effect, ev.Tell):
-            self._snapshots.review()
+            self.snapshots.review()
+            self._boundary.review()
             self._tell(effect.node_ids)
         elif isinstance(effect, ev.Knock):
             key = (effect.node_id, effect.incarnation)
@@ -338,7 +347,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         """
         clock = asyncio.get_running_loop().time
         over = clock() + patience
-        while (self.sessions and (clock() < over or self._snapshots.pending)) or any(
+        while (self.sessions and (clock() < over or self.snapshots.pending)) or any(
             clock() < t for t in self._away.values()
         ):
             await asyncio.sleep(0.02)

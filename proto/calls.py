@@ -21,6 +21,8 @@ from elastic.proto.security import Security
 
 TIMEOUT = 10.0
 """Seconds that a unary call may take."""
+LOOK_TIMEOUT = 60.0
+"""The same where a node first looks on storage."""
 PAUSE = 0.1
 """Seconds between two tries to reach a master that may be starting again."""
 
@@ -81,10 +83,11 @@ class MasterClient:
             raise MasterRefused(str(error)) from error
         return status
 
-    async def restart(self, reason: str) -> str:
-        """Returns what the master says to it."""
-        request = pb.RestartRequest(reason=reason)
-        call = self._stub.Restart(request, metadata=self._metadata, timeout=TIMEOUT)
+    async def restart(self, reason: str, from_step: int = 0) -> str:
+        """Returns what the master says to it. from_step: of the checkpoint to go back to; 0: none."""
+        request = pb.RestartRequest(reason=reason, from_step=from_step)
+        timeout = LOOK_TIMEOUT if from_step else TIMEOUT
+        call = self._stub.Restart(request, metadata=self._metadata, timeout=timeout)
         return str((await self._one(call)).message)
 
     async def drain(self, node_id: str, reason: str) -> str:

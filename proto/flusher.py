@@ -7,8 +7,10 @@ A SOCK_SEQPACKET pair; one JSON object a datagram (`codec.py`), a memfd beside i
 | agent to flusher | `Write`    | the slot                      |                                  |
 |                  | `Commit`   | a memfd with the manifest     | all shards are on storage        |
 |                  | `Delete`   |                               | something was committed          |
+|                  | `Look`     |                               | somebody wants to go back        |
 | flusher to agent | `Progress` |                               | each second or so of a `Write`   |
 |                  | `Done`     |                               |                                  |
+|                  | `Found`    |                               |                                  |
 |                  | `Failed`   |                               |                                  |
 """
 
@@ -66,6 +68,25 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Whether a step of a checkpoint is committed."""
+
+    id: int
+    checkpoint: str
+    storage_options: str = field(default="{}", repr=False)
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What was looked for, and by which job it was saved in which round."""
+
+    id: int
+    job: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """It is on storage, synced."""
 
@@ -89,8 +110,8 @@ class Failed:
     """What was to be written is not there, or not what it was: no use to try again."""
 
 
-ToFlusher = Write | Commit | Delete
-ToAgent = Progress | Done | Failed
+ToFlusher = Write | Commit | Delete | Look
+ToAgent = Progress | Done | Found | Failed
 
 
 def send(end: socket.socket, message: ToFlusher | ToAgent, fds: tuple[int, ...] = ()) -> None:

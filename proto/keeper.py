@@ -9,11 +9,13 @@ a datagram (`codec.py`), the first of them `Open`; descriptors travel beside it.
 |                | `Need`     |               | before the first save; again where the state grows     |
 |                | `Held`     |               | a snapshot is committed in its slot                    |
 |                | `Load`     |               | to know what to load                                   |
+|                | `Saved`    |               | at the end of a save, and while it waits there         |
 | keeper to rank | `Slots`    | one a slot    | the answer to `Need`                                   |
 |                | `Restore`  | one an image  | the answer to `Load`, once all ranks of the job asked  |
 |                | `Whole`    |               | a newer moment is in every rank's memory               |
 |                | `Committed`|               | a newer moment is on storage                           |
 |                | `Stalled`  |               | storage fails, or works again                          |
+|                | `Leave`    |               | at which step to wait for this round's end             |
 |                | `Refused`  |               | what was asked for cannot be had, and why              |
 """
 
@@ -74,6 +76,15 @@ class Load:
     """0: nothing is, or this is not rank 0."""
     stored_job: str = ""
     """Whose it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """The save of that step has ended, or waits where it ends."""
+
+    step: int
+    waits: int = 0
+    """The number of the `Leave` by which it waits; 0: the rank goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,14 +152,24 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Wait in the first save of `step` or beyond it, until another `Leave` or this process's end."""
+
+    order: int = 0
+    """Its number."""
+    step: int = 0
+    """0: wait nowhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """Why not, in one sentence."""
 
     reason: str
 
 
-ToKeeper = Open | Need | Held | Load
-ToRank = Slots | Restore | Whole | Committed | Stalled | Refused
+ToKeeper = Open | Need | Held | Load | Saved
+ToRank = Slots | Restore | Whole | Committed | Stalled | Leave | Refused
 
 
 def opening(

@@ -15,7 +15,7 @@ class Version(_message.Message):
     def __init__(self, major: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "heartbeat", "report", "spare_store", "unit", "leaving", "log", "snapshots")
+    __slots__ = ("hello", "heartbeat", "report", "spare_store", "unit", "leaving", "log", "snapshots", "stand", "found")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,8 @@ class FromAgent(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    STAND_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     report: NodeReport
@@ -32,22 +34,28 @@ class FromAgent(_message.Message):
     leaving: Leaving
     log: LogChunk
     snapshots: Snapshots
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[_Union[SpareStore, _Mapping]] = ..., unit: _Optional[_Union[UnitDeclared, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ...) -> None: ...
+    stand: Stand
+    found: Found
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[_Union[SpareStore, _Mapping]] = ..., unit: _Optional[_Union[UnitDeclared, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., stand: _Optional[_Union[Stand, _Mapping]] = ..., found: _Optional[_Union[Found, _Mapping]] = ...) -> None: ...
 
 class ToAgent(_message.Message):
-    __slots__ = ("welcome", "directive", "read_log", "snapshots")
+    __slots__ = ("welcome", "directive", "read_log", "snapshots", "leave", "look")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
     READ_LOG_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    LOOK_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     directive: Directive
     read_log: ReadLogRequest
     snapshots: SnapshotOrders
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., read_log: _Optional[_Union[ReadLogRequest, _Mapping]] = ..., snapshots: _Optional[_Union[SnapshotOrders, _Mapping]] = ...) -> None: ...
+    leave: Leave
+    look: Look
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., read_log: _Optional[_Union[ReadLogRequest, _Mapping]] = ..., snapshots: _Optional[_Union[SnapshotOrders, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "run_id", "job_uid", "epoch", "node_id", "incarnation", "slots", "host", "knock_address", "role", "labels", "node_rank", "report", "spare_store", "snapshots")
+    __slots__ = ("version", "run_id", "job_uid", "epoch", "node_id", "incarnation", "slots", "host", "knock_address", "role", "labels", "node_rank", "report", "spare_store", "snapshots", "stands")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +78,7 @@ class Hello(_message.Message):
     REPORT_FIELD_NUMBER: _ClassVar[int]
     SPARE_STORE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    STANDS_FIELD_NUMBER: _ClassVar[int]
     version: Version
     run_id: str
     job_uid: str
@@ -85,7 +94,8 @@ class Hello(_message.Message):
     report: NodeReport
     spare_store: str
     snapshots: _containers.RepeatedCompositeFieldContainer[Snapshots]
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., run_id: _Optional[str] = ..., job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., slots: _Optional[int] = ..., host: _Optional[str] = ..., knock_address: _Optional[str] = ..., role: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., node_rank: _Optional[int] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[Snapshots, _Mapping]]] = ...) -> None: ...
+    stands: _containers.RepeatedCompositeFieldContainer[Stand]
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., run_id: _Optional[str] = ..., job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., slots: _Optional[int] = ..., host: _Optional[str] = ..., knock_address: _Optional[str] = ..., role: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., node_rank: _Optional[int] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[Snapshots, _Mapping]]] = ..., stands: _Optional[_Iterable[_Union[Stand, _Mapping]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("version", "job_uid", "epoch", "heartbeat_interval")
@@ -395,6 +405,52 @@ class Commit(_message.Message):
     shards: _containers.RepeatedCompositeFieldContainer[Shard]
     def __init__(self, moment: _Optional[_Union[Moment, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ...) -> None: ...
 
+class Leave(_message.Message):
+    __slots__ = ("checkpoint", "round", "order", "step")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    round: int
+    order: int
+    step: int
+    def __init__(self, checkpoint: _Optional[str] = ..., round: _Optional[int] = ..., order: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Stand(_message.Message):
+    __slots__ = ("checkpoint", "round", "order", "next", "waits")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    round: int
+    order: int
+    next: int
+    waits: int
+    def __init__(self, checkpoint: _Optional[str] = ..., round: _Optional[int] = ..., order: _Optional[int] = ..., next: _Optional[int] = ..., waits: _Optional[int] = ...) -> None: ...
+
+class Look(_message.Message):
+    __slots__ = ("request", "checkpoint", "step")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    checkpoint: str
+    step: int
+    def __init__(self, request: _Optional[int] = ..., checkpoint: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Found(_message.Message):
+    __slots__ = ("request", "moment", "error")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    MOMENT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    moment: Moment
+    error: str
+    def __init__(self, request: _Optional[int] = ..., moment: _Optional[_Union[Moment, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -502,10 +558,12 @@ class LogChunk(_message.Message):
     def __init__(self, request: _Optional[int] = ..., data: _Optional[bytes] = ..., end: bool = ..., error: _Optional[str] = ...) -> None: ...
 
 class RestartRequest(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "from_step")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    from_step: int
+    def __init__(self, reason: _Optional[str] = ..., from_step: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("node_id", "reason")

@@ -171,6 +171,10 @@ class PageWriter:
         self.words[_STEP_NS] = time.monotonic_ns()
         self.words[_STEP] = number + 1
 
+    def progress(self) -> Progress:
+        """What it has said."""
+        return read(self._page)
+
     def phase(self, name: str) -> None:
         """The script is now doing `name`; what is beyond 56 bytes of UTF-8 is cut off."""
         text = name.encode(errors="replace")[:PHASE_BYTES]

@@ -49,7 +49,8 @@ ANSWER_TIMEOUT = 600.0
 READER_TIME = 0.05
 """Seconds until a slot that is being read is tried again: nobody tells of a reader's end."""
 WHOLE_TIMEOUT = 60.0
-"""Seconds that a save waits for the others' snapshots to be whole, before this one is left out."""
+"""Seconds that a save waits for the others' snapshots to be whole, before it is left out; the next ones
+do not wait until something is heard."""
 
 SnapshotPath = Literal["auto", "shadow", "stream", "sync"]
 
@@ -155,6 +156,8 @@ class Checkpointer:
         self._behind: Behind | None = None
         """None while there are only tensors on the CPU, which are copied at once."""
         self._sized = self._was_ready = self._skipped = False
+        self._waited_for: int | None = None
+        """How much the keeper had said when a save had waited for more in vain."""
         self._loaded: Moment | None = None
         self._keeping.tell(
             keeper.opening(
@@ -195,6 +198,13 @@ class Checkpointer:
         self._complain_of_storage()
         if self._behind is not None:
             self._behind.check()
+        if self._snapshot(step, state, persist, number):
+            self._keeping.stay(step)
+
+    def _snapshot(
+        self, step: int, state: Mapping[str, Any], persist: bool, number: float | None
+    ) -> bool:
+        """Take one, now or behind training; False where it is left out, for want of memory that is ready."""
         share = self._share(state)
         slots = self._room(share)
         write = partial(self._write, slots, share, step, persist, number)
@@ -202,13 +212,13 @@ class Checkpointer:
         if behind is None:
             self.snapshot = "sync"
             write(partial(copy_cpu.write, share.image, share.tensors, share.values))
-            return
+            return True
         self._sized = True
         if not self.ready and not self._was_ready and not persist:
             if not self._skipped:
                 log.info("%s: no snapshots until memory for them is ready", self.path)
             self._skipped = True
-            return
+            return False
         behind.wait_ready(None)
         self._was_ready = True
         if self.snapshot == "auto":
@@ -218,6 +228,7 @@ class Checkpointer:
         behind.submit(copy, partial(write, copy.run))
         if self.snapshot == "sync":
             behind.finish()
+        return True
 
     def _share(self, state: Mapping[str, Any]) -> Share:
         """What this rank writes."""
@@ -257,7 +268,10 @@ class Checkpointer:
                 value=value,
             )
 
-        with self._wait_for_a_slot(slots, stamp, share.image) as draft:
+        draft = self._wait_for_a_slot(slots, stamp, share.image)
+        if draft is None:
+            return
+        with draft:
             chunks = fill(draft.image, self._threads)
             draft.commit(chunks, units(share.image, share.holders, chunks))
         self._keeping.tell(keeper.Held(slot=draft.index))
@@ -381,9 +395,13 @@ class Checkpointer:
         size = need / (1 << 30)
         log.info("%s: %s, %.1f GiB of %s a snapshot", self.path, behind.path, size, device)
 
-    def _wait_for_a_slot(self, slots: Slots, stamp: Callable[[int], Stamp], image: Image) -> Draft:
-        """One that may be written over; waits for other ranks, and for readers, where none is yet."""
-        deadline = monotonic() + WHOLE_TIMEOUT
+    def _wait_for_a_slot(
+        self, slots: Slots, stamp: Callable[[int], Stamp], image: Image
+    ) -> Draft | None:
+        """One that may be written over; waits for other ranks, and for readers, where none is yet. None
+        where that takes too long, as while the master is away: training is worth more."""
+        hopeless = self._keeping.said == self._waited_for
+        deadline = monotonic() + (0.0 if hopeless else WHOLE_TIMEOUT)
         while True:
             said = self._keeping.said
             contents = slots.contents()
@@ -397,12 +415,14 @@ class Checkpointer:
             if draft is not None:
                 return draft
             left = deadline - monotonic()
-            if left <= 0 and order:
-                raise CheckpointError(f"{self.path}: every slot is being read")
             if left <= 0:
-                raise CheckpointError(
-                    f"{self.path}: no snapshot became whole on every rank for {WHOLE_TIMEOUT:g} s"
-                )
+                if not hopeless:
+                    log.error(
+                        "%s: no snapshots until %s", self.path,
+                        "a slot is free of readers" if order else "one is whole on every rank",
+                    )  # fmt: skip
+                self._waited_for = None if order else said
+                return None
             self._keeping.wait(said, min(left, READER_TIME) if order else left)
 
     # --- load --------------------------------------------------------------------------------

@@ -21,8 +21,18 @@ from elastic.checkpoint import manifests, retention
 from elastic.checkpoint.retention import Stored
 from elastic.checkpoint.storage import Storage, connect, words
 from elastic.proto import flusher, manifest, slot, sums
-from elastic.proto.errors import ElasticError, SlotError
-from elastic.proto.flusher import Commit, Delete, Done, Failed, Progress, ToFlusher, Write
+from elastic.proto.errors import CheckpointError, ElasticError, SlotError
+from elastic.proto.flusher import (
+    Commit,
+    Delete,
+    Done,
+    Failed,
+    Found,
+    Look,
+    Progress,
+    ToFlusher,
+    Write,
+)
 from elastic.proto.slot import Snapshot
 
 NICE = 10
@@ -47,16 +57,18 @@ def main(args: list[str]) -> None:
     psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, LOWEST)
     while (received := flusher.receive(end, ToFlusher)) is not None:
         message, fds = received
-        assert not isinstance(message, Progress | Done | Failed)
+        assert not isinstance(message, Progress | Done | Found | Failed)
         try:
             storage = _connect(message.checkpoint, message.storage_options)
             match message:
                 case Write():
-                    answer: Done | Failed = _write(end, storage, message, fds[0])
+                    answer: Done | Found | Failed = _write(end, storage, message, fds[0])
                 case Commit():
                     answer = _commit(storage, message, fds[0])
                 case Delete():
                     answer = _delete(storage, message)
+                case Look():
+                    answer = _look(storage, message)
         except (OSError, ElasticError, IndexError) as error:
             gone = isinstance(error, SlotError)
             answer = Failed(id=message.id, error=words(error), damaged=gone)
@@ -137,6 +149,14 @@ def _commit(storage: Storage, message: Commit, fd: int) -> Done:
     """A manifest, unless another life of the agent has had it written. Raises OSError."""
     manifests.commit(storage, manifest.loads(os.pread(fd, os.fstat(fd).st_size, 0)))
     return Done(id=message.id)
+
+
+def _look(storage: Storage, message: Look) -> Found:
+    """Raises OSError, `CheckpointError`."""
+    found = manifests.committed(storage, message.step)
+    if found is None:
+        raise CheckpointError(f"{message.checkpoint} has no step {message.step}")
+    return Found(id=message.id, job=found.job, round=found.round)
 
 
 # --- deletion ------------------------------------------------------------------------------------

@@ -64,8 +64,9 @@ class Helper:
         side = Hub if start.rank == 0 else Link
         self._side: Hub | Link = side(start, self._snapshots.obey, self._news.set)
 
-    def _say(self, told: pb.Snapshots) -> None:
-        self._side.say(told)
+    def _say(self, told: pb.Snapshots | pb.Stand) -> None:
+        if isinstance(told, pb.Snapshots):  # nobody has these ranks leave
+            self._side.say(told)
 
     @property
     def _gone(self) -> bool:

@@ -8,6 +8,7 @@ from collections import deque
 from threading import Condition, Lock
 from time import monotonic
 
+from elastic import session
 from elastic.proto import keeper
 from elastic.proto.errors import CheckpointError, LinkError
 from elastic.proto.moment import Moment
@@ -34,6 +35,8 @@ class Keeping:
         """The newest that is known to be on storage."""
         self.stalled = ""
         """Why nothing goes to storage now; empty where it does."""
+        self._leave = keeper.Leave()
+        """The last that was heard."""
         _open.add(self)
 
     def tell(self, message: keeper.ToKeeper) -> None:
@@ -71,6 +74,22 @@ class Keeping:
         """Take in what it has said."""
         with self._changed:
             self._pull()
+
+    def stay(self, step: int) -> None:
+        """The end of the save of `step`: where ranks are to leave, wait for the end of this process, or
+        to be told to go on."""
+        self.drain()
+        while True:
+            leave = self._leave
+            waits = 0 < leave.step <= step
+            self.tell(keeper.Saved(step=step, waits=leave.order if waits else 0))
+            if not waits:
+                return
+            with session.in_phase("leave"):
+                said = self.said
+                while self._leave is leave:
+                    self.wait(said, 3600.0)
+                    said = self.said
 
     def _receive(self, deadline: float) -> bool:
         """Wait for something to be said, or for another thread to take it in; False where the time is
@@ -111,7 +130,9 @@ class Keeping:
             self.keep = frozenset(Moment(*moment) for moment in message.keep)
         elif isinstance(message, keeper.Stalled):
             self.stalled = message.reason
-        if isinstance(message, keeper.Whole | keeper.Committed | keeper.Stalled):
+        elif isinstance(message, keeper.Leave):
+            self._leave = message
+        if isinstance(message, keeper.Whole | keeper.Committed | keeper.Stalled | keeper.Leave):
             self.said += 1
         else:
             self._answers.append((message, fds))

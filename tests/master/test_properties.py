@@ -78,6 +78,8 @@ wishes = st.one_of(
     st.tuples(st.just("prepared"), nodes, life),
     st.tuples(st.just("step"), rounds, st.integers(-1, 9)),
     st.tuples(st.just("restart")),
+    st.tuples(st.just("saving"), rounds),
+    st.tuples(st.just("met"), rounds),
     st.tuples(st.just("drain"), st.none() | nodes | nodes | nodes),
     st.tuples(st.just("stop")),
     st.tuples(st.just("start")),
@@ -155,6 +157,10 @@ class World:
                 return ev.Progressed(self.job.last_round + ahead, done, plain=step > 4)
             case "prepared", node, of:
                 return ev.Prepared(*self.life(node, of))
+            case "saving", int(ahead):
+                return ev.Saving(self.job.last_round + ahead)
+            case "met", int(ahead):
+                return ev.Met(self.job.last_round + ahead, 7)
             case "restart", *_:
                 return ev.RestartAsked("by\nhand")
             case "drain", node:

@@ -131,6 +131,7 @@ def test_wire_of_a_newer_neighbour() -> None:
 
 def test_journal() -> None:
     lines = (RECORDED / "events-2.0.jsonl").read_text().splitlines()
+    lines += (RECORDED / "events-2.1.jsonl").read_text().splitlines()
     events = [codec.loads(ev.Event, line) for line in lines]
     assert {type(event) for event in events} == set(ev.Event.__args__)
     attached = events[1]
@@ -157,7 +158,9 @@ WALL = 1_700_000_000.0
 """When the recorded job began, in seconds of Unix."""
 
 
-@pytest.mark.parametrize(("named", "fits"), [("2.0", True), ("2.1", True), ("2.2", False)])
+@pytest.mark.parametrize(
+    ("named", "fits"), [("2.0", True), ("2.1", True), ("2.2", True), ("2.3", False)]
+)
 def test_a_journals_database(tmp_path: Path, named: str, fits: bool) -> None:
     """A snapshot, the events after it, and notes; a neighbour's has another version's name."""
     path = tmp_path / "journal.db"
@@ -165,7 +168,7 @@ def test_a_journals_database(tmp_path: Path, named: str, fits: bool) -> None:
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("update meta set value = ?", (named,))
     if not fits:
-        with pytest.raises(JournalError, match=r"speaks version 2\.2"):
+        with pytest.raises(JournalError, match=r"speaks version 2\.3"):
             Journal(path)
         return
     with closing(Journal(path)) as opened:

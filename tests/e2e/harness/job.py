@@ -334,11 +334,21 @@ class Job:
 
     def ctl(self, *verb: str) -> str:
         """What elasticctl answers, of a job that runs or is over."""
-        command = [sys.executable, "-m", "elastic.ctl", "--dir", str(self.folder / "logs"), *verb]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = self._ctl(verb)
         if done.returncode:
             self.fail(f"elasticctl {' '.join(verb)} ended with {done.returncode}: {done.stderr}")
         return done.stdout
+
+    def ctl_fails(self, *verb: str) -> str:
+        """What it says where it refuses, in one line."""
+        done = self._ctl(verb)
+        if not done.returncode or done.stderr.count("\n") != 1:
+            self.fail(f"elasticctl {' '.join(verb)} ended with {done.returncode}: {done.stderr}")
+        return done.stderr
+
+    def _ctl(self, verb: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "elastic.ctl", "--dir", str(self.folder / "logs"), *verb]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     # --- the end -----------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ PARSER = argparse.ArgumentParser()
 PARSER.add_argument("folder", type=Path)
 PARSER.add_argument("--width", type=int, default=64)
 PARSER.add_argument("--step-time", type=float, default=0.02)
+PARSER.add_argument("--save-every", type=int, default=1)
 PARSER.add_argument("--persist-every", type=int)
 PARSER.add_argument("--own", type=int, default=0, help="bytes that only this rank has")
 PARSER.add_argument("--first-round", type=int, default=1, help="where elastic-run says none")
@@ -91,9 +92,11 @@ def main() -> None:
             schedule.step()
             step += 1
             own += 1
-            checkpoint.save(step, state)
-            if ARGS.snapshot != "auto":
-                checkpoint.wait()
+            tell("computed", step=step)
+            if step % ARGS.save_every == 0:
+                checkpoint.save(step, state)
+                if ARGS.snapshot != "auto":
+                    checkpoint.wait()
             tell("step", step=step, digest=digest(model, optimizer), own=own_digest(own))
             time.sleep(ARGS.step_time)
             over = ends_at(step)
