@@ -6,7 +6,7 @@ import socket
 import weakref
 from time import monotonic
 
-from elastic.proto import keeper
+from elastic.proto import descriptors, keeper
 from elastic.proto.errors import CheckpointError, LinkError
 from elastic.proto.moment import Moment
 
@@ -47,8 +47,17 @@ class Keeping:
             answer, fds = found
             if isinstance(answer, keeper.Refused):
                 raise CheckpointError(answer.reason)
-            if not isinstance(answer, keeper.Whole | keeper.Committed | keeper.Stalled):
-                return answer, fds
+            if isinstance(answer, keeper.Whole | keeper.Committed | keeper.Stalled):
+                continue
+            expected = (
+                answer.count
+                if isinstance(answer, keeper.Slots)
+                else answer.images + answer.elsewhere
+            )
+            if len(fds) != expected:  # the kernel drops what finds no room in our table
+                descriptors.close(fds)
+                raise CheckpointError("too many open files in this rank: ulimit -n")
+            return answer, fds
 
     def wait(self, timeout: float) -> bool:
         """Wait for the keeper to say something unasked, such as `Whole`; whether it did."""
