@@ -20,6 +20,7 @@ from elastic.proto import master_pb2 as pb
 from elastic.proto.moment import Moment
 from elastic.proto.security import Security
 from elastic.proto.sums import Chunk
+from elastic.proto.terms import Terms
 from tests.master.serving import within
 
 NAME = "/data/run"
@@ -50,7 +51,12 @@ class Rank:
         node.snapshots.open(theirs, round_)
         self.tell(
             keeper.opening(
-                checkpoint=NAME, rank=rank, world_size=world, local_rank=local, local_world_size=of
+                terms=Terms(),
+                checkpoint=NAME,
+                rank=rank,
+                world_size=world,
+                local_rank=local,
+                local_world_size=of,
             )
         )
 
@@ -361,7 +367,14 @@ async def test_who_says_twice_what_it_is_is_cut_off(caplog: pytest.LogCaptureFix
     async with nodes(1) as (a,):
         rank = a.opens(0)
         rank.tell(
-            keeper.opening(checkpoint=NAME, rank=0, world_size=2, local_rank=0, local_world_size=1)
+            keeper.opening(
+                terms=Terms(),
+                checkpoint=NAME,
+                rank=0,
+                world_size=2,
+                local_rank=0,
+                local_world_size=1,
+            )
         )
         assert await rank.hear() is None
         assert not a.snapshots._of(NAME).clients

@@ -85,8 +85,8 @@ def main() -> None:
     if ARGS.sharded:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         numbers = torch.arange(float(ARGS.sharded))
-        state["sharded"] = distribute_tensor(numbers, mesh, [Shard(0)], src_data_rank=None)
-        mine = state["sharded"].to_local()
+        sharded = distribute_tensor(numbers, mesh, [Shard(0)], src_data_rank=None)
+        state["sharded"], mine = sharded, sharded.to_local()
     first = mine.clone()
     path = ARGS.folder / "checkpoint"
     with Checkpointer(
