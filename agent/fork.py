@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from elastic.agent.prctl import set_pdeathsig
 from elastic.agent.spec import StartSpec
-from elastic.proto import env
+from elastic.proto import descriptors, env
 from elastic.proto.limits import limit_open_files
 
 DATAGRAM = 1 << 16
@@ -74,17 +74,8 @@ def open_channel(fd: int) -> Channel:
 
 def receive(channel: Channel) -> tuple[dict[str, Any], list[int]] | None:
     """One message with its descriptors; None when the agent has closed its end."""
-    data, control, _, _ = channel.socket.recvmsg(
-        DATAGRAM, socket.CMSG_SPACE(4 * _FDS), socket.MSG_CMSG_CLOEXEC
-    )
-    if not data:
-        return None
-    fds = array.array("i")
-    for level, kind, payload in control:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    message = json.loads(data)
-    return message, list(fds)
+    data, fds = descriptors.receive(channel.socket, DATAGRAM, _FDS)
+    return (json.loads(data), fds) if data else None
 
 
 def start(

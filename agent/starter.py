@@ -29,7 +29,7 @@ from typing import Any
 
 from elastic.agent import boot
 from elastic.agent.spec import StartSpec
-from elastic.proto import env
+from elastic.proto import descriptors, env
 from elastic.proto.errors import ElasticError, StarterDied
 
 _DATAGRAM = 1 << 16
@@ -219,18 +219,13 @@ class Starter:
 
     def _readable(self) -> None:
         try:
-            data, control, _, _ = self._socket.recvmsg(
-                _DATAGRAM, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC
-            )
+            data, fds = descriptors.receive(self._socket, _DATAGRAM, 1)
         except (BlockingIOError, ConnectionResetError):
             return  # a reset (it died with requests unread) comes before answers that are still here
         if not data:
             self._end()
             return
-        fds = array.array("i")
-        for _, _, payload in control:
-            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-        self._take(json.loads(data), list(fds))
+        self._take(json.loads(data), fds)
 
     def _take(self, message: dict[str, Any], fds: list[int]) -> None:
         match message:

@@ -1,7 +1,7 @@
 """Messages between a rank's `Checkpointer` and the keeper of its slots: its agent, or a helper process.
 
-A SOCK_SEQPACKET pair that the rank makes, whose other end it passes on over its link. One JSON object
-a datagram (`codec.py`), the first of them `Open`; descriptors travel beside it.
+A SOCK_SEQPACKET pair that the rank makes, whose other end it passes on over its link. One
+message a datagram (`datagrams.py`), the first of them `Open`; descriptors travel beside it.
 
 | direction      | message    | descriptors   | when                                                   |
 |----------------|------------|---------------|--------------------------------------------------------|
@@ -23,12 +23,11 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastic.proto import codec, descriptors, version
+from elastic.proto import datagrams, version
 from elastic.proto.courier import Tls
 from elastic.proto.errors import CodecError, LinkError
 from elastic.proto.terms import Terms
 
-DATAGRAM = 1 << 16
 MOST_FDS = 250
 """Beside one datagram; the kernel's limit is 253."""
 
@@ -169,7 +168,9 @@ class Refused:
 
 
 ToKeeper = Open | Need | Held | Load | Saved
-ToRank = Slots | Restore | Whole | Committed | Stalled | Leave | Refused
+Answer = Slots | Restore | Refused
+"""Each to one question."""
+ToRank = Answer | Whole | Committed | Stalled | Leave
 
 
 def opening(
@@ -213,31 +214,22 @@ def check(message: Open) -> None:
 
 def send(end: socket.socket, message: ToKeeper | ToRank, fds: tuple[int, ...] = ()) -> None:
     """Raises OSError; BlockingIOError where there is no room now."""
-    socket.send_fds(end, [codec.dumps(message).encode()], list(fds), socket.MSG_NOSIGNAL)
+    datagrams.send(end, message, fds)
 
 
 def receive_from_rank(end: socket.socket) -> ToKeeper | None:
     """The next message; None at the end. Raises `LinkError`, OSError."""
-    data, _ = descriptors.receive(end, DATAGRAM, 0)
-    message: ToKeeper | None = _parse(ToKeeper, data) if data else None
-    return message
+    found = _receive(end, ToKeeper, 0)
+    return None if found is None else found[0]
 
 
 def receive_from_keeper(end: socket.socket) -> tuple[ToRank, list[int]] | None:
     """The next message and its descriptors; None at the end. Raises `LinkError`, OSError."""
-    data, fds = descriptors.receive(end, DATAGRAM, MOST_FDS)
-    try:
-        if data:
-            return _parse(ToRank, data), fds
-        descriptors.close(fds)
-        return None
-    except LinkError:
-        descriptors.close(fds)
-        raise
+    return _receive(end, ToRank, MOST_FDS)
 
 
-def _parse(kind: object, data: bytes) -> Any:
+def _receive(end: socket.socket, kind: object, most_fds: int) -> tuple[Any, list[int]] | None:
     try:
-        return codec.loads(kind, data)
+        return datagrams.receive(end, kind, most_fds)
     except CodecError as error:
         raise LinkError(f"a message about snapshots is {error}") from error

@@ -9,7 +9,7 @@ from threading import Condition, Lock
 from time import monotonic
 
 from elastic import session
-from elastic.proto import keeper
+from elastic.proto import descriptors, keeper
 from elastic.proto.errors import CheckpointError, LinkError
 from elastic.proto.moment import Moment
 
@@ -24,7 +24,7 @@ class Keeping:
         self._changed = Condition()
         self._reading = False
         self._asking = Lock()
-        self._answers: deque[tuple[keeper.ToRank, list[int]]] = deque()
+        self._answers: deque[tuple[keeper.Answer, list[int]]] = deque()
         self.said = 0
         """How many times it has said something unasked, such as `Whole`."""
         self.whole: Moment | None = None
@@ -45,7 +45,7 @@ class Keeping:
         except OSError as error:
             raise CheckpointError(GONE) from error
 
-    def ask(self, message: keeper.ToKeeper, timeout: float) -> tuple[keeper.ToRank, list[int]]:
+    def ask(self, message: keeper.ToKeeper, timeout: float) -> tuple[keeper.Answer, list[int]]:
         """The answer, with its descriptors. Raises `CheckpointError`, also where it is a refusal."""
         deadline = monotonic() + timeout
         with self._asking:  # one question at a time
@@ -59,6 +59,12 @@ class Keeping:
                 answer, fds = self._answers.popleft()
         if isinstance(answer, keeper.Refused):
             raise CheckpointError(answer.reason)
+        expected = (
+            answer.count if isinstance(answer, keeper.Slots) else answer.images + answer.elsewhere
+        )
+        if len(fds) != expected:  # the kernel drops what finds no room in our table
+            descriptors.close(fds)
+            raise CheckpointError("too many open files in this rank: ulimit -n")
         return answer, fds
 
     def wait(self, said: int, timeout: float) -> bool:
@@ -132,10 +138,10 @@ class Keeping:
             self.stalled = message.reason
         elif isinstance(message, keeper.Leave):
             self._leave = message
-        if isinstance(message, keeper.Whole | keeper.Committed | keeper.Stalled | keeper.Leave):
-            self.said += 1
-        else:
+        if isinstance(message, keeper.Answer):
             self._answers.append((message, fds))
+        else:
+            self.said += 1
 
     def close(self) -> None:
         self._end.close()

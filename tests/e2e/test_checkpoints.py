@@ -142,3 +142,50 @@ def test_a_lost_node_is_replaced_from_the_memory_of_another(job: Job) -> None:
     for line in job.told("loaded", round=both):
         assert line.fields["own"] == before[line.rank, line.fields["step"]], job.dump()
         assert line.fields["step"] >= max(step for _, step in before) - 1, job.dump()
+
+
+def test_a_node_is_lost_while_replicas_lag_behind(job: Job) -> None:
+    """Three in a ring, whose replicas take longer than a step: what was replicated last is loaded,
+    though every node has written over it in its turn by then."""
+    flags = ("--last-call", "0.2")
+    limits = ("--own", "3000000", "--step-time", "0.1", "--replica-bandwidth", "4000000")
+    entry = (str(SCRIPT), str(job.folder), *limits)
+    job.start(*flags, nodes="3", nproc=1, entry=entry).master()  # and not the one that is lost
+    for _ in range(2):
+        job.start(*flags, nodes="3", nproc=1, entry=entry)
+    first = job.wait_for_steps(3)
+    job.start(*flags, nodes="3", nproc=1, entry=entry)
+    job.wait_for_event("node3 attached")
+    job.wait_for_steps(3, after=first - 1, count=15)
+    lost = job.nodes[1]
+    processes.kill(lost.guardian, lost.agent())
+    after = job.wait_for_steps(3, after=first, count=3)
+    assert not list((job.folder / "checkpoint").glob("step-*")), job.dump()
+    job.finish()
+    job.ends(0, -signal.SIGKILL, 0, 0)
+    before = {(x.rank, x.fields["step"]): x.fields["own"] for x in job.told("step", round=first)}
+    loaded = job.told("loaded", round=after)
+    assert len({line.fields["step"] for line in loaded}) == 1, job.dump()
+    for line in loaded:
+        assert line.fields["own"] == before[line.rank, line.fields["step"]], job.dump()
+
+
+def test_a_node_that_comes_loads_from_the_memory_of_others(job: Job) -> None:
+    """Three ranks share out what two did, and nothing was ever on storage."""
+    flags = ("--last-call", "0.2")
+    entry = (str(SCRIPT), str(job.folder), "--sharded", "100000", "--step-time", "0.1")
+    for _ in range(2):
+        job.start(*flags, nodes="2:3", nproc=1, entry=entry)
+    two = job.wait_for_steps(2, count=5)
+    job.start(*flags, nodes="2:3", nproc=1, entry=entry)
+    three = job.wait_for_steps(3, after=two, count=3)
+    assert not list((job.folder / "checkpoint").glob("step-*")), job.dump()
+    job.finish()
+    job.ends(0, 0, 0)
+    before = job.told("step", round=three - 1)  # later ones are other steps in another world
+    digests = {line.fields["step"]: line.fields["digest"] for line in before}
+    last = min(max(x.fields["step"] for x in before if x.rank == rank) for rank in range(2))
+    for line in job.told("loaded", round=three):
+        assert line.fields["step"] >= last, job.dump()
+        assert line.fields["digest"] == digests[line.fields["step"]], job.dump()
+    assert all(line.fields["sharded"] for kind in ("loaded", "step") for line in job.told(kind))

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 import xxhash
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from elastic.checkpoint import Checkpointer
 
@@ -24,6 +26,8 @@ PARSER.add_argument("--step-time", type=float, default=0.02)
 PARSER.add_argument("--save-every", type=int, default=1)
 PARSER.add_argument("--persist-every", type=int)
 PARSER.add_argument("--own", type=int, default=0, help="bytes that only this rank has")
+PARSER.add_argument("--sharded", type=int, default=0, help="elements of a DTensor, a part a rank")
+PARSER.add_argument("--replica-bandwidth", type=int)
 PARSER.add_argument("--first-round", type=int, default=1, help="where elastic-run says none")
 PARSER.add_argument("--snapshot", default="auto", help="how; with one named, wait for each")
 ARGS = PARSER.parse_args()
@@ -78,10 +82,29 @@ def main() -> None:
     own = torch.full((ARGS.own,), RANK, dtype=torch.uint8)
     if ARGS.own:
         state["own"] = own
+    mine = torch.zeros(0)
+    """This rank's part of a DTensor, which is 0, 1, ... and one more of each for each step."""
+    if ARGS.sharded:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        numbers = torch.arange(float(ARGS.sharded))
+        sharded = distribute_tensor(numbers, mesh, [Shard(0)], src_data_rank=None)
+        state["sharded"], mine = sharded, sharded.to_local()
+    first = mine.clone()
     path = ARGS.folder / "checkpoint"
-    with Checkpointer(path, persist_every=ARGS.persist_every, snapshot=ARGS.snapshot) as checkpoint:
+    with Checkpointer(
+        path,
+        persist_every=ARGS.persist_every,
+        snapshot=ARGS.snapshot,
+        replica_bandwidth=ARGS.replica_bandwidth,
+    ) as checkpoint:
         step = checkpoint.load(state)
-        tell("loaded", step=step, digest=digest(model, optimizer), own=own_digest(own))
+        tell(
+            "loaded",
+            step=step,
+            digest=digest(model, optimizer),
+            own=own_digest(own),
+            sharded=torch.equal(mine, first + step),
+        )
         over = False
         while not over:
             generator = torch.Generator().manual_seed(step * 1000 + RANK)
@@ -92,12 +115,19 @@ def main() -> None:
             schedule.step()
             step += 1
             own += 1
+            mine += 1
             tell("computed", step=step)
             if step % ARGS.save_every == 0:
                 checkpoint.save(step, state)
                 if ARGS.snapshot != "auto":
                     checkpoint.wait()
-            tell("step", step=step, digest=digest(model, optimizer), own=own_digest(own))
+            tell(
+                "step",
+                step=step,
+                digest=digest(model, optimizer),
+                own=own_digest(own),
+                sharded=torch.equal(mine, first + step),
+            )
             time.sleep(ARGS.step_time)
             over = ends_at(step)
         checkpoint.wait(60)

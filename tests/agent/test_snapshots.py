@@ -1,0 +1,395 @@
+"""Slots and replicas of a node, as its agent keeps them: two agents side by side, real couriers between
+them, and a test in the place of ranks and master."""
+
+import asyncio
+import contextlib
+import mmap
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from elastic.agent.settings import AgentSettings, LogSettings, Workload
+from elastic.agent.shelf import Slot
+from elastic.agent.snapshots import Snapshots
+from elastic.agent.vault import Vault
+from elastic.proto import keeper, slot, sums
+from elastic.proto import master_pb2 as pb
+from elastic.proto.moment import Moment
+from elastic.proto.security import Security
+from elastic.proto.sums import Chunk
+from elastic.proto.terms import Terms
+from tests.master.serving import within
+
+NAME = "/data/run"
+SIZE = 1 << 16
+
+
+def settings() -> AgentSettings:
+    work = Workload(
+        kind="script", entry="/", python=sys.executable, environ=dict(os.environ), cwd="/"
+    )
+    return AgentSettings(
+        run_id="job", node_id="node", slots=1, master="", host="127.0.0.1", workload=work,
+        logs=LogSettings(run_dir=None), security=Security(),
+    )  # fmt: skip
+
+
+class Rank:
+    """A checkpointer, by hand."""
+
+    def __init__(
+        self, node: "Node", rank: int, round_: int, world: int, local: int, of: int
+    ) -> None:
+        self.rank, self.round, self.world, self.local, self.of = rank, round_, world, local, of
+        self.end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.end.setblocking(False)
+        self.fds: list[int] = []
+        self.generation = 0
+        node.snapshots.open(theirs, round_)
+        self.tell(
+            keeper.opening(
+                terms=Terms(),
+                checkpoint=NAME,
+                rank=rank,
+                world_size=world,
+                local_rank=local,
+                local_world_size=of,
+            )
+        )
+
+    def tell(self, message: keeper.ToKeeper) -> None:
+        keeper.send(self.end, message)
+
+    async def hear(self) -> tuple[keeper.ToRank, list[int]] | None:
+        while True:
+            try:
+                return keeper.receive_from_keeper(self.end)
+            except BlockingIOError:
+                await readable(self.end)
+
+    async def told(self, kind: type) -> keeper.ToRank:
+        """The next message of that kind."""
+        while (found := await self.hear()) is not None:
+            if isinstance(found[0], kind):
+                self.fds += found[1]
+                return found[0]
+        raise AssertionError("cut off")
+
+    async def slots(self) -> None:
+        self.tell(keeper.Need(bytes=SIZE))
+        await self.told(keeper.Slots)
+
+    def save(self, index: int, step: int, persist: bool = False) -> bytes:
+        data = bytes([self.rank, step % 256]) * 1000
+        view = memoryview(mmap.mmap(self.fds[index], 0))
+        self.generation += 1
+        stamp = slot.Stamp(
+            job="j", step=step, round=self.round, rank=self.rank, world_size=self.world,
+            generation=self.generation, local_rank=self.local, local_world_size=self.of,
+            persist=persist,
+        )  # fmt: skip
+        writing = slot.Writing(view, stamp, len(data) + sums.ENTRY, 1)
+        writing.image[: len(data)] = data
+        writing.commit([Chunk(len(data), sums.checksum(data))], (self.rank,))
+        self.tell(keeper.Held(slot=index))
+        return data
+
+    def close(self) -> None:
+        self.end.close()
+        for fd in self.fds:
+            os.close(fd)
+
+
+async def readable(end: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    seen = asyncio.Event()
+    loop.add_reader(end, seen.set)
+    try:
+        await seen.wait()
+    finally:
+        loop.remove_reader(end)
+
+
+class Node:
+    """An agent's part in it; `again` is its next life."""
+
+    def __init__(self, vault: Vault) -> None:
+        self.vault = vault
+        self.said: list[pb.Snapshots] = []
+        self.news = asyncio.Event()
+        self.ranks: list[Rank] = []
+        self.snapshots = Snapshots(settings(), vault, lambda: "job", self._say)
+
+    def _say(self, told: pb.Snapshots | pb.Stand) -> None:
+        assert isinstance(told, pb.Snapshots)  # nobody has its ranks leave
+        self.said.append(told)
+        self.news.set()
+
+    def opens(
+        self, rank: int, *, round_: int = 1, world: int = 2, local: int = 0, of: int = 1
+    ) -> Rank:
+        self.ranks.append(Rank(self, rank, round_, world, local, of))
+        return self.ranks[-1]
+
+    async def says(self, what: Callable[[pb.Snapshots], object]) -> pb.Snapshots:
+        """The first statement of which that is so."""
+        while True:
+            for told in self.said:
+                if what(told):
+                    return told
+            self.news.clear()
+            await self.news.wait()
+
+    def holds(self, moment: Moment, *ranks: int) -> Callable[[pb.Snapshots], bool]:
+        return lambda told: any(
+            (h.moment.round, h.moment.step) == moment and set(ranks) <= set(h.ranks)
+            for h in told.holdings
+        )
+
+    @property
+    def base(self) -> str:
+        return self.snapshots.statements()[0].base
+
+    def slots(self, kind: str) -> dict[str, Slot]:
+        slots = self.snapshots._shelf.of(NAME)
+        owners = slots.own if kind == "own" else slots.copy
+        return {one.name: one for found in owners.values() for one in found}
+
+    def courier(self) -> int:
+        (pid,) = self.snapshots._replicas.pids
+        return pid
+
+    def end(self) -> None:
+        """Of this life; what is kept stays."""
+        for rank in self.ranks:
+            rank.close()
+        for client in list(self.snapshots._of(NAME).clients):
+            self.snapshots._close(client)
+        self.snapshots.kill()
+        helper = self.snapshots._replicas._helper
+        if helper._process is not None:
+            helper._process.wait()
+        if helper._end is not None:
+            asyncio.get_running_loop().remove_reader(helper._end)
+            helper._end.close()
+        if self.snapshots._replicas._listener is not None:
+            self.snapshots._replicas._listener.close()
+
+
+@contextlib.asynccontextmanager
+async def nodes(count: int) -> AsyncIterator[list[Node]]:
+    vaults = [Vault() for _ in range(count)]
+    made = [Node(vault) for vault in vaults]
+    try:
+        yield made
+    finally:
+        for node in made:
+            node.end()
+        for vault in vaults:
+            for fd in vault.kept.values():
+                os.close(fd)
+            vault._guardian.close()
+            vault._agent.close()
+
+
+def order(
+    *, whole: Moment | None = None, keep: tuple[Moment, ...] = (), fetch: tuple[pb.Fetch, ...] = ()
+) -> pb.SnapshotOrders:
+    return pb.SnapshotOrders(
+        checkpoint=NAME,
+        whole=None if whole is None else pb.Moment(round=whole.round, step=whole.step),
+        all_units=2,
+        keep=[pb.Moment(round=at.round, step=at.step) for at in keep],
+        fetch=fetch,
+    )
+
+
+def copy_of(moment: Moment, rank: int, base: str) -> pb.Fetch:
+    at = pb.Moment(round=moment.round, step=moment.step)
+    return pb.Fetch(moment=at, rank=rank, base=base, slot_bytes=SIZE, all_units=2)
+
+
+async def saved(node: Node, rank: int, *steps: int, round_: int = 1) -> Rank:
+    """A rank that has saved these, the first in its first slot."""
+    made = node.opens(rank, round_=round_)
+    await made.slots()
+    for index, step in enumerate(steps):
+        made.save(index, step)
+        await node.says(node.holds(Moment(round_, step), rank))
+    return made
+
+
+FIVE, SIX, SEVEN = Moment(1, 5), Moment(1, 6), Moment(1, 7)
+
+
+@within(60)
+async def test_a_replica_is_made_adopted_by_the_next_life_and_served_by_it() -> None:
+    async with nodes(3) as (a, b, c):
+        rank = await saved(a, 0, 5)
+        await saved(b, 1, 5)
+        b.snapshots.obey(order(whole=FIVE, keep=(FIVE,), fetch=(copy_of(FIVE, 0, a.base),)))
+        told = await b.says(b.holds(FIVE, 0, 1))
+        assert told.holdings[0].all_units == 2
+        b.end()
+        b.__init__(b.vault)  # type: ignore[misc]
+        (again,) = b.snapshots.statements()
+        assert b.holds(FIVE, 0, 1)(again)
+        assert again.base
+        rank.save(0, 6)  # the first is no more
+        c.snapshots.obey(order(keep=(FIVE,), fetch=(copy_of(FIVE, 0, b.base),)))
+        await c.says(c.holds(FIVE, 0))
+
+
+@within(60)
+async def test_a_courier_that_dies_is_told_all_again(caplog: pytest.LogCaptureFixture) -> None:
+    async with nodes(2) as (a, b):
+        await saved(a, 0, 5)
+        await saved(b, 1, 5)
+        for node in (a, b):
+            os.kill(node.courier(), 9)
+        b.snapshots.obey(order(whole=FIVE, keep=(FIVE,), fetch=(copy_of(FIVE, 0, a.base),)))
+        await b.says(b.holds(FIVE, 0, 1))
+        assert not b.snapshots._replicas.unfit
+    assert "elastic.checkpoint.courier died and is started again" in caplog.text
+
+
+@within(60)
+async def test_what_cannot_be_copied_is_said_until_nobody_wants_it() -> None:
+    async with nodes(2) as (a, b):
+        await saved(a, 0, 5, 6)
+        b.snapshots.obey(order(keep=(SEVEN,), fetch=(copy_of(SEVEN, 0, a.base),)))
+        told = await b.says(lambda told: told.unfit)
+        assert [(at.round, at.step) for at in told.unfit] == [SEVEN]
+        b.snapshots.obey(order(keep=(SIX,), fetch=(copy_of(SIX, 0, a.base),)))
+        told = await b.says(b.holds(SIX, 0))
+        assert not told.unfit
+
+
+@within(60)
+async def test_no_memory_for_a_replica_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    async with nodes(1) as (a,):
+        fetch = copy_of(FIVE, 0, "http://127.0.0.1:9/x")
+        fetch.slot_bytes = 1 << 50
+        a.snapshots.obey(order(keep=(FIVE,), fetch=(fetch,)))
+        await a.says(lambda told: told.unfit)
+        assert not a.slots("copy")
+    assert "no memory for a replica" in caplog.text
+
+
+@within(60)
+async def test_replicas_go_once_what_replaces_them_is_there() -> None:
+    async with nodes(2) as (a, b):
+        await saved(a, 0, 5, 6)
+        base = a.base
+        b.snapshots.obey(order(keep=(FIVE,), fetch=(copy_of(FIVE, 0, base),)))
+        await b.says(b.holds(FIVE, 0))
+        b.snapshots.obey(order())
+        assert b.holds(FIVE, 0)(b.snapshots.statements()[0]), "orders without `keep` change nothing"
+        b.snapshots.obey(order(keep=(FIVE, SIX), fetch=(copy_of(SIX, 0, base),)))
+        await b.says(b.holds(SIX, 0))
+        assert len(b.slots("copy")) == 2
+        b.snapshots.obey(order(keep=(SIX, SEVEN), fetch=(copy_of(SEVEN, 9, base),)))
+        b.snapshots.obey(order(keep=(SEVEN,)))
+        assert [one.moment for one in b.slots("copy").values()] in ([], [None])
+
+
+@within(60)
+async def test_slots_of_ranks_that_are_no_more_are_given_back_once_newer_is_whole() -> None:
+    async with nodes(1) as (a,):
+        for local in range(2):
+            rank = a.opens(local, local=local, of=2)
+            await rank.slots()
+            rank.save(0, 5)
+            rank.save(1, 6, persist=True)
+        await a.says(a.holds(SIX, 0, 1))
+        a.snapshots.obey(order(whole=SIX, keep=(FIVE,)))
+        alone = a.opens(0, round_=2, world=1)
+        await alone.slots()
+        beyond = [one for name, one in a.slots("own").items() if "/own/1/" in name]
+        assert sorted(one.moment or FIVE for one in beyond if one.moment) == [FIVE, SIX]
+        later = Moment(2, 7)
+        alone.save(0, 7)
+        await a.says(a.holds(later, 0))
+        a.snapshots.obey(order(whole=later))
+        left = [one.moment for name, one in a.slots("own").items() if "/own/1/" in name]
+        assert left == [FIVE, SIX], "what is kept, and what is to be written"
+        a.snapshots.obey(order(whole=later, keep=(later,)))
+        left = [one.moment for name, one in a.slots("own").items() if "/own/1/" in name]
+        assert left == [SIX]
+
+
+# --- ranks ---------------------------------------------------------------------------------------
+
+
+@within(60)
+async def test_a_rank_that_opens_is_told_what_is_kept() -> None:
+    """Else the first saves of a round write over the only moment that no node takes with it."""
+    async with nodes(1) as (a,):
+        a.snapshots.obey(order(whole=SIX, keep=(FIVE,)))
+        rank = a.opens(0, round_=2)
+        assert await rank.told(keeper.Whole) == keeper.Whole(round=1, step=6, keep=(FIVE,))
+
+
+@within(60)
+async def test_a_rank_that_does_not_read_hears_the_newest_and_sees_nothing_newer_before() -> None:
+    async with nodes(1) as (a,):
+        rank = await saved(a, 0, 1)
+        rank.tell(keeper.Load())  # its answer is to come through as well
+        await a.says(lambda told: told.asks)
+        last = 3000
+        for step in range(1, last + 1):
+            a.snapshots.obey(order(whole=Moment(1, step), keep=(Moment(1, step),)))
+        answer = order(whole=Moment(1, last), keep=(Moment(1, last),))
+        answer.restore.round = 1
+        a.snapshots.obey(answer)
+        assert a.snapshots._of(NAME).clients, "it is not cut off"
+        rank.save(1, last)
+        view = memoryview(mmap.mmap(rank.fds[1], 0))
+        assert not slot.read(view).all_units, "it is not marked before it is told"
+        heard: list[keeper.ToRank] = []
+        while not slot.read(view).all_units:
+            assert keeper.Whole(round=1, step=last, keep=((1, last),)) not in heard[:-1]
+            heard.append(await rank.told(object))
+        steps = [message.step for message in heard if isinstance(message, keeper.Whole)]
+        while steps[-1] < last:
+            message = await rank.told(keeper.Whole)
+            assert isinstance(message, keeper.Whole)
+            steps.append(message.step)
+        assert steps == sorted(steps)
+        assert len(steps) < last
+        assert any(isinstance(message, keeper.Restore) for message in heard)
+
+
+@within(60)
+async def test_who_says_twice_what_it_is_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    async with nodes(1) as (a,):
+        rank = a.opens(0)
+        rank.tell(
+            keeper.opening(
+                terms=Terms(),
+                checkpoint=NAME,
+                rank=0,
+                world_size=2,
+                local_rank=0,
+                local_world_size=1,
+            )
+        )
+        assert await rank.hear() is None
+        assert not a.snapshots._of(NAME).clients
+    assert "says twice what it is" in caplog.text
+
+
+@within(60)
+async def test_a_node_alone_has_room_for_replicas_once_there_is_another() -> None:
+    async with nodes(1) as (a,):
+        alone = a.opens(0, world=1)
+        await alone.slots()
+        alone.save(0, 5)
+        assert not (await a.says(a.holds(FIVE, 0))).replicas
+        both = a.opens(0, round_=2)
+        await both.slots()
+        both.save(0, 6)
+        assert (await a.says(a.holds(Moment(2, 6), 0))).replicas
