@@ -61,7 +61,7 @@ def test_slot(minor: int) -> None:
     found = slot.read(slot_of(minor))
     assert found.stamp == slot.Stamp(
         job="recorded", step=7, round=3, rank=1, world_size=2, generation=9, local_rank=1,
-        local_world_size=2, persist=True,
+        local_world_size=2, persist=True, value=0.31,
     )  # fmt: skip
     assert (found.units, found.all_units) == ((5, 2**64 - 1), 7)
     assert sums.verify(found.image, found.chunks) == []

@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from elastic.checkpoint.keeping import Keeping
+from elastic.checkpoint.keeping import GONE, Keeping
 from elastic.proto import keeper
 from elastic.proto.errors import CheckpointError
 from elastic.proto.moment import Moment
@@ -63,7 +63,7 @@ def test_every_thread_hears_of_the_end(pair: tuple[Keeping, socket.socket]) -> N
     theirs.close()
     for thread in waiting:
         thread.join()
-    assert found == ["the keeper of this rank's snapshots is gone"] * 3
+    assert found == [GONE] * 3
 
 
 def test_a_refusal_is_raised(pair: tuple[Keeping, socket.socket]) -> None:
