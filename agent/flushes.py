@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 RETRY = 5.0
 """Seconds until storage is tried again."""
+DEATHS = 3
+"""Of flushers that have done nothing; then that counts as a failure of storage."""
 SILENCE = 30.0
 """Seconds without a word of the flusher, after which storage is said to hang."""
 REMEMBERED = 8
@@ -84,6 +86,8 @@ class Flushes:
         self._tasks: dict[int, _Task] = {}
         self._looks: dict[int, asyncio.Future[flusher.Found | str]] = {}
         self._ids = 0
+        self._deaths = 0
+        """Of flushers, since one last said something."""
         self._process: subprocess.Popen[bytes] | None = None
         self._end: socket.socket | None = None
         self._began = 0.0
@@ -285,6 +289,7 @@ class Flushes:
             found = message.error if isinstance(message, flusher.Failed) else message
             self._looks[message.id].set_result(found)
             return
+        self._deaths = 0
         task = self._tasks.get(message.id)
         if task is None:
             return
@@ -319,11 +324,14 @@ class Flushes:
                 look.set_result("the flusher died")
         log.warning("the flusher died and is started again")
         young = loop.time() - self._began < RETRY
+        self._deaths += 1
         for task in list(self._tasks.values()):
-            if young:
-                self._later(task, "the flusher died")
-            else:
+            if not young:
                 self._send(task)
+            elif self._deaths < DEATHS:
+                self._wait(task)
+            else:
+                self._later(task, "the flusher dies, again and again")
 
     def _give_up(self, task: _Task, error: str) -> None:
         """Another try would find the same."""
@@ -336,10 +344,13 @@ class Flushes:
 
     def _later(self, task: _Task, error: str) -> None:
         """Storage fails: try again."""
+        self._wait(task)
+        self._complain(task, error)
+
+    def _wait(self, task: _Task) -> None:
         if task.again is not None:
             task.again.cancel()
         task.again = asyncio.get_running_loop().call_later(RETRY, self._send, task)
-        self._complain(task, error)
 
     def _complain(self, task: _Task, error: str) -> None:
         """Said once, whatever number of files it is true of, until something is committed."""

@@ -13,7 +13,7 @@ class Setting:
     ranks: int = 1
     device: str = "cuda"
     gib: float = 11.5e9 / (1 << 30)
-    bound_s: float = 540.0
+    bound_s: float = 400.0
 
 
 def rows(ours: Launcher, setting: Setting) -> list[Row]:

@@ -26,7 +26,7 @@ PARSER.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
 PARSER.add_argument("--gib", type=float, default=11.5e9 / (1 << 30))
 PARSER.add_argument("--step-ms", type=float, default=160.0)
 PARSER.add_argument("--saves", type=int, default=6)
-PARSER.add_argument("--dcp-saves", type=int, default=2)
+PARSER.add_argument("--dcp-saves", type=int, default=1)
 ARGS = PARSER.parse_args()
 RANK, LOCAL, ROUND = (int(os.environ[k]) for k in ("RANK", "LOCAL_RANK", "ELASTIC_ROUND"))
 CUDA = ARGS.device == "cuda"
@@ -192,15 +192,14 @@ def first_life(training: Training) -> None:
             copied = bandwidths(training, checkpoint, way)
             if way == "sync":
                 continue
-            for times in (10, 1):
+            for times, steps in ((10, 5), (1, 10)):
                 training.calibrate(copied * times)
                 _, share = added(
-                    training, 10, saving(training, checkpoint),
+                    training, steps, saving(training, checkpoint),
                     checkpoint.wait, every=1,
                 )  # fmt: skip
                 tell(f"every step saved, steps of {times} x the copy", way, share * 100, "% slower")
             training.calibrate(ARGS.step_ms / 1e3)
-    beside_dcp(training)
     with Checkpointer(path, snapshot="shadow") as checkpoint:
         training.done += 1
         checkpoint.save(training.done, training.state, persist=False)
@@ -238,6 +237,8 @@ def second_life(training: Training) -> None:
         begin = clock()
         checkpoint.load(training.state)
         tell("load once more, verified", "own memory", clock() - begin, "s")
+    training.calibrate(ARGS.step_ms / 1e3)
+    beside_dcp(training)  # the last: it may take minutes
 
 
 def main() -> None:

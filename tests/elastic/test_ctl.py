@@ -262,7 +262,7 @@ def test_foreign_server(ask: Ask) -> None:
     [
         (
             ("whistle",),
-            "there is no verb 'whistle': write one of drain, events, logs, restart, status",
+            "there is no verb 'whistle': write one of ckpt, drain, events, logs, restart, status",
         ),
         (("--master", "host", "status"), "write HOST:PORT"),
         (("--dir", "x", "status", "--master", "h:1"), "both say which job"),

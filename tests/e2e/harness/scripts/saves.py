@@ -116,18 +116,13 @@ def main() -> None:
             step += 1
             own += 1
             mine += 1
-            tell("computed", step=step)
+            had = {"digest": digest(model, optimizer), "own": own_digest(own)}
+            tell("computed", step=step, **had)
             if step % ARGS.save_every == 0:
                 checkpoint.save(step, state)
                 if ARGS.snapshot != "auto":
                     checkpoint.wait()
-            tell(
-                "step",
-                step=step,
-                digest=digest(model, optimizer),
-                own=own_digest(own),
-                sharded=torch.equal(mine, first + step),
-            )
+            tell("step", step=step, sharded=torch.equal(mine, first + step), **had)
             time.sleep(ARGS.step_time)
             over = ends_at(step)
         checkpoint.wait(60)
