@@ -140,20 +140,23 @@ class Copy:
                 bucket.mark = self._lane.mark()
                 bucket.begun.set()
 
-            def chunk(span: tuple[int, int]) -> Chunk:
+            def chunks(number: int, spans: Iterable[tuple[int, int]]) -> list[Chunk]:
                 if self._buckets:
-                    number = min(bisect_left(ends, span[1]), len(ends) - 1)
                     self._lane.finish(self._buckets[number].mark)
-                return Chunk(span[1], sums.checksum(out[span[0] : span[1]]))
+                return [Chunk(end, sums.checksum(out[start:end])) for start, end in spans]
 
             stops = image.chunk_ends()
-            summed = pool.map(chunk, zip([0, *stops[:-1]], stops, strict=True))
+            spans: dict[int, list[tuple[int, int]]] = {}
+            for start, end in zip([0, *stops[:-1]], stops, strict=True):
+                number = min(bisect_left(ends, end), len(ends) - 1)
+                spans.setdefault(number, []).append((start, end))
+            summed = pool.map(chunks, spans, spans.values())
             if self._buckets:
                 self._lane.finish(self._buckets[-1].mark)
             with self._lock:
                 self._look(len(self._buckets))
                 self.read.set()
-            found = list(summed)
+            found = [chunk for some in summed for chunk in some]
         finally:
             pool.shutdown(cancel_futures=True)
             self._lane.finish(self._lane.mark())  # nothing is written there once the slot is let go
