@@ -4,6 +4,7 @@ ranks save, writes it, and ends by itself."""
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -109,7 +110,9 @@ def test_torchrun_restarts_ranks_from_the_step_before_the_kill(job: Job) -> None
 
 def test_nodes_of_torchrun(job: Job) -> None:
     """A helper on each, rank 0's hears of all."""
-    meeting = ("--nnodes", "2", "--master-addr", job.address, "--master-port", "29400")
+    with socket.create_server(("", 0)) as free:  # torch's store takes every address of the host
+        port = str(free.getsockname()[1])
+    meeting = ("--nnodes", "2", "--master-addr", job.address, "--master-port", port)
     for life in (1, 2):
         for node in ("0", "1"):
             script = ("--persist-every", "5", "--first-round", str(life))

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -226,14 +227,8 @@ def test_a_write_that_cannot_be_direct_is_made_through_the_cache(tmp_path: Path)
     assert content(here, 1, "b") == data
 
 
-def test_one_folder_that_may_not_be_read_hides_no_other(tmp_path: Path) -> None:
-    here = storage.Folder(tmp_path)
-    commit(here, 10, sequence=1)
-    commit(here, 20, sequence=2)
-    closed = tmp_path / manifest.folder(20)
-    # root may read all: another program looks, as nobody
-    closed.chmod(0)
-    tmp_path.chmod(0o755)
+def test_one_folder_that_may_not_be_read_hides_no_other() -> None:
+    """Root may read all: another program looks, as nobody, where nobody may."""
     code = (
         "import os, sys; from pathlib import Path\n"
         "from elastic.checkpoint import manifests; from elastic.checkpoint.storage import Folder\n"
@@ -241,12 +236,18 @@ def test_one_folder_that_may_not_be_read_hides_no_other(tmp_path: Path) -> None:
         "found, wrong = manifests.readable(here, here.listing())\n"
         "print([one.step for one in found], wrong)"
     )
-    for parent in tmp_path.parents[:2]:
-        parent.chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    closed.chmod(0o755)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        here = storage.Folder(folder)
+        commit(here, 10, sequence=1)
+        commit(here, 20, sequence=2)
+        closed = folder / manifest.folder(20)
+        closed.chmod(0)
+        done = subprocess.run(
+            [sys.executable, "-c", code, name], capture_output=True, text=True, check=False
+        )
+        closed.chmod(0o755)
     if "Operation not permitted" in done.stderr:
         pytest.skip("cannot be another user here")
     assert "[10]" in done.stdout, done.stderr
