@@ -184,6 +184,7 @@ class Snapshots:
                 self._give(client, client.said, known, message.bytes)
             case keeper.Held():
                 self._held(client.said, known)
+                self._flush(client.said.checkpoint, known)  # it was not free yet, if it was ordered
             case keeper.Saved():
                 if client.round == known.leaving.round:
                     self._saved(client.said, known, message)

@@ -462,6 +462,11 @@ class Checkpointer:
                 if step:
                     raise CheckpointError(f"{self.path} has no step {step}")
             else:
+                if step not in (None, answer.step):
+                    raise CheckpointError(
+                        f"{self.path}: this round has loaded step {answer.step}: to go to {step}, "
+                        f"elasticctl restart --from {step}"
+                    )
                 self._loaded = Moment(answer.round, answer.step)
                 here = fds[: answer.images]
                 elsewhere = None

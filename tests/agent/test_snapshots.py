@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
@@ -393,3 +394,24 @@ async def test_a_node_alone_has_room_for_replicas_once_there_is_another() -> Non
         await both.slots()
         both.save(0, 6)
         assert (await a.says(a.holds(Moment(2, 6), 0))).replicas
+
+
+@within(60)
+async def test_a_flush_that_comes_before_the_rank_has_let_go_is_done_once_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot can be seen, told of and ordered between its last byte and the end of the claim."""
+    monkeypatch.setattr(sys.modules[__name__], "NAME", str(tmp_path))
+    async with nodes(1) as (node,):
+        rank = node.opens(0, world=1)
+        await rank.slots()
+        claim = slot.claim(rank.fds[0], exclusive=True)
+        assert claim is not None
+        rank.save(0, 5, persist=True)
+        await node.says(node.holds(FIVE, 0))
+        flush = pb.Flush(moment=pb.Moment(round=1, step=5), ranks=[0])
+        node.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, flush=[flush]))
+        os.close(claim)
+        rank.tell(keeper.Held(slot=0))
+        await node.says(lambda told: any(h.durable for h in told.holdings))
+    assert list(tmp_path.glob("step-00000005/shard-*"))
