@@ -109,7 +109,7 @@ def kill_at_random(job: Job, count: int) -> None:
     run.check(newest)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_hundred_kills(job: Job) -> None:
     kill_at_random(job, 100)
 
