@@ -254,7 +254,7 @@ class Checkpointer:
     ) -> None:
         """Into a slot, and tell the keeper. `fill` fills an image, by so many threads."""
 
-        def stamp(generation: int) -> Stamp:
+        def stamp(persist: bool, generation: int) -> Stamp:
             return Stamp(
                 job=self._session.job,
                 step=step,
@@ -268,9 +268,10 @@ class Checkpointer:
                 value=value,
             )
 
-        draft = self._wait_for_a_slot(slots, stamp, share.image)
-        if draft is None:
+        found = self._wait_for_a_slot(slots, stamp, share.image, persist)
+        if found is None:
             return
+        draft, persist = found
         with draft:
             chunks = fill(draft.image, self._threads)
             draft.commit(chunks, units(share.image, share.holders, chunks))
@@ -396,10 +397,11 @@ class Checkpointer:
         log.info("%s: %s, %.1f GiB of %s a snapshot", self.path, behind.path, size, device)
 
     def _wait_for_a_slot(
-        self, slots: Slots, stamp: Callable[[int], Stamp], image: Image
-    ) -> Draft | None:
+        self, slots: Slots, stamp: Callable[[bool, int], Stamp], image: Image, persist: bool
+    ) -> tuple[Draft, bool] | None:
         """One that may be written over; waits for other ranks, and for readers, where none is yet. None
-        where that takes too long, as while the master is away: training is worth more."""
+        where that takes too long, as while the master is away: training is worth more. And whether it
+        goes to storage: also in the place of one that storage was too slow for."""
         hopeless = self._keeping.said == self._waited_for
         deadline = monotonic() + (0.0 if hopeless else WHOLE_TIMEOUT)
         while True:
@@ -407,13 +409,18 @@ class Checkpointer:
             contents = slots.contents()
             self._keeping.drain()  # after the look: what is kept is said before a slot tells of newer
             whole, keep = self._keeping.whole, self._keeping.keep
-            contents = [replace(c, whole=c.whole or c.moment == whole) for c in contents]
+            contents = [
+                replace(c, whole=c.whole or c.moment == whole, due=c.due and self._is_due(c.moment))
+                for c in contents
+            ]
             order = reusable(contents, self._session.round, self._loaded, keep)
             if not order and self._behind is not None:
                 order = early(contents, self._session.round, self._loaded)
-            draft = slots.begin(order, stamp, image)
-            if draft is not None:
-                return draft
+            late = [index for index in order if contents[index].due]
+            for indices, goes in (([i for i in order if i not in late], persist), (late, True)):
+                draft = slots.begin(indices, partial(stamp, goes), image)
+                if draft is not None:
+                    return draft, goes
             left = deadline - monotonic()
             if left <= 0:
                 if not hopeless:
@@ -424,6 +431,15 @@ class Checkpointer:
                 self._waited_for = None if order else said
                 return None
             self._keeping.wait(said, min(left, READER_TIME) if order else left)
+
+    def _is_due(self, moment: Moment | None) -> bool:
+        """Whether a snapshot of this round is not on storage yet."""
+        committed = self._keeping.committed
+        return (
+            moment is not None
+            and moment.round == self._session.round
+            and (committed is None or committed < moment)
+        )
 
     # --- load --------------------------------------------------------------------------------
 

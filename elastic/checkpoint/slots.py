@@ -28,6 +28,8 @@ class Content:
     """None: nothing that is whole in itself."""
     whole: bool = False
     """Every rank is known to hold the same moment."""
+    due: bool = False
+    """It is to be written to storage, and is not known to be there."""
 
 
 def reusable(
@@ -36,7 +38,8 @@ def reusable(
     loaded: Moment | None,
     keep: Collection[Moment] = (),
 ) -> list[int]:
-    """The slots that may be written over, in the order in which they are to be tried. Pure.
+    """The slots that may be written over, in the order in which they are to be tried: what is still to
+    go to storage comes last. Pure.
 
     now: the round of these ranks; loaded: what they went on from; keep: what the master wants kept,
     since it is, or is being, replicated. Kept are, beside that, what was loaded, until this
@@ -58,7 +61,9 @@ def reusable(
         return newest is not None and content.moment < newest
 
     free = [index for index, content in enumerate(contents) if spent(content)]
-    return sorted(free, key=lambda index: contents[index].moment or Moment(-1, -1))
+    return sorted(
+        free, key=lambda index: (contents[index].due, contents[index].moment or Moment(-1, -1))
+    )
 
 
 def early(contents: Sequence[Content], now: int, loaded: Moment | None) -> list[int]:
@@ -161,6 +166,7 @@ class Slots:
             else Content(
                 moment=Moment(snapshot.stamp.round, snapshot.stamp.step),
                 whole=bool(snapshot.all_units),
+                due=snapshot.stamp.persist,
             )
             for snapshot in self._snapshots()
         ]

@@ -338,3 +338,13 @@ def test_where_others_may_have_skipped_nobody_waits_for_them() -> None:
     assert early(skipped, 2, loaded) == [2, 0, 3]
     assert early(held((2, 14), (1, 9), (2, 12), whole=2), 2, loaded) == []
     assert early(held((1, 9), (2, 12), whole=0), 2, loaded) == [1]
+
+
+def test_what_is_still_to_go_to_storage_is_written_over_last() -> None:
+    held = [
+        Content(moment=Moment(1, 4), whole=True, due=True),
+        Content(moment=Moment(1, 5), whole=True),
+        Content(moment=Moment(1, 6), whole=True),
+        Content(moment=None),
+    ]
+    assert reusable(held, 1, None) == [3, 1, 0]
