@@ -176,6 +176,12 @@ class Node:
         if helper._end is not None:
             asyncio.get_running_loop().remove_reader(helper._end)
             helper._end.close()
+        flushes = self.snapshots._flushes
+        if flushes._process is not None:
+            flushes._process.wait()
+        if flushes._end is not None:
+            asyncio.get_running_loop().remove_reader(flushes._end)
+            flushes._end.close()
         if self.snapshots._replicas._listener is not None:
             self.snapshots._replicas._listener.close()
 
