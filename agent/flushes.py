@@ -5,22 +5,18 @@ between the order and the reading of it.
 """
 
 import asyncio
-import contextlib
 import logging
 import mmap
 import os
-import socket
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from elastic.agent import boot
-from elastic.agent.environment import mark
+from elastic.agent.helper import Helper
 from elastic.agent.settings import AgentSettings
 from elastic.agent.starter import memory_file
-from elastic.proto import env, flusher, manifest, slot
+from elastic.proto import flusher, manifest, slot
 from elastic.proto import master_pb2 as pb
-from elastic.proto.errors import CodecError, ProtocolMismatch, SlotError
+from elastic.proto.errors import ProtocolMismatch, SlotError
 from elastic.proto.terms import Retention, Terms
 
 log = logging.getLogger(__name__)
@@ -70,7 +66,6 @@ class Flushes:
     """`changed` is called with a checkpoint of which there is news for the master."""
 
     def __init__(self, settings: AgentSettings, changed: Callable[[str], None]) -> None:
-        self._settings = settings
         self._changed = changed
         self.written: dict[str, dict[Key, Written]] = {}
         """By checkpoint."""
@@ -88,15 +83,13 @@ class Flushes:
         self._ids = 0
         self._deaths = 0
         """Of flushers, since one last said something."""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._end: socket.socket | None = None
-        self._began = 0.0
-        """When the process was started."""
-        self._over = False
+        self._helper = Helper(
+            settings, "elastic.checkpoint.flusher", flusher.ToAgent, self._heard, self._died
+        )
 
     @property
     def pids(self) -> set[int]:
-        return set() if self._process is None else {self._process.pid}
+        return self._helper.pids
 
     def busy(self, checkpoint: str) -> bool:
         """A moment of it is being written."""
@@ -202,7 +195,7 @@ class Flushes:
         )
         answer = self._looks[message.id] = asyncio.get_running_loop().create_future()
         try:
-            flusher.send(self._connection(), message)
+            self._helper.ask(message)
             found: flusher.Found | str = await answer
             return found
         except OSError as error:
@@ -225,11 +218,11 @@ class Flushes:
         if task.again is not None:
             task.again.cancel()
             task.again = None
-        if self._over:
+        if self._helper.over:
             return
         try:
             fds = () if task.fd is None else (task.fd,)
-            flusher.send(self._connection(), task.message, fds)
+            self._helper.ask(task.message, fds)
             if self._silence is None:
                 self._listen()
         except OSError as error:
@@ -241,7 +234,7 @@ class Flushes:
             self._silence.cancel()
         asked = any(task.again is None for task in self._tasks.values())
         later = asyncio.get_running_loop().call_later
-        self._silence = later(SILENCE, self._hangs) if asked and not self._over else None
+        self._silence = later(SILENCE, self._hangs) if asked and not self._helper.over else None
 
     def _hangs(self) -> None:
         self._silence = None
@@ -251,40 +244,7 @@ class Flushes:
                     task, f"it does not answer for {SILENCE:g} s: is it mounted, is it up?"
                 )
 
-    def _connection(self) -> socket.socket:
-        if self._end is None:
-            end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with contextlib.ExitStack() as undo, theirs:
-                undo.callback(end.close)
-                self._process = subprocess.Popen(
-                    boot.command(
-                        self._settings.workload.python,
-                        "elastic.checkpoint.flusher",
-                        str(theirs.fileno()),
-                    ),
-                    cwd="/",
-                    env={**self._settings.workload.environ, env.MARK: mark(self._settings, 0)},
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
-                undo.pop_all()
-            loop = asyncio.get_running_loop()
-            self._end, self._began = end, loop.time()
-            end.setblocking(False)
-            loop.add_reader(end, self._readable, end)
-        return self._end
-
-    def _readable(self, end: socket.socket) -> None:
-        try:
-            received = flusher.receive(end, flusher.ToAgent)
-        except BlockingIOError:
-            return
-        except (OSError, CodecError):
-            received = None
-        if received is None:
-            self._died(end)
-            return
-        message, _ = received
+    def _heard(self, message: flusher.ToAgent) -> None:
         if isinstance(message, flusher.Found | flusher.Failed) and message.id in self._looks:
             found = message.error if isinstance(message, flusher.Failed) else message
             self._looks[message.id].set_result(found)
@@ -308,22 +268,11 @@ class Flushes:
                 self._later(task, message.error)
         self._listen()
 
-    def _died(self, end: socket.socket) -> None:
-        """It died; what it had to do is done by another, at once unless this one died young."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(end)
-        end.close()
-        self._end = None
-        if self._over:
-            return
-        if self._process is not None:
-            self._process.kill()
-        self._process = None  # who reaps orphans reaps it; a disk that hangs may hold it for long
+    def _died(self, young: bool) -> None:
+        """What it had to do is done by another, at once unless this one died young."""
         for look in self._looks.values():
             if not look.done():
                 look.set_result("the flusher died")
-        log.warning("the flusher died and is started again")
-        young = loop.time() - self._began < RETRY
         self._deaths += 1
         for task in list(self._tasks.values()):
             if not young:
@@ -404,11 +353,9 @@ class Flushes:
 
     def kill(self) -> None:
         """End the process, at the end of this agent."""
-        self._over = True
+        self._helper.kill()
         if self._silence is not None:
             self._silence.cancel()
-        if self._process is not None:
-            self._process.kill()
 
 
 def _moment(fd: int) -> Key | None:

@@ -45,7 +45,8 @@ class Helper:
         self._unsent: deque[tuple[object, list[int]]] = deque()
         """What its socket has no room for yet, with descriptors that are ours."""
         self._began = 0.0
-        self._over = False
+        self.over = False
+        """`kill` was called."""
 
     @property
     def pids(self) -> set[int]:
@@ -57,7 +58,7 @@ class Helper:
 
     def ask(self, message: object, fds: Sequence[int] = ()) -> None:
         """fds stay the caller's. Raises OSError; nothing happens once `kill` was called."""
-        if self._over:
+        if self.over:
             return
         end = self._connection()
         if not self._unsent:
@@ -120,16 +121,16 @@ class Helper:
         self._end = None
         while self._unsent:
             descriptors.close(self._unsent.popleft()[1])
-        if self._over:
+        if self.over:
             return
         if self._process is not None:
             self._process.kill()
         self._process = None  # who reaps orphans reaps it; a disk that hangs may hold it for long
-        log.warning("%s died and is started again", self._module)
+        log.warning("the %s died and is started again", self._module.rpartition(".")[2])
         self._lost(loop.time() - self._began < YOUNG)
 
     def kill(self) -> None:
         """End it, at the end of this agent."""
-        self._over = True
+        self.over = True
         if self._process is not None:
             self._process.kill()

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.jobs import ROOT
 from benchmarks.table import Row, Sample
-from elastic.proto import flusher, slot, sums
+from elastic.proto import datagrams, flusher, slot, sums
 from elastic.proto.sums import Chunk
 
 CHUNK = 8 << 20
@@ -98,9 +98,9 @@ def _flush(end: socket.socket, number: int, where: Path, fd: int) -> None:
     message = flusher.Write(
         id=number, checkpoint=str(where / "run"), job="job", round=1, step=1, file="shard"
     )
-    flusher.send(end, message, (fd,))
+    datagrams.send(end, message, (fd,))
     while True:
-        received = flusher.receive(end, flusher.ToAgent)
+        received = datagrams.receive(end, flusher.ToAgent, 0)
         match received[0] if received else None:
             case flusher.Done():
                 return

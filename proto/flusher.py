@@ -1,6 +1,6 @@
 """Messages between an agent and its flusher, the process that writes snapshots to storage.
 
-A SOCK_SEQPACKET pair; one JSON object a datagram (`codec.py`), a memfd beside it where one is named.
+Over datagrams (`datagrams.py`), a memfd beside one where it is named.
 
 | direction        | message    | descriptor                    | when                             |
 |------------------|------------|-------------------------------|----------------------------------|
@@ -14,14 +14,9 @@ A SOCK_SEQPACKET pair; one JSON object a datagram (`codec.py`), a memfd beside i
 |                  | `Failed`   |                               |                                  |
 """
 
-import socket
 from dataclasses import dataclass, field
 
-from elastic.proto import codec, descriptors
-from elastic.proto.errors import CodecError
 from elastic.proto.terms import Retention
-
-DATAGRAM = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,24 +107,3 @@ class Failed:
 
 ToFlusher = Write | Commit | Delete | Look
 ToAgent = Progress | Done | Found | Failed
-
-
-def send(end: socket.socket, message: ToFlusher | ToAgent, fds: tuple[int, ...] = ()) -> None:
-    """Raises OSError."""
-    socket.send_fds(end, [codec.dumps(message).encode()], list(fds), socket.MSG_NOSIGNAL)
-
-
-def receive(end: socket.socket, kind: object) -> tuple[ToFlusher | ToAgent, list[int]] | None:
-    """The next message of `kind`, one of the two unions, and its descriptors; None at the end.
-
-    Raises `CodecError`, OSError.
-    """
-    data, fds = descriptors.receive(end, DATAGRAM, 1)
-    try:
-        if data:
-            return codec.loads(kind, data), fds
-        descriptors.close(fds)
-        return None
-    except CodecError:
-        descriptors.close(fds)
-        raise

@@ -20,7 +20,7 @@ from elastic.agent.prctl import set_pdeathsig
 from elastic.checkpoint import manifests, retention
 from elastic.checkpoint.retention import Stored
 from elastic.checkpoint.storage import Storage, connect, words
-from elastic.proto import flusher, manifest, slot, sums
+from elastic.proto import datagrams, manifest, slot, sums
 from elastic.proto.errors import CheckpointError, ElasticError, SlotError
 from elastic.proto.flusher import (
     Commit,
@@ -55,9 +55,8 @@ def main(args: list[str]) -> None:
     setproctitle("elastic-flusher")
     os.nice(NICE)
     psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, LOWEST)
-    while (received := flusher.receive(end, ToFlusher)) is not None:
+    while (received := datagrams.receive(end, ToFlusher, 1)) is not None:
         message, fds = received
-        assert not isinstance(message, Progress | Done | Found | Failed)
         try:
             storage = _connect(message.checkpoint, message.storage_options)
             match message:
@@ -74,7 +73,7 @@ def main(args: list[str]) -> None:
             answer = Failed(id=message.id, error=words(error), damaged=gone)
         for fd in fds:
             os.close(fd)
-        flusher.send(end, answer)
+        datagrams.send(end, answer)
 
 
 # --- shards --------------------------------------------------------------------------------------
@@ -139,7 +138,7 @@ def _told(end: socket.socket, number: int, pieces: Iterator[memoryview]) -> Iter
         yield piece
         if monotonic() - said > PROGRESS:
             said = monotonic()
-            flusher.send(end, Progress(id=number))
+            datagrams.send(end, Progress(id=number))
 
 
 # --- manifests -----------------------------------------------------------------------------------

@@ -170,18 +170,12 @@ class Node:
         for client in list(self.snapshots._of(NAME).clients):
             self.snapshots._close(client)
         self.snapshots.kill()
-        helper = self.snapshots._replicas._helper
-        if helper._process is not None:
-            helper._process.wait()
-        if helper._end is not None:
-            asyncio.get_running_loop().remove_reader(helper._end)
-            helper._end.close()
-        flushes = self.snapshots._flushes
-        if flushes._process is not None:
-            flushes._process.wait()
-        if flushes._end is not None:
-            asyncio.get_running_loop().remove_reader(flushes._end)
-            flushes._end.close()
+        for helper in (self.snapshots._replicas._helper, self.snapshots._flushes._helper):
+            if helper._process is not None:
+                helper._process.wait()
+            if helper._end is not None:
+                asyncio.get_running_loop().remove_reader(helper._end)
+                helper._end.close()
         if self.snapshots._replicas._listener is not None:
             self.snapshots._replicas._listener.close()
 
@@ -260,7 +254,7 @@ async def test_a_courier_that_dies_is_told_all_again(caplog: pytest.LogCaptureFi
         b.snapshots.obey(order(whole=FIVE, keep=(FIVE,), fetch=(copy_of(FIVE, 0, a.base),)))
         await b.says(b.holds(FIVE, 0, 1))
         assert not b.snapshots._replicas.unfit
-    assert "elastic.checkpoint.courier died and is started again" in caplog.text
+    assert "the courier died and is started again" in caplog.text
 
 
 @within(60)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastic.proto import flusher, keeper
+from elastic.proto import datagrams, flusher, keeper
 from elastic.proto.errors import CodecError, LinkError, ProtocolMismatch
 from elastic.proto.terms import Terms
 
@@ -82,8 +82,8 @@ def test_what_agent_and_flusher_say_arrives(
     pair: Pair, message: flusher.ToFlusher | flusher.ToAgent
 ) -> None:
     kind = flusher.ToFlusher if isinstance(message, flusher.ToFlusher) else flusher.ToAgent
-    flusher.send(pair[0], message)
-    assert flusher.receive(pair[1], kind) == (message, [])
+    datagrams.send(pair[0], message)
+    assert datagrams.receive(pair[1], kind, 1) == (message, [])
 
 
 @pytest.mark.parametrize("count", [1, 4, keeper.MOST_FDS])
@@ -105,8 +105,8 @@ def test_a_flusher_gets_its_descriptor_and_no_second_one(pair: Pair) -> None:
     before = descriptors()
     sent = memories(2)
     message = flusher.Write(id=1, checkpoint="/p", job="j", round=1, step=2, file="f")
-    flusher.send(pair[0], message, tuple(sent))
-    found = flusher.receive(pair[1], flusher.ToFlusher)
+    datagrams.send(pair[0], message, tuple(sent))
+    found = datagrams.receive(pair[1], flusher.ToFlusher, 1)
     assert found is not None
     assert found[0] == message
     assert [same(sent[0], fd) for fd in found[1]] == [True]
@@ -134,8 +134,8 @@ def test_what_is_no_message_is_refused_and_leaves_nothing(
     receivers: list[Callable[[socket.socket], object]] = [
         keeper.receive_from_rank,
         keeper.receive_from_keeper,
-        partial(flusher.receive, kind=flusher.ToFlusher),
-        partial(flusher.receive, kind=flusher.ToAgent),
+        partial(datagrams.receive, kind=flusher.ToFlusher, most_fds=1),
+        partial(datagrams.receive, kind=flusher.ToAgent, most_fds=0),
     ]
     for receive in receivers:
         socket.send_fds(pair[0], [data], sent)
@@ -152,9 +152,9 @@ def test_one_sides_messages_are_none_of_the_others(pair: Pair) -> None:
         keeper.receive_from_keeper(pair[1])
     with pytest.raises(LinkError):
         keeper.receive_from_rank(pair[1])
-    flusher.send(pair[0], flusher.Done(id=1))
+    datagrams.send(pair[0], flusher.Done(id=1))
     with pytest.raises(CodecError):
-        flusher.receive(pair[1], flusher.ToFlusher)
+        datagrams.receive(pair[1], flusher.ToFlusher, 1)
 
 
 @shared
@@ -176,13 +176,13 @@ def test_the_end_is_the_end(pair: Pair) -> None:
     for _ in range(2):
         socket.send_fds(pair[0], [b""], sent)
     assert keeper.receive_from_keeper(pair[1]) is None
-    assert flusher.receive(pair[1], flusher.ToAgent) is None
+    assert datagrams.receive(pair[1], flusher.ToAgent, 0) is None
     assert descriptors() == before
     close(sent)
     pair[0].close()
     assert keeper.receive_from_rank(pair[1]) is None
     assert keeper.receive_from_keeper(pair[1]) is None
-    assert flusher.receive(pair[1], flusher.ToAgent) is None
+    assert datagrams.receive(pair[1], flusher.ToAgent, 0) is None
 
 
 @pytest.mark.parametrize("theirs", ["", "x", "1", "1.", "-1.0", "9" * 5000 + ".0", "1.0.0"])
