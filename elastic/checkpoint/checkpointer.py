@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -34,7 +35,6 @@ from elastic.checkpoint.share import mine, units
 from elastic.checkpoint.slots import Draft, Slots, early, reusable
 from elastic.checkpoint.state import Place, collect
 from elastic.proto import codec, courier, keeper, manifest, slot
-from elastic.proto.courier import Tls
 from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
 from elastic.proto.manifest import Manifest
 from elastic.proto.moment import Moment
@@ -524,15 +524,16 @@ class Checkpointer:
         lost = damaged.get(self._place.rank, "")
         for complaint in damaged.values():
             log.error("%s", complaint)
-        needed = {} if elsewhere is None else self._peers(elsewhere, needed=True)
-        try:
-            self._apply({**needed, **found}, state, strict, only, lost)
-        except CheckpointError as error:
-            second = {} if elsewhere is None else self._peers(elsewhere, needed=False)
-            if not second:
-                raise
-            log.error("%s: other nodes have copies", error)
-            self._apply({**found, **needed, **second}, state, strict, only, lost)
+        with ExitStack() as opened:
+            needed = self._peers(elsewhere, opened, needed=True)
+            try:
+                self._apply({**needed, **found}, state, strict, only, lost)
+            except CheckpointError as error:
+                second = self._peers(elsewhere, opened, needed=False)
+                if not second:
+                    raise
+                log.error("%s: other nodes have copies", error)
+                self._apply({**found, **needed, **second}, state, strict, only, lost)
 
     def _restore_files(
         self, state: dict[str, Any], strict: bool, only: Collection[str] | None
@@ -579,18 +580,33 @@ class Checkpointer:
             for complaint in restore.damaged:
                 log.error("%s", complaint)
 
-    def _peers(self, elsewhere: keeper.Sources, *, needed: bool) -> dict[int, Source]:
-        """Images in the memory of other nodes, by rank."""
+    def _peers(
+        self, elsewhere: keeper.Sources | None, opened: ExitStack, *, needed: bool
+    ) -> dict[int, Source]:
+        """Images in the memory of other nodes, by rank, until `opened` ends; without those that cannot
+        be had, of which others may have copies."""
         assert self._loaded is not None
+        if elsewhere is None:
+            return {}
         where = {
             rank: courier.address(source.base, self.path, self._loaded, rank)
             for source in elsewhere.sources
             for rank in source.ranks
             if source.needed == needed
         }
+
+        def look(rank: int) -> Source | None:
+            try:
+                peer = Peer(where[rank], elsewhere.tls)
+                opened.callback(peer.close)
+                return _remote(peer, rank)
+            except (OSError, CheckpointError) as error:
+                log.error("%s", error)
+                return None
+
         with ThreadPoolExecutor(8) as pool:
-            opened = pool.map(lambda rank: _remote(where[rank], rank, elsewhere.tls), where)
-            return dict(zip(where, opened, strict=True))
+            found = dict(zip(where, pool.map(look, where), strict=True))
+        return {rank: source for rank, source in found.items() if source is not None}
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -623,11 +639,10 @@ class Checkpointer:
         self.close()
 
 
-def _remote(address: str, rank: int, tls: Tls | None) -> Source:
+def _remote(peer: Peer, rank: int) -> Source:
     """An image in another node's memory. Raises `CheckpointError`."""
     where = f"the memory of another node (rank {rank})"
     try:
-        peer = Peer(address, tls)
         _, found, chunks = head(peer)
         length = header_bytes(peer.read(0, 8))
         image = parse(bytes(peer.read(0, length)), found.image_bytes)
