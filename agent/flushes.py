@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from elastic.agent.helper import Helper
 from elastic.agent.settings import AgentSettings
+from elastic.agent.side_process import SideProcess
 from elastic.agent.starter import memory_file
 from elastic.proto import flusher, manifest, slot
 from elastic.proto import master_pb2 as pb
@@ -83,13 +83,13 @@ class Flushes:
         self._ids = 0
         self._deaths = 0
         """Of flushers, since one last said something."""
-        self._helper = Helper(
+        self._side = SideProcess(
             settings, "elastic.checkpoint.flusher", flusher.ToAgent, self._heard, self._died
         )
 
     @property
     def pids(self) -> set[int]:
-        return self._helper.pids
+        return self._side.pids
 
     def busy(self, checkpoint: str) -> bool:
         """A moment of it is being written."""
@@ -195,7 +195,7 @@ class Flushes:
         )
         answer = self._looks[message.id] = asyncio.get_running_loop().create_future()
         try:
-            self._helper.ask(message)
+            self._side.ask(message)
             found: flusher.Found | str = await answer
             return found
         except OSError as error:
@@ -218,11 +218,11 @@ class Flushes:
         if task.again is not None:
             task.again.cancel()
             task.again = None
-        if self._helper.over:
+        if self._side.over:
             return
         try:
             fds = () if task.fd is None else (task.fd,)
-            self._helper.ask(task.message, fds)
+            self._side.ask(task.message, fds)
             if self._silence is None:
                 self._listen()
         except OSError as error:
@@ -234,7 +234,7 @@ class Flushes:
             self._silence.cancel()
         asked = any(task.again is None for task in self._tasks.values())
         later = asyncio.get_running_loop().call_later
-        self._silence = later(SILENCE, self._hangs) if asked and not self._helper.over else None
+        self._silence = later(SILENCE, self._hangs) if asked and not self._side.over else None
 
     def _hangs(self) -> None:
         self._silence = None
@@ -353,7 +353,7 @@ class Flushes:
 
     def kill(self) -> None:
         """End the process, at the end of this agent."""
-        self._helper.kill()
+        self._side.kill()
         if self._silence is not None:
             self._silence.cancel()
 

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic.agent.helper import Helper
 from elastic.agent.ports import listen
 from elastic.agent.settings import AgentSettings
+from elastic.agent.side_process import SideProcess
 from elastic.proto import courier
 from elastic.proto.courier import Drop, Failed, Fetch, Fetched, Forget, Hold, Serve, Tls
 from elastic.proto.moment import Moment
@@ -37,7 +37,7 @@ class Replicas:
     def __init__(self, settings: AgentSettings, changed: Callable[[str], None]) -> None:
         self._settings = settings
         self._changed = changed
-        self._helper = Helper(
+        self._side = SideProcess(
             settings, "elastic.checkpoint.courier", courier.ToAgent, self._heard, self._lost
         )
         self._listener: socket.socket | None = None
@@ -51,10 +51,10 @@ class Replicas:
 
     @property
     def pids(self) -> set[int]:
-        return self._helper.pids
+        return self._side.pids
 
     def kill(self) -> None:
-        self._helper.kill()
+        self._side.kill()
 
     @property
     def tls(self) -> Tls | None:
@@ -79,7 +79,7 @@ class Replicas:
     def hold(self, name: str, checkpoint: str, fd: int) -> None:
         """Serve what is in this slot until `drop`."""
         self._slots[name] = checkpoint, fd
-        if self._helper.running:
+        if self._side.running:
             self._ask(Hold(name=name, checkpoint=checkpoint), fd)
         elif self._settings.host:
             self._begin()
@@ -89,7 +89,7 @@ class Replicas:
         _, fd = self._slots.pop(name)
         for number in [n for n, task in self._tasks.items() if task.fd == fd]:
             self._forget(number)
-        if self._helper.running:
+        if self._side.running:
             self._ask(Drop(name=name))
 
     def _begin(self) -> None:
@@ -111,7 +111,7 @@ class Replicas:
 
     def _ask(self, message: courier.ToCourier, *fds: int) -> None:
         try:
-            self._helper.ask(message, fds)
+            self._side.ask(message, fds)
         except OSError as error:
             log.error("the courier cannot be asked: %s", error)
 
@@ -163,12 +163,12 @@ class Replicas:
         task = self._tasks.pop(number)
         if task.again is not None:
             task.again.cancel()
-        elif self._helper.running:
+        elif self._side.running:
             self._ask(Forget(id=number))
 
     def _send(self, task: _Task) -> None:
         task.again = None
-        if self._helper.running:
+        if self._side.running:
             self._ask(task.message, task.fd)
         else:
             self._begin()  # which asks for all that there is
@@ -201,5 +201,5 @@ class Replicas:
             asyncio.get_running_loop().call_later(RETRY, self._again)
 
     def _again(self) -> None:
-        if not self._helper.running:
+        if not self._side.running:
             self._begin()

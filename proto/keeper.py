@@ -1,4 +1,4 @@
-"""Messages between a rank's `Checkpointer` and the keeper of its slots: its agent, or a helper process.
+"""Messages between a rank's `Checkpointer` and the keeper of its slots: its agent, or a keeper process.
 
 A SOCK_SEQPACKET pair that the rank makes, whose other end it passes on over its link. One
 message a datagram (`datagrams.py`), the first of them `Open`; descriptors travel beside it.

@@ -1,4 +1,4 @@
-"""How the helpers of a job's nodes hang together: rank 0's decides, in the master's place.
+"""How the keepers of a job's nodes hang together: rank 0's decides, in the master's place.
 
 What is decided is `master/checkpoints.py`'s; what is said is what agents and a master say.
 """
@@ -16,24 +16,24 @@ from elastic.master import checkpoints, messages
 from elastic.master.checkpoints import Checkpoint
 from elastic.master.events import Incarnation, NodeId
 from elastic.master.holdings import Member
-from elastic.proto import codec, helper, version
+from elastic.proto import codec, keeper_process, version
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import CodecError, ProtocolMismatch
-from elastic.proto.helper import Greeting, Refused, Start, Welcome
+from elastic.proto.keeper_process import Greeting, Refused, Start, Welcome
 
 log = logging.getLogger(__name__)
 
 GREETING_TIMEOUT = 10.0
 """Seconds that who connects has to say who it is."""
 _LIFE = Incarnation(1)
-"""A helper has one."""
+"""A keeper has one."""
 _BROKEN = (OSError, EOFError, ValueError, CodecError, DecodeError)
 """How a connection ends that does not end well."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Node:
-    """A node's helper, as rank 0's knows it."""
+    """A node's keeper, as rank 0's knows it."""
 
     ranks: range
     tell: Callable[[pb.SnapshotOrders], None]
@@ -50,7 +50,7 @@ class _Node:
 
 
 class Hub:
-    """In rank 0's helper. `obey` takes orders for its own node; `changed` is called when there is news
+    """In rank 0's keeper. `obey` takes orders for its own node; `changed` is called when there is news
     of the others."""
 
     def __init__(
@@ -67,7 +67,9 @@ class Hub:
         """Serve the others."""
         if self._start.peers is not None:
             listener = socket.socket(fileno=self._start.peers)
-            server = await asyncio.start_server(self._serve, sock=listener, limit=helper.DATAGRAM)
+            server = await asyncio.start_server(
+                self._serve, sock=listener, limit=keeper_process.DATAGRAM
+            )
             await server.serve_forever()
 
     def missing(self) -> set[int]:
@@ -127,7 +129,7 @@ class Hub:
                 node = self._greeted(codec.loads(Greeting, await reader.readline()), writer)
             keep_alive(writer.get_extra_info("socket"))
             while node is not None:
-                message = pb.FromAgent.FromString(await helper.read_frame(reader))
+                message = pb.FromAgent.FromString(await keeper_process.read_frame(reader))
                 if message.HasField("snapshots"):
                     self._hear(node, message.snapshots)
                 elif message.HasField("leaving"):
@@ -145,9 +147,9 @@ class Hub:
             return None
         try:
             theirs = version.parse(greeting.version) or version.FIRST
-            version.check("another node's helper", theirs, version.WIRE)
+            version.check("another node's keeper", theirs, version.WIRE)
         except ProtocolMismatch as error:
-            writer.write(helper.line(Refused(reason=str(error))))
+            writer.write(keeper_process.line(Refused(reason=str(error))))
             return None
         ranks = range(greeting.rank, greeting.rank + greeting.local_world_size)
         missing = self.missing()
@@ -155,7 +157,7 @@ class Hub:
             return None
 
         def tell(order: pb.SnapshotOrders) -> None:
-            writer.write(helper.frame(pb.ToAgent(snapshots=order)))
+            writer.write(keeper_process.frame(pb.ToAgent(snapshots=order)))
 
         node = _Node(ranks=ranks, tell=tell, writer=writer)
         self._nodes[node.id] = node
@@ -167,7 +169,7 @@ class Hub:
     def _answer(self, answer: Welcome | Refused) -> None:
         for node in self._nodes.values():
             if node.writer is not None:
-                node.writer.write(helper.line(answer))
+                node.writer.write(keeper_process.line(answer))
 
     def refuse(self, answer: Refused) -> None:
         self._answer(answer)
@@ -179,7 +181,7 @@ class Hub:
             return
         if not node.left and not self._ending:
             log.error(
-                "checkpoint %s: the helper of ranks %d to %d is gone, and no snapshot becomes whole "
+                "checkpoint %s: the keeper of ranks %d to %d is gone, and no snapshot becomes whole "
                 "without them: start the job again",
                 self._start.checkpoint,
                 node.ranks[0],
@@ -191,7 +193,7 @@ class Hub:
 
 
 class Link:
-    """In the helper of another node: its connection to rank 0's."""
+    """In the keeper of another node: its connection to rank 0's."""
 
     def __init__(
         self, start: Start, obey: Callable[[pb.SnapshotOrders], None], changed: Callable[[], None]
@@ -202,7 +204,7 @@ class Link:
         self._changed = changed
         self._writer: asyncio.StreamWriter | None = None
         self.over = False
-        """The connection ended: rank 0's helper has ended, well or not."""
+        """The connection ended: rank 0's keeper has ended, well or not."""
 
     async def run(self) -> None:
         try:
@@ -210,7 +212,7 @@ class Link:
             keep_alive(self._end)
             self._changed()
             while True:
-                message = pb.ToAgent.FromString(await helper.read_frame(reader))
+                message = pb.ToAgent.FromString(await keeper_process.read_frame(reader))
                 self._obey(message.snapshots)
         except _BROKEN:
             pass
@@ -233,7 +235,7 @@ class Link:
 
     def _send(self, message: pb.FromAgent) -> None:
         if self._writer is not None:
-            self._writer.write(helper.frame(message))
+            self._writer.write(keeper_process.frame(message))
 
 
 def keep_alive(end: socket.socket) -> None:

@@ -1,6 +1,6 @@
-"""Who keeps this rank's snapshots: its agent under `elastic-run`, else a helper process of its node.
+"""Who keeps this rank's snapshots: its agent under `elastic-run`, else a keeper process of its node.
 
-Ranks without an agent find one another's helpers through the job's own store, the one that
+Ranks without an agent find one another's keepers through the job's own store, the one that
 `init_process_group` uses. What an earlier start left there may still be found in it, so nobody believes
 an address before it has been answered there.
 """
@@ -32,10 +32,10 @@ from torch.distributed.rendezvous import rendezvous
 from elastic import session
 from elastic.agent import boot
 from elastic.agent.starter import memory_file
-from elastic.proto import codec, env, helper, version
+from elastic.proto import codec, env, keeper_process, version
 from elastic.proto.env import Launch
 from elastic.proto.errors import CheckpointError, CodecError
-from elastic.proto.helper import Answer, Await, Greeting, Join, Refused, Start
+from elastic.proto.keeper_process import Answer, Await, Greeting, Join, Refused, Start
 from elastic.session import Session
 
 T = TypeVar("T")
@@ -44,9 +44,9 @@ log = logging.getLogger(__name__)
 
 TIMEOUT = 900.0
 """Seconds that the other ranks may take to make their checkpointers, and an earlier start of the job to
-write what it left: longer than a helper tries to."""
+write what it left: longer than a keeper tries to."""
 CONNECT_TIMEOUT = 10.0
-"""Seconds that one try to reach rank 0's helper may take, and that nothing is said of it."""
+"""Seconds that one try to reach rank 0's keeper may take, and that nothing is said of it."""
 ROUND = 1
 """Of every start, for each is a job of its own: torchrun's nodes do not agree how many there were."""
 PAUSE = 0.2
@@ -62,7 +62,7 @@ def find(path: str) -> tuple[Session, socket.socket]:
     """
     found = session.current()
     if found is None:
-        return _find_helper(path)
+        return _find_keeper_process(path)
     end = session.open_keeper()
     if end is None:
         raise CheckpointError(
@@ -71,18 +71,18 @@ def find(path: str) -> tuple[Session, socket.socket]:
     return found, end
 
 
-def _find_helper(path: str) -> tuple[Session, socket.socket]:
+def _find_keeper_process(path: str) -> tuple[Session, socket.socket]:
     launch = _launch()
     board = _Board(path, launch)
     if launch.local_rank:
-        job, end = _retry(lambda: _join(board, launch), f"{path}: the helper of this node")
+        job, end = _retry(lambda: _join(board, launch), f"{path}: the keeper of this node")
     else:
         _await_earlier(path)
         end = _start(path, launch, board)
         try:
-            job = _welcomed(end.recv(helper.DATAGRAM))
+            job = _welcomed(end.recv(keeper_process.DATAGRAM))
         except OSError as error:
-            raise CheckpointError(f"{path}: the helper process ended: see above") from error
+            raise CheckpointError(f"{path}: the keeper process ended: see above") from error
     end.settimeout(None)
     found = Session(
         job=job,
@@ -108,7 +108,7 @@ def _launch() -> Launch:
 
 
 def _connect(name: str) -> socket.socket:
-    """To a helper of ours on this host. Raises OSError."""
+    """To a keeper of ours on this host. Raises OSError."""
     end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     end.settimeout(TIMEOUT + CONNECT_TIMEOUT)
     try:
@@ -120,14 +120,14 @@ def _connect(name: str) -> socket.socket:
 
 
 def _await_earlier(path: str) -> None:
-    """Until no helper holds snapshots of ranks that are gone: what is loaded must not be older."""
-    begin = f"@{helper.prefix(path)}"
+    """Until no keeper holds snapshots of ranks that are gone: what is loaded must not be older."""
+    begin = f"@{keeper_process.prefix(path)}"
     lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
     names = {name for line in lines if (name := line.rpartition(" ")[2]).startswith(begin)}
     for name in names:
         try:
             with _connect(name[1:]) as end:
-                if helper.peer_uid(end) == os.getuid():
+                if keeper_process.peer_uid(end) == os.getuid():
                     end.sendall(codec.dumps(Await()).encode())
                     if not select.select([end], [], [], CONNECT_TIMEOUT)[0]:
                         log.warning(
@@ -144,12 +144,12 @@ def _await_earlier(path: str) -> None:
 
 
 def _start(path: str, launch: Launch, board: "_Board") -> socket.socket:
-    """This node's helper, and the other ranks of the node told of it; our connection to it."""
-    name = f"{helper.prefix(path)}{secrets.token_hex(16)}"
+    """This node's keeper, and the other ranks of the node told of it; our connection to it."""
+    name = f"{keeper_process.prefix(path)}{secrets.token_hex(16)}"
     job, secret, peers = uuid.uuid4().hex, secrets.token_hex(16), None
     with contextlib.ExitStack() as ours:
         if launch.rank:
-            job, peers = _retry(lambda: _greet(board, launch), f"{path}: the helper of rank 0")
+            job, peers = _retry(lambda: _greet(board, launch), f"{path}: the keeper of rank 0")
         elif launch.local_world_size < launch.world_size:
             peers = _listen(launch.master_addr)
         if peers is not None:
@@ -181,11 +181,11 @@ def _start(path: str, launch: Launch, board: "_Board") -> socket.socket:
 
 
 def _run(start: Start) -> None:
-    """Start a helper, which is nobody's child once this returns."""
+    """Start a keeper, which is nobody's child once this returns."""
     passed = memory_file(codec.dumps(start).encode())
     try:
         done = subprocess.run(
-            boot.command(sys.executable, "elastic.checkpoint.helper", str(passed)),
+            boot.command(sys.executable, "elastic.checkpoint.keeper_process", str(passed)),
             cwd="/",
             env=env.process_environment(),
             pass_fds=[fd for fd in (passed, start.listener, start.peers) if fd is not None],
@@ -198,17 +198,17 @@ def _run(start: Start) -> None:
         os.close(passed)
     if done.returncode:
         raise CheckpointError(
-            f"{start.checkpoint}: the helper process cannot be started: see above"
+            f"{start.checkpoint}: the keeper process cannot be started: see above"
         )
 
 
 def _join(board: "_Board", launch: Launch) -> tuple[str, socket.socket]:
-    """Be heard by the helper that local rank 0 has started. Raises OSError."""
+    """Be heard by the keeper that local rank 0 has started. Raises OSError."""
     name = board.ask(f"node {launch.rank - launch.local_rank}", _Node).name
     end = _connect(name)
     try:
         end.sendall(codec.dumps(Join(rank=launch.rank)).encode())
-        return _welcomed(end.recv(helper.DATAGRAM)), end
+        return _welcomed(end.recv(keeper_process.DATAGRAM)), end
     except BaseException:
         end.close()
         raise
@@ -218,7 +218,7 @@ def _join(board: "_Board", launch: Launch) -> tuple[str, socket.socket]:
 
 
 def _listen(host: str) -> socket.socket:
-    """Where the helpers of other nodes connect: as far as the address of rank 0 reaches."""
+    """Where the keepers of other nodes connect: as far as the address of rank 0 reaches."""
     with contextlib.suppress(ValueError):
         if host == "localhost" or ipaddress.ip_address(host).is_loopback:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -229,7 +229,7 @@ def _listen(host: str) -> socket.socket:
 
 
 def _greet(board: "_Board", launch: Launch) -> tuple[str, socket.socket]:
-    """Be heard by rank 0's helper, which answers once all nodes are. Raises OSError."""
+    """Be heard by rank 0's keeper, which answers once all nodes are. Raises OSError."""
     hub = board.ask("hub", _Hub)
     greeting = Greeting(
         version=str(version.WIRE),
@@ -240,16 +240,16 @@ def _greet(board: "_Board", launch: Launch) -> tuple[str, socket.socket]:
     end = socket.create_connection((hub.host, hub.port), CONNECT_TIMEOUT)
     try:
         end.settimeout(TIMEOUT + CONNECT_TIMEOUT)
-        end.sendall(helper.line(greeting))
+        end.sendall(keeper_process.line(greeting))
         with end.makefile("rb", buffering=0) as lines:  # reads no byte of what comes after the line
-            return _welcomed(lines.readline(helper.DATAGRAM)), end
+            return _welcomed(lines.readline(keeper_process.DATAGRAM)), end
     except BaseException:
         end.close()
         raise
 
 
 def _welcomed(data: bytes) -> str:
-    """The job, by a helper's answer. Raises OSError where there is none, `CheckpointError`."""
+    """The job, by a keeper's answer. Raises OSError where there is none, `CheckpointError`."""
     if not data:
         raise ConnectionResetError("nobody who is meant answers there")
     try:
@@ -283,7 +283,7 @@ def _retry(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hub:
-    """Where rank 0's helper listens for others."""
+    """Where rank 0's keeper listens for others."""
 
     host: str
     port: int
@@ -292,13 +292,13 @@ class _Hub:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
-    """Where a node's helper listens for its ranks."""
+    """Where a node's keeper listens for its ranks."""
 
     name: str
 
 
 class _Board:
-    """What ranks tell one another of one checkpoint's helpers."""
+    """What ranks tell one another of one checkpoint's keepers."""
 
     def __init__(self, path: str, launch: Launch) -> None:
         self._path = path

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent import flushes, helper
+from elastic.agent import flushes, side_process
 from elastic.agent.flushes import Flushes
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.proto import manifest, slot, sums
@@ -114,8 +114,8 @@ class Node:
                 await self.news.wait()
 
     def process(self) -> subprocess.Popen[bytes]:
-        assert self.flushes._helper._process is not None
-        return self.flushes._helper._process
+        assert self.flushes._side._process is not None
+        return self.flushes._side._process
 
     def files(self) -> list[str]:
         return sorted(str(p.relative_to(self.path)) for p in self.path.rglob("*") if p.is_file())
@@ -128,11 +128,11 @@ async def node(path: Path, of: AgentSettings | None = None) -> AsyncIterator[Nod
         yield made
     finally:
         made.flushes.kill()
-        if made.flushes._helper._process is not None:
-            made.flushes._helper._process.wait()
-        if made.flushes._helper._end is not None:
-            asyncio.get_running_loop().remove_reader(made.flushes._helper._end)
-            made.flushes._helper._end.close()
+        if made.flushes._side._process is not None:
+            made.flushes._side._process.wait()
+        if made.flushes._side._end is not None:
+            asyncio.get_running_loop().remove_reader(made.flushes._side._end)
+            made.flushes._side._end.close()
         for task in made.flushes._tasks.values():
             if task.fd is not None:
                 os.close(task.fd)
@@ -500,7 +500,7 @@ def test_a_flusher_that_is_killed_again_and_again_while_it_writes(
                 for left in draft.parent.glob(".shard*"):
                     left.unlink()
                 async with asyncio.timeout(DEADLINE):
-                    while here.flushes._helper._process in (process, None):
+                    while here.flushes._side._process in (process, None):
                         await asyncio.sleep(0)
                 assert not draft.exists(), "it has its name only once it is whole"
             await here.done()
@@ -524,10 +524,12 @@ def test_no_file_is_written_twice_when_its_retry_and_a_death_meet(
                 await said.wait(1)
             dead = here.process()
             path.parent.unlink()
-            monkeypatch.setattr(helper, "YOUNG", 0.0)  # none is too young to be replaced at once
+            monkeypatch.setattr(
+                side_process, "YOUNG", 0.0
+            )  # none is too young to be replaced at once
             dead.kill()
             async with asyncio.timeout(DEADLINE):
-                while here.flushes._helper._process in (dead, None):
+                while here.flushes._side._process in (dead, None):
                     await asyncio.sleep(0)
             dead.wait()
             with stopped(here.process()):
@@ -628,11 +630,11 @@ def test_the_flusher_ends_with_its_agent(tmp_path: Path, snapshot: Make) -> None
         async with node(tmp_path) as here:
             here.write(snapshot(noise(100)))
             await here.done()
-            process, end = here.process(), here.flushes._helper._end
+            process, end = here.process(), here.flushes._side._end
             assert end is not None
             asyncio.get_running_loop().remove_reader(end)
             end.close()
-            here.flushes._helper._end = None
+            here.flushes._side._end = None
             assert await asyncio.to_thread(process.wait, DEADLINE) == 0
 
     run(test())

@@ -170,12 +170,12 @@ class Node:
         for client in list(self.snapshots._of(NAME).clients):
             self.snapshots._close(client)
         self.snapshots.kill()
-        for helper in (self.snapshots._replicas._helper, self.snapshots._flushes._helper):
-            if helper._process is not None:
-                helper._process.wait()
-            if helper._end is not None:
-                asyncio.get_running_loop().remove_reader(helper._end)
-                helper._end.close()
+        for side in (self.snapshots._replicas._side, self.snapshots._flushes._side):
+            if side._process is not None:
+                side._process.wait()
+            if side._end is not None:
+                asyncio.get_running_loop().remove_reader(side._end)
+                side._end.close()
         if self.snapshots._replicas._listener is not None:
             self.snapshots._replicas._listener.close()
 

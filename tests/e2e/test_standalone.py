@@ -1,4 +1,4 @@
-"""`Checkpointer` where nobody but `python` or `torchrun` started the script: a helper process keeps what
+"""`Checkpointer` where nobody but `python` or `torchrun` started the script: a keeper process keeps what
 ranks save, writes it, and ends by itself."""
 
 import os
@@ -47,7 +47,7 @@ def gone(*pids: int) -> None:
 
 
 def ends(job: Job, *codes: int) -> None:
-    """Launchers, and then by themselves the helpers."""
+    """Launchers, and then by themselves the keepers."""
     assert tuple(node.exit_code() for node in job.nodes[-len(codes) :]) == codes, job.dump()
     gone(*keepers(job))
     job.assert_nothing_left()
@@ -109,7 +109,7 @@ def test_torchrun_restarts_ranks_from_the_step_before_the_kill(job: Job) -> None
 
 
 def test_nodes_of_torchrun(job: Job) -> None:
-    """A helper on each, rank 0's hears of all."""
+    """A keeper on each, rank 0's hears of all."""
     with socket.create_server(("", 0)) as free:  # torch's store takes every address of the host
         port = str(free.getsockname()[1])
     meeting = ("--nnodes", "2", "--master-addr", job.address, "--master-port", port)
@@ -131,8 +131,8 @@ def test_nodes_of_torchrun(job: Job) -> None:
 def test_a_helper_that_is_killed_is_missed_in_a_line(job: Job) -> None:
     torchrun(job, "--standalone")
     job.wait_for_steps(2, count=3)
-    (helper,) = keepers(job)
-    os.kill(helper, signal.SIGKILL)
+    (keeper,) = keepers(job)
+    os.kill(keeper, signal.SIGKILL)
     ends(job, 1)
     said = job.nodes[0].said()
     assert said.count("CheckpointError: ") >= 1, job.dump()

@@ -1,4 +1,4 @@
-"""Rank 0's helper and strangers, late comers and broken connections."""
+"""Rank 0's keeper and strangers, late comers and broken connections."""
 
 import asyncio
 import contextlib
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from elastic.checkpoint.hub import Hub
-from elastic.proto import codec, helper, version
+from elastic.proto import codec, keeper_process, version
 from elastic.proto import master_pb2 as pb
-from elastic.proto.helper import Greeting, Refused, Start, Welcome
+from elastic.proto.keeper_process import Greeting, Refused, Start, Welcome
 from elastic.proto.limits import MAX_ANSWER
 
 DEADLINE = 30.0
@@ -68,13 +68,17 @@ def holding(rank: int, moment: pb.Moment) -> pb.Snapshots:
 @pytest.mark.parametrize(
     "line",
     [
-        helper.line(Greeting(version="1.0", secret="", rank=1, local_world_size=1)),
-        helper.line(Greeting(version="1.0", secret=f"{SECRET}0", rank=1, local_world_size=1)),
-        helper.line(Greeting(version="1.0", secret=SECRET, rank=0, local_world_size=1)),
-        helper.line(Greeting(version="1.0", secret=SECRET, rank=1, local_world_size=1 << 40)),
+        keeper_process.line(Greeting(version="1.0", secret="", rank=1, local_world_size=1)),
+        keeper_process.line(
+            Greeting(version="1.0", secret=f"{SECRET}0", rank=1, local_world_size=1)
+        ),
+        keeper_process.line(Greeting(version="1.0", secret=SECRET, rank=0, local_world_size=1)),
+        keeper_process.line(
+            Greeting(version="1.0", secret=SECRET, rank=1, local_world_size=1 << 40)
+        ),
         b"{}\n",
         b"\x80\x04.\n",
-        b"x" * (helper.DATAGRAM * 4),
+        b"x" * (keeper_process.DATAGRAM * 4),
     ],
     ids=["no secret", "wrong secret", "our rank", "too many ranks", "no greeting", "bytes", "long"],
 )
@@ -86,8 +90,8 @@ def test_a_stranger_is_answered_nothing(line: bytes) -> None:
                 assert await reader.read() == b""
             writer.close()
             assert here.hub.missing() == {1}
-            reader, writer = await here.greet(helper.line(OURS))
-            assert codec.loads(helper.Answer, await reader.readline()) == Welcome(job="job")
+            reader, writer = await here.greet(keeper_process.line(OURS))
+            assert codec.loads(keeper_process.Answer, await reader.readline()) == Welcome(job="job")
             writer.close()
 
     run(test())
@@ -97,8 +101,8 @@ def test_a_version_too_far_is_refused_in_a_sentence() -> None:
     async def test() -> None:
         async with served() as here:
             far = Greeting(version="9.0", secret=SECRET, rank=1, local_world_size=1)
-            reader, writer = await here.greet(helper.line(far))
-            answer = codec.loads(helper.Answer, await reader.readline())
+            reader, writer = await here.greet(keeper_process.line(far))
+            answer = codec.loads(keeper_process.Answer, await reader.readline())
             assert isinstance(answer, Refused)
             assert "speaks version 9.0" in answer.reason
             writer.close()
@@ -109,13 +113,13 @@ def test_a_version_too_far_is_refused_in_a_sentence() -> None:
 def test_what_two_nodes_hold_is_whole_until_one_is_lost() -> None:
     async def test() -> None:
         async with served() as here:
-            reader, writer = await here.greet(helper.line(OURS))
+            reader, writer = await here.greet(keeper_process.line(OURS))
             await reader.readline()
             first, second = pb.Moment(round=1, step=1), pb.Moment(round=1, step=2)
             here.hub.say(holding(0, first))
-            writer.write(helper.frame(pb.FromAgent(snapshots=holding(1, first))))
+            writer.write(keeper_process.frame(pb.FromAgent(snapshots=holding(1, first))))
             await here.told(first)
-            other = pb.ToAgent.FromString(await helper.read_frame(reader))
+            other = pb.ToAgent.FromString(await keeper_process.read_frame(reader))
             assert other.snapshots.checkpoint == "/run"
             here.news.clear()
             writer.write((MAX_ANSWER + 1).to_bytes(4, "big"))  # ends the connection
@@ -135,12 +139,12 @@ def test_what_two_nodes_hold_is_whole_until_one_is_lost() -> None:
 def test_at_the_end_each_node_writes_its_part_of_the_newest() -> None:
     async def test() -> None:
         async with served() as here:
-            reader, writer = await here.greet(helper.line(OURS))
+            reader, writer = await here.greet(keeper_process.line(OURS))
             await reader.readline()
             moment = pb.Moment(round=1, step=3)
             here.hub.say(holding(0, moment))
-            writer.write(helper.frame(pb.FromAgent(snapshots=holding(1, moment))))
-            writer.write(helper.frame(pb.FromAgent(leaving=pb.Leaving())))
+            writer.write(keeper_process.frame(pb.FromAgent(snapshots=holding(1, moment))))
+            writer.write(keeper_process.frame(pb.FromAgent(leaving=pb.Leaving())))
             await here.told(moment)
             assert not here.orders[-1].pending
             here.hub.leave()
@@ -150,7 +154,7 @@ def test_at_the_end_each_node_writes_its_part_of_the_newest() -> None:
             assert here.orders[-1].flush == [pb.Flush(moment=moment, ranks=[0])]
             order = pb.SnapshotOrders()
             while not order.flush:
-                order = pb.ToAgent.FromString(await helper.read_frame(reader)).snapshots
+                order = pb.ToAgent.FromString(await keeper_process.read_frame(reader)).snapshots
             assert order.flush == [pb.Flush(moment=moment, ranks=[1])]
             writer.close()
 

@@ -1,4 +1,4 @@
-"""Ranks that find their helper: by what is told in the job's store, of this start and of earlier ones."""
+"""Ranks that find their keeper: by what is told in the job's store, of this start and of earlier ones."""
 
 import secrets
 import socket
@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from elastic.checkpoint import places
-from elastic.proto import codec, env, helper
+from elastic.proto import codec, env, keeper_process
 from elastic.proto.env import Launch
 from elastic.proto.errors import CheckpointError, UsageError
-from elastic.proto.helper import Join, Refused, Welcome
+from elastic.proto.keeper_process import Join, Refused, Welcome
 
 SECOND = Launch(rank=1, world_size=2, local_rank=1, local_world_size=2)
-"""A rank that did not start the helper of its node."""
+"""A rank that did not start the keeper of its node."""
 
 
 @pytest.fixture
@@ -27,11 +27,11 @@ def board(tmp_path: Path) -> Iterator[places._Board]:
     dist.destroy_process_group()
 
 
-class Helper:
+class KeeperProcess:
     """Answers one rank."""
 
     def __init__(self, path: Path) -> None:
-        self.name = f"{helper.prefix(str(path))}{secrets.token_hex(16)}"
+        self.name = f"{keeper_process.prefix(str(path))}{secrets.token_hex(16)}"
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(f"\0{self.name}")
         self.listener.listen()
@@ -41,7 +41,9 @@ class Helper:
         def serve() -> None:
             end, _ = self.listener.accept()
             with end, self.listener:
-                self.heard.append(codec.loads(helper.ToHelper, end.recv(helper.DATAGRAM)))
+                self.heard.append(
+                    codec.loads(keeper_process.Request, end.recv(keeper_process.DATAGRAM))
+                )
                 if answer:
                     end.send(answer)
 
@@ -51,7 +53,7 @@ class Helper:
 
 
 def test_what_an_earlier_start_told_is_not_believed(board: places._Board, tmp_path: Path) -> None:
-    gone, other, ours = (Helper(tmp_path) for _ in range(3))
+    gone, other, ours = (KeeperProcess(tmp_path) for _ in range(3))
     gone.listener.close()
     threads = [other.answer(b""), ours.answer(codec.dumps(Welcome(job="ours")).encode())]
     told = iter([gone, other, ours])
@@ -60,7 +62,7 @@ def test_what_an_earlier_start_told_is_not_believed(board: places._Board, tmp_pa
         board.tell("node 0", places._Node(name=next(told).name))
         return places._join(board, SECOND)
 
-    job, end = places._retry(attempt, "the helper")
+    job, end = places._retry(attempt, "the keeper")
     end.close()
     for thread in threads:
         thread.join()
@@ -69,7 +71,7 @@ def test_what_an_earlier_start_told_is_not_believed(board: places._Board, tmp_pa
 
 
 def test_a_refusal_is_the_error(board: places._Board, tmp_path: Path) -> None:
-    here = Helper(tmp_path)
+    here = KeeperProcess(tmp_path)
     thread = here.answer(codec.dumps(Refused(reason="rank 0 is missing")).encode())
     board.tell("node 0", places._Node(name=here.name))
     with pytest.raises(CheckpointError, match="rank 0 is missing"):

@@ -1,4 +1,4 @@
-"""`python -m elastic.checkpoint.helper FD`: keeps a node's snapshots where `elastic-run` does not.
+"""`python -m elastic.checkpoint.keeper_process FD`: keeps a node's snapshots where `elastic-run` does not.
 
 It takes the agent's part for one `Checkpointer` of each rank of its node, and ends by itself: once these
 ranks are gone, however they went, and the newest snapshot of the whole job is on storage. In a
@@ -19,17 +19,26 @@ from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.snapshots import PERSIST_TIMEOUT, Snapshots
 from elastic.agent.vault import Kept
 from elastic.checkpoint.hub import Hub, Link
-from elastic.proto import codec, env, helper
+from elastic.proto import codec, env, keeper_process
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import CodecError
-from elastic.proto.helper import DATAGRAM, Answer, Await, Join, Refused, Start, ToHelper, Welcome
+from elastic.proto.keeper_process import (
+    DATAGRAM,
+    Answer,
+    Await,
+    Join,
+    Refused,
+    Request,
+    Start,
+    Welcome,
+)
 from elastic.proto.security import Security
 
 log = logging.getLogger(__name__)
 
 
 def main(args: list[str]) -> None:
-    """Be the helper of the `Start` in the descriptor `args[0]`."""
+    """Be the keeper of the `Start` in the descriptor `args[0]`."""
     fd = int(args[0])
     start = codec.loads(Start, os.pread(fd, os.fstat(fd).st_size, 0))
     os.close(fd)
@@ -43,10 +52,10 @@ def main(args: list[str]) -> None:
 
 
 async def _run(start: Start) -> None:
-    await Helper(start).run()
+    await KeeperProcess(start).run()
 
 
-class Helper:
+class KeeperProcess:
     """One node's."""
 
     def __init__(self, start: Start) -> None:
@@ -94,7 +103,7 @@ class Helper:
             await self._finish()
         else:
             log.error(
-                "checkpoint %s: the helper of rank 0 is gone, and with it these snapshots' keeping: "
+                "checkpoint %s: the keeper of rank 0 is gone, and with it these snapshots' keeping: "
                 "start the job again",
                 self._start.checkpoint,
             )
@@ -119,7 +128,7 @@ class Helper:
         serving: set[asyncio.Task[None]] = set()
         while True:
             end, _ = await loop.sock_accept(self._listener)
-            if helper.peer_uid(end) != os.getuid():
+            if keeper_process.peer_uid(end) != os.getuid():
                 end.close()
                 continue
             task = asyncio.create_task(self._serve(end))
@@ -129,7 +138,7 @@ class Helper:
     async def _serve(self, end: socket.socket) -> None:
         try:
             data = await asyncio.get_running_loop().sock_recv(end, DATAGRAM)
-            message = codec.loads(ToHelper, data)
+            message = codec.loads(Request, data)
         except (OSError, CodecError):
             end.close()
             return
@@ -140,7 +149,7 @@ class Helper:
             self._news.set()
         elif isinstance(message, Await) and self._gone:
             self._waiting.append(end)
-        else:  # also a rank of a later start, which has found our name where its helper's will be
+        else:  # also a rank of a later start, which has found our name where its keeper's will be
             end.close()
 
     def _missing_here(self) -> set[int]:

@@ -1,4 +1,5 @@
-"""A process of ours that the agent asks for things by datagrams, and starts again when it dies."""
+"""A process beside the agent that it asks for things by datagrams, and starts again when it dies: the
+flusher, the courier."""
 
 import asyncio
 import contextlib
@@ -22,7 +23,7 @@ YOUNG = 5.0
 """Seconds; who dies younger is not started again at once."""
 
 
-class Helper:
+class SideProcess:
     """Started when it is first asked. `heard` takes its answers, `lost` is called when it died, with
     whether it died young; whoever is asked next is another."""
 

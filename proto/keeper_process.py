@@ -1,16 +1,16 @@
-"""Messages of helper processes, which keep the snapshots of ranks that `elastic-run` did not start.
+"""Messages of keeper processes, which keep the snapshots of ranks that `elastic-run` did not start.
 
-One helper a node and `Checkpointer`. On a node they listen under names in the abstract Unix namespace
+One keeper a node and `Checkpointer`. On a node they listen under names in the abstract Unix namespace
 (`prefix`), SOCK_SEQPACKET, one JSON object a datagram (`codec.py`), for their own user only:
 
 | direction                | message   | when                                                       |
 |--------------------------|-----------|------------------------------------------------------------|
-| rank to helper           | `Join`    | first; after `Welcome` go on as in `keeper.py`             |
-| a later run's to helper  | `Await`   | closed at once while ranks are here, else with the helper  |
-| helper to rank           | `Welcome` | all ranks of the job are here                              |
+| rank to keeper           | `Join`    | first; after `Welcome` go on as in `keeper.py`             |
+| a later run's to keeper  | `Await`   | closed at once while ranks are here, else with the keeper  |
+| keeper to rank           | `Welcome` | all ranks of the job are here                              |
 |                          | `Refused` | they are not, and why                                      |
 
-Between nodes a TCP connection to rank 0's helper, on which a `Greeting` is answered by `Welcome` or
+Between nodes a TCP connection to rank 0's keeper, on which a `Greeting` is answered by `Welcome` or
 `Refused`, a line of JSON each. After that come frames: 4 bytes of length, big-endian, then a `FromAgent`
 or a `ToAgent` of `master.proto`: `Snapshots`, at the end `Leaving`; `SnapshotOrders`.
 """
@@ -33,7 +33,7 @@ DATAGRAM = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What a helper is started with, in a memfd."""
+    """What a keeper is started with, in a memfd."""
 
     checkpoint: str
     job: str
@@ -48,10 +48,10 @@ class Start:
     listener: int
     """Descriptor of the Unix socket."""
     peers: int | None = None
-    """Descriptor of a TCP socket: where rank 0's helper listens, or the connection to it of another;
+    """Descriptor of a TCP socket: where rank 0's keeper listens, or the connection to it of another;
     None: the job has one node."""
     secret: str = ""
-    """Of rank 0's helper: by which it knows the others."""
+    """Of rank 0's keeper: by which it knows the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Await:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """Of another node's helper."""
+    """Of another node's keeper."""
 
     version: str
     """WIRE."""
@@ -92,12 +92,12 @@ class Refused:
     reason: str
 
 
-ToHelper = Join | Await
+Request = Join | Await
 Answer = Welcome | Refused
 
 
 def prefix(checkpoint: str) -> str:
-    """How the names of its helpers of this user begin."""
+    """How the names of its keepers of this user begin."""
     digest = hashlib.sha256(f"{os.getuid()}:{checkpoint}".encode()).hexdigest()
     return f"elastic-keeper-{digest[:16]}-"
 
