@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import (
+    copying,
     flush,
     master,
     master_killed,
@@ -20,7 +21,18 @@ from benchmarks import (
 from benchmarks.jobs import Launcher
 from benchmarks.table import Row, render, save
 
-NAMES = ("start", "restart", "two_nodes", "master_killed", "master", "flush")
+NAMES = {
+    "start": "launch to a rank's first line: elastic-run, torchrun",
+    "restart": "SIGKILL of a rank to the next step: elastic-run, torchrun, DLRover",
+    "two_nodes": "a rank or a node dies, a node waits: elastic-run, torchrun",
+    "master_killed": "SIGKILL of the master to the next one's word, ranks training on",
+    "master": "one master, thousands of agents: join, replace, memory; bare grpc.aio",
+    "copying": "CPU tensors into a slot with checksums, beside memcpy",
+    "flush": "a snapshot to a disk beside dd, and what others feel of it",
+    "snapshots": "what a save adds, shadow, stream and DCP; restore (needs a device; only where named)",
+}
+ON_DEMAND = {"snapshots"}
+"""Only run where they are named."""
 
 
 def main() -> int:
@@ -31,7 +43,7 @@ def main() -> int:
         ours = replace(ours, prefix=tuple(shlex.split(args.ours)))
     wanted = args.peers.split(",") if args.peers else []
     found: list[Row] = []
-    for name in args.name or NAMES:  # snapshots, which need a device, only where they are named
+    for name in args.name or [name for name in NAMES if name not in ON_DEMAND]:
         found += _rows(name, args, ours, wanted)
         save(found, args.out)
     sys.stdout.write(render(found))
@@ -52,6 +64,8 @@ def _rows(
         return master_killed.rows(ours, args.n or 50) if ours else []
     if name == "master":
         return master.rows(args.agents or master.SIZES, args.n or 5, bare="bare" in wanted)
+    if name == "copying":
+        return copying.rows(args.copy_gib, args.n or 15)
     if name == "flush":
         return flush.rows(args.flush_gib, args.n or 5, args.folder)
     if name == "snapshots":
@@ -74,10 +88,24 @@ def _rows(
     return restart.rows(ours, torchrun, setting)
 
 
+def _name(argument: str) -> str:
+    if argument not in NAMES:
+        raise argparse.ArgumentTypeError(f"there is no {argument!r}")
+    return argument
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        epilog="names:\n" + "\n".join(f"  {name:14} {line}" for name, line in NAMES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
-        "name", nargs="*", help=f"any of {', '.join(NAMES)}; all without one; or snapshots"
+        "name",
+        nargs="*",
+        type=_name,
+        help="any of those listed below; all that need nothing special",
     )
     parser.add_argument("--ours", help="command prefix in place of `python -m elastic.run`")
     parser.add_argument("--no-ours", action="store_true", help="peers only")
@@ -92,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         "--n",
         type=int,
         help="restart: kills (20); start: launches (20); master: runs (5); master_killed: kills (50); "
-        "flush: flushes (5)",
+        "copying: copies (15); flush: flushes (5)",
     )
     parser.add_argument("--ranks", type=int, default=2, help="restart, snapshots: ranks")
     parser.add_argument(
@@ -114,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--agents", type=int, action="append", help="master: this many agents (repeatable)"
     )
+    parser.add_argument("--copy-gib", type=float, default=1.0, help="copying: size of the tensors")
     parser.add_argument("--flush-gib", type=float, default=2.0, help="flush: size of a snapshot")
     parser.add_argument(
         "--folder", type=Path, default=Path("/var/tmp"), help="flush: on which disk"
