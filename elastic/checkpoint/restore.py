@@ -90,11 +90,23 @@ class Source:
 
     def same_values(self, other: "Source") -> bool:
         """Whether both hold the same, as far as their checksums tell."""
+        mine, theirs = (one._sums(one.image.values_at, one.image.sums_at) for one in (self, other))
+        return mine == theirs
+
+    def same_piece(self, piece: Piece, other: "Source", copy: Piece) -> bool:
+        """Whether another image holds the same: of its name and box, and of its bytes as far as
+        checksums tell. What each rank has of its own may have one name on all of them."""
+        if piece != copy:
+            return False
         mine, theirs = (
-            [checksum for *_, checksum in one.spans(one.image.values_at, one.image.sums_at)]
+            one._sums(one.image.starts[piece.name], one.image.starts[piece.name] + piece.nbytes)
             for one in (self, other)
         )
-        return mine == theirs and self.image.values_bytes == other.image.values_bytes
+        return mine == theirs
+
+    def _sums(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Of the chunks of a span: where they end in it, and their checksums."""
+        return [(stop - start, checksum) for _, stop, checksum in self.spans(start, end)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +171,20 @@ class Restore:
             jobs = [again for job, why in failed for again in self._elsewhere(job, why)]
 
     def _elsewhere(self, job: fetch.Job, why: str) -> Iterator[fetch.Job]:
-        """The same boxes from other sources."""
-        name = job.read.piece.name
+        """The same boxes from sources that are known to hold the same."""
+        name, piece = job.read.piece.name, job.read.piece
         complaint = f"{job.source.where}: {name} {why}"
         self._complain(complaint)
         tried = job.tried | {job.read.shard}
-        held = {name: [(shard, piece) for shard, piece in self._held[name] if shard not in tried]}
+        copies = [
+            (shard, copy)
+            for shard, copy in self._held[name]
+            if shard not in tried and job.source.same_piece(piece, self._sources[shard], copy)
+        ]
         for _, _, box in job.boxes:
-            offset = tuple(map(sum, zip(box.offset, job.read.piece.offset, strict=True)))
+            offset = tuple(map(sum, zip(box.offset, piece.offset, strict=True)))
             reads, missing = plan(
-                [replace(job.read.wanted, offset=offset, extent=box.extent)], held
+                [replace(job.read.wanted, offset=offset, extent=box.extent)], {name: copies}
             )
             if missing:
                 raise CheckpointError(f"{complaint}, and there is no other copy of it")

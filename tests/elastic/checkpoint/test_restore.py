@@ -107,8 +107,9 @@ def test_any_split_is_loaded_into_any_other(
 def test_what_is_damaged_is_taken_from_who_else_has_it(
     case: tuple[tuple[int, int], list[Box], list[Box]], data: st.DataObject
 ) -> None:
-    shape, written, copies = case
+    shape, written, others = case
     whole, result = noise(shape), torch.zeros(shape)
+    copies = data.draw(st.permutations([*written, *others]))  # some of which are of no use
     sources = sharded(whole, written) + sharded(whole, copies, "copy of")
     bad = data.draw(st.sampled_from(sources[: len(written)]))
     if bad.image.pieces["w"].nbytes:
@@ -119,6 +120,19 @@ def test_what_is_damaged_is_taken_from_who_else_has_it(
     assert set(restore.damaged) == (
         {f"{bad.where}: w is damaged"} if bad.image.pieces["w"].nbytes else set()
     )
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_another_ranks_own_tensor_of_the_same_name_is_no_copy(whole: bool) -> None:
+    """Nor is a piece of it that lies elsewhere in memory's order, though its bits may be equal."""
+    every, half = Box((0, 0), (2, 2)), Box((0, 0), (1, 2))
+    mine, theirs = torch.ones(2, 2), torch.full((2, 2), 2.0) if whole else torch.ones(2, 2)
+    sources = sharded(mine, [every], "slot") + sharded(theirs, [every if whole else half], "other")
+    damage(sources[0], "w")
+    result = torch.full((2, 2), 7.0)
+    with pytest.raises(CheckpointError, match=r"^slot 0: w is damaged, and there is no other copy"):
+        Restore(sources, ALONE).fill({"w": part(result, half)})
+    assert result.tolist() == [[7, 7], [7, 7]]
 
 
 def test_who_is_preferred_is_read() -> None:
