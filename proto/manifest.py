@@ -57,6 +57,11 @@ class Manifest:
     def moment(self) -> Moment:
         return Moment(self.round, self.step)
 
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """The largest is the newest; of two that were committed at once, the later moment."""
+        return self.sequence, self.round, self.step
+
 
 def folder(step: int) -> str:
     """Of a step's files, in the checkpoint's."""

@@ -167,7 +167,7 @@ def _delete(storage: Storage, message: Delete) -> Done:
     known, _ = manifests.readable(storage, [s for s, n in listing.items() if manifest.NAME in n])
     stored = [
         Stored(
-            step=one.step, sequence=one.sequence, value=one.value,
+            step=one.step, sequence=one.sequence, round=one.round, value=one.value,
             pinned=manifest.PIN in listing[one.step],
         )
         for one in known

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -104,36 +103,6 @@ def pick(path: str, number: int | None) -> Step:
 # --- files ---------------------------------------------------------------------------------------
 
 
-class _File:
-    """Read, not mapped: a disk that fails is an error then, and no SIGBUS."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self._fd).st_size
-
-    def __del__(self) -> None:
-        if hasattr(self, "_fd"):
-            os.close(self._fd)
-
-    def read(self, start: int, end: int) -> memoryview:
-        data = b"".join(self._pieces(start, end))
-        if len(data) < end - start:
-            raise OSError(f"it ends after {start + len(data)} bytes")
-        return memoryview(data)
-
-    def _pieces(self, at: int, end: int) -> Iterator[bytes]:
-        while at < end and (piece := os.pread(self._fd, end - at, at)):
-            yield piece
-            at += len(piece)
-
-
-def _open(storage: Storage, step: int, name: str) -> File:
-    if isinstance(storage, Folder):
-        return _File(Path(storage.url, manifest.folder(step), name))
-    return storage.open(step, name)
-
-
 def _image(file: File) -> Image:
     length = header_bytes(file.read(0, min(8, file.size)))
     return parse(bytes(file.read(0, min(length, file.size))), file.size)
@@ -177,7 +146,7 @@ def contents(path: str, told: Manifest) -> Contents:
     for shard in told.shards:
         where = manifests.where(storage, told.step, shard.file)
         try:
-            file = _open(storage, told.step, shard.file)
+            file = storage.open(told.step, shard.file)
             image = _image(file)
             values = json.loads(bytes(file.read(image.values_at, image.sums_at)))
         except (OSError, CheckpointError, ProtocolMismatch, ValueError, RecursionError) as error:
@@ -236,7 +205,7 @@ def _verify(
     storage: Storage, step: int, shard: Shard, pool: ThreadPoolExecutor
 ) -> Iterator[tuple[str, str]]:
     try:
-        file = _open(storage, step, shard.file)
+        file = storage.open(step, shard.file)
         if file.size != shard.bytes:
             yield "", f"it has {file.size} bytes, {shard.bytes} were written"
             return

@@ -30,7 +30,7 @@ def readable(storage: Storage, steps: Collection[int]) -> tuple[list[Manifest], 
         looked = list(pool.map(lambda step: _try(storage, step), steps))
     found = [one for one in looked if isinstance(one, Manifest)]
     wrong = [one for one in looked if isinstance(one, str)]
-    return sorted(found, key=lambda one: -one.sequence), wrong
+    return sorted(found, key=lambda one: one.order, reverse=True), wrong
 
 
 def _try(storage: Storage, step: int) -> Manifest | str | None:
@@ -65,14 +65,28 @@ def sound(storage: Storage, step: int) -> Manifest | None:
 
 
 def commit(storage: Storage, told: Manifest) -> None:
-    """Make written files a step, the newest, unless that has been done. Raises OSError.
+    """Make written files a step, the newest, unless that or a later moment of the job is one already:
+    whoever was slow makes nothing older the newest.
 
-    told: its sequence is found here.
+    told: its sequence is found here; its round is 0 where no job keeps it. Raises OSError, also where a manifest cannot be looked at: it may
+    have the number that this one would get.
     """
-    there = sound(storage, told.step)
-    if there is not None and (there.job, there.moment) == (told.job, told.moment):
+
+    def look(step: int) -> Manifest | None:
+        try:
+            return sound(storage, step)
+        except OSError as error:
+            name = where(storage, step, manifest.NAME)
+            why = f"{name} may be the newest and cannot be read, so nothing is committed: {words(error)}"
+            raise OSError(error.errno, why) from error
+
+    listing = storage.listing()
+    with ThreadPoolExecutor(LOOKS) as pool:
+        steps = [step for step, names in listing.items() if manifest.NAME in names]
+        known = [one for one in pool.map(look, steps) if one is not None]
+    same = [one.moment for one in known if one.job == told.job]
+    if told.moment in same or (told.round and max(same, default=told.moment) > told.moment):
         return
-    last = committed(storage)
-    told = replace(told, sequence=1 if last is None else last.sequence + 1)
-    over = manifest.NAME in storage.listing().get(told.step, ())
+    told = replace(told, sequence=1 + max((one.sequence for one in known), default=0))
+    over = manifest.NAME in listing.get(told.step, ())
     storage.publish(told.step, manifest.NAME, manifest.dumps(told).encode(), over=over)

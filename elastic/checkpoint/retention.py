@@ -16,6 +16,7 @@ class Stored:
     step: int
     sequence: int
     """Grows with each commit."""
+    round: int = 0
     value: float | None = None
     pinned: bool = False
 
@@ -24,7 +25,7 @@ def spent(stored: Sequence[Stored], rules: Retention) -> list[int]:
     """The steps to be deleted, the oldest first: never the newest one, never one that is pinned."""
     if not (rules.last or rules.every or rules.best):
         return []
-    order = sorted(stored, key=lambda one: one.sequence)
+    order = sorted(stored, key=lambda one: (one.sequence, one.round, one.step))
     sign = -1 if rules.highest else 1
     valued = [(sign * one.value, -one.sequence, one.step) for one in order if one.value is not None]
     kept = {one.step for one in order[-max(1, rules.last) :]}

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import mmap
 import os
 import re
 import socket
@@ -27,8 +26,14 @@ LOOKS = 16
 """Questions to a storage at a time."""
 PART = 64 << 20
 """Bytes of one part of an object."""
+SMALL = 1 << 20
+"""Bytes of a read for which zeroed memory costs nothing."""
 _URL = re.compile(r"[A-Za-z][\w+.-]*(::.+)?://")
 _LOCAL = re.compile(r"(file|local)://")
+
+
+class Damaged(OSError):
+    """A file is not what was written, or its disk cannot give it: another try would find the same."""
 
 
 class File(Protocol):
@@ -40,7 +45,10 @@ class File(Protocol):
         ...
 
     def read(self, start: int, end: int) -> memoryview:
-        """Those bytes, to be read only; may be called by several threads at a time."""
+        """Those bytes, to be read only; may be called by several threads at a time.
+
+        Raises OSError; `Damaged` where it is the file's own fault.
+        """
         ...
 
 
@@ -133,16 +141,40 @@ _ADVICE = {
 # --- a folder ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Mapped:
-    data: memoryview
+class _Opened:
+    """Read, not mapped: a disk that fails and a file that is cut are errors then, and no SIGBUS."""
 
-    @property
-    def size(self) -> int:
-        return len(self.data)
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._fd).st_size
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            os.close(self._fd)
 
     def read(self, start: int, end: int) -> memoryview:
-        return self.data[start:end]
+        data = _room(end - start)
+        at = 0
+        while at < len(data):
+            try:
+                count = os.preadv(self._fd, [data[at:]], start + at)
+            except OSError as error:
+                if error.errno == errno.EIO:
+                    raise Damaged(error.errno, error.strerror) from error
+                raise
+            if not count:
+                raise Damaged(f"it ends after {start + at} bytes")
+            at += count
+        return data
+
+
+def _room(size: int) -> memoryview:
+    """Memory that may be written; a chunk's is not zeroed first."""
+    if size <= SMALL:
+        return memoryview(bytearray(max(0, size)))
+    import numpy as np  # what only looks at manifests does without
+
+    return np.empty(size, np.uint8).data
 
 
 class Folder:
@@ -172,11 +204,7 @@ class Folder:
         return found
 
     def open(self, step: int, name: str) -> File:
-        with open(self._path(step, name), "rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            if not size:
-                return _Mapped(memoryview(b""))
-            return _Mapped(memoryview(mmap.mmap(opened.fileno(), size, flags=mmap.MAP_PRIVATE)))
+        return _Opened(self._path(step, name))
 
     def write(self, step: int, name: str, pieces: Iterable[memoryview], size: int) -> None:
         with self._draft(step, name) as fd:
@@ -287,7 +315,7 @@ class _Object:
         with _driver():
             data = self.fs.cat_file(self.path, start=start, end=end)
         if len(data) != end - start:
-            raise OSError(f"{len(data)} of {end - start} bytes came")
+            raise Damaged(f"it ends after {start + len(data)} bytes")
         return memoryview(bytearray(data))  # torch takes what may be written to
 
 

@@ -123,6 +123,48 @@ def test_a_later_round_takes_the_place_of_the_step_before_it(
     os.close(fd)
 
 
+def test_a_commit_that_comes_late_makes_nothing_older_the_newest(
+    tmp_path: Path, end: socket.socket
+) -> None:
+    """A slow node's, of the same job: what is newer stays, whatever is deleted next."""
+    here, fd = Folder(tmp_path), held()
+    done = write(end, here, fd)
+    newer = commit(here, 9, sequence=5, round_=4)
+    publish(here, done)
+    delete(here, last=1)
+    assert manifests.committed(here) == newer
+    assert list(here.listing()) == [9]
+    os.close(fd)
+
+
+def test_of_two_that_are_committed_at_once_the_later_is_the_newest(tmp_path: Path) -> None:
+    here = Folder(tmp_path)
+    for step in (8, 9, 7):
+        commit(here, step, sequence=5)
+    delete(here, last=2)
+    newest = manifests.committed(here)
+    assert newest is not None
+    assert newest.step == 9
+    assert sorted(here.listing()) == [8, 9]
+
+
+def test_nothing_is_committed_beside_a_manifest_that_cannot_be_looked_at(
+    tmp_path: Path, end: socket.socket
+) -> None:
+    """It may have the number that the next one would get."""
+    here, fd = Folder(tmp_path), held()
+    done = write(end, here, fd)
+    closed = tmp_path / manifest.folder(9) / manifest.NAME
+    closed.mkdir(parents=True)
+    with pytest.raises(OSError, match=f"{closed} may be the newest .* directory"):
+        publish(here, done)
+    assert manifest.NAME not in here.listing()[7]
+    closed.rmdir()
+    publish(here, done)
+    assert manifest.NAME in here.listing()[7]
+    os.close(fd)
+
+
 @pytest.mark.parametrize("other", [{"step": 8}, {"round_": 4}])
 def test_another_snapshot_is_never_written(
     tmp_path: Path, end: socket.socket, other: dict[str, int]

@@ -212,6 +212,35 @@ def test_options_are_in_no_words(where: tuple[str, str]) -> None:
     assert secret not in words(caught.value)
 
 
+def test_a_file_that_is_cut_while_it_is_read_is_an_error_that_says_where_it_ends(
+    here: Storage,
+) -> None:
+    data = os.urandom(3 << 20)
+    here.write(7, "a", pieces(data), len(data))
+    file = here.open(7, "a")
+    assert file.read(4090, 2 << 20) == data[4090 : 2 << 20]
+    here.publish(7, "a", data[:5000], over=True)
+    if isinstance(here, storage.Folder):  # who has a file open keeps it, unless it is cut in place
+        assert file.read(0, len(data)) == data
+        here.write(7, "a", pieces(data), len(data))
+        file = here.open(7, "a")
+        os.truncate(Path(here.url, manifest.folder(7), "a"), 5000)
+    assert file.read(0, 5000) == data[:5000]
+    for start in (0, 4096):
+        with pytest.raises(storage.Damaged, match="it ends after 5000 bytes"):
+            file.read(start, len(data))
+
+
+def test_a_disk_that_fails_under_a_file_is_an_error_of_that_file(tmp_path: Path) -> None:
+    """Memory that is not mapped is read as a failing disk is: EIO."""
+    here = storage.Folder(tmp_path)
+    (tmp_path / manifest.folder(7)).mkdir()
+    (tmp_path / manifest.folder(7) / "a").symlink_to("/proc/self/mem")
+    with pytest.raises(storage.Damaged) as found:
+        here.open(7, "a").read(0, 4096)
+    assert storage.words(found.value) == "Input/output error: look at its disk"
+
+
 # --- folders -------------------------------------------------------------------------------------
 
 
