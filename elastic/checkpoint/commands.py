@@ -1,16 +1,18 @@
 """`elasticctl ckpt`: look at checkpoints on storage, verify them, convert them. Asks no job."""
 
 import argparse
+import contextlib
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from elastic.checkpoint import inspection
 from elastic.checkpoint.image import SIZES
 from elastic.checkpoint.inspection import Step, ranks
-from elastic.checkpoint.storage import canonical
+from elastic.checkpoint.storage import Storage, canonical, connect, words
+from elastic.proto.errors import CheckpointError
 from elastic.proto.verbs import Context, Output, age
 
 WIDEST = 60
@@ -29,6 +31,10 @@ def ckpt(context: Context, argv: Sequence[str]) -> int:
         inner.add_argument(
             "path", metavar="PATH", type=_path, help="the checkpoint's folder or URL"
         )
+        inner.add_argument(
+            "--storage-options", type=_options, default={}, metavar="JSON",
+            help="of a URL, what its driver is given: '{\"endpoint_url\": \"http://127.0.0.1:9000\"}'",
+        )  # fmt: skip
         if add is not None:
             add(inner)
     args = parser.parse_args(argv)
@@ -39,6 +45,31 @@ def _path(argument: str) -> str:
     if not argument:  # an unset variable
         raise argparse.ArgumentTypeError("it is empty")
     return canonical(argument)
+
+
+def _options(argument: str) -> dict[str, Any]:
+    try:
+        given = json.loads(argument)
+    except ValueError:  # which would repeat it, and there may be a secret in it
+        given = None
+    if not isinstance(given, dict):
+        raise argparse.ArgumentTypeError('it is no JSON object: {"name": "value"}')
+    return given
+
+
+def _storage(args: argparse.Namespace) -> Storage:
+    return connect(args.path, json.dumps(args.storage_options))
+
+
+@contextlib.contextmanager
+def _named(url: str) -> Iterator[None]:
+    """What goes wrong within with that storage is one line that names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename:
+            raise
+        raise CheckpointError(f"{url}: {words(error)}") from error
 
 
 def _number(argument: str) -> int:
@@ -72,7 +103,8 @@ def _add_to(parser: argparse.ArgumentParser) -> None:
 
 def _ls(out: Output, args: argparse.Namespace) -> int:
     """The steps that there are."""
-    there = inspection.steps(args.path)
+    with _named(args.path):
+        there = inspection.steps(_storage(args))
     if out.json:
         out.document({"path": args.path, "steps": [_document(step) for step in there]})
         return 0
@@ -128,9 +160,11 @@ def _size(number: float) -> str:
 
 def _show(out: Output, args: argparse.Namespace) -> int:
     """What is in a step: its tensors and its values."""
-    step = inspection.pick(args.path, args.step)
-    assert step.manifest is not None
-    found = inspection.contents(args.path, step.manifest)
+    storage = _storage(args)
+    with _named(args.path):
+        step = inspection.pick(storage, args.step)
+        assert step.manifest is not None
+        found = inspection.contents(storage, step.manifest)
     tensors = [found.tensors[name] for name in sorted(found.tensors)]
     values = sorted(found.values.values(), key=lambda value: (value.name, value.ranks))
     if out.json:
@@ -170,9 +204,11 @@ def _short(value: Any) -> str:
 
 def _verify(out: Output, args: argparse.Namespace) -> int:
     """Whether every byte of a step is what was written; the exit code is 1 where one is not."""
-    step = inspection.pick(args.path, args.step)
-    assert step.manifest is not None
-    damaged = inspection.verify(args.path, step.manifest)
+    storage = _storage(args)
+    with _named(args.path):
+        step = inspection.pick(storage, args.step)
+        assert step.manifest is not None
+        damaged = inspection.verify(storage, step.manifest)
     if out.json:
         listed = [{"file": d.file, "what": d.what, "problem": d.problem} for d in damaged]
         out.document(_document(step) | {"damaged": listed})
@@ -196,14 +232,16 @@ def _convert(out: Output, args: argparse.Namespace) -> int:
         args.parser.error("--to elastic makes a step: say which, --step N")
     from elastic.checkpoint import convert  # torch takes its time, and the other verbs need none
 
-    if args.to == "elastic":
-        made = convert.from_dcp(args.path, args.dest, args.step)
-    else:
-        step = inspection.pick(args.path, args.step).step
-        if args.to == "dcp":
-            made = convert.to_dcp(args.path, step, args.dest)
+    options = args.storage_options
+    with _named(args.dest if args.to == "elastic" else args.path):
+        if args.to == "elastic":
+            made = convert.from_dcp(args.path, args.dest, args.step, options)
         else:
-            made = convert.to_safetensors(args.path, step, args.dest, args.only)
+            step = inspection.pick(_storage(args), args.step).step
+            if args.to == "dcp":
+                made = convert.to_dcp(args.path, step, args.dest, options)
+            else:
+                made = convert.to_safetensors(args.path, step, args.dest, args.only, options)
     if out.json:
         out.document({"path": args.dest, "message": made})
     else:

@@ -47,18 +47,22 @@ FILE = 4_000_000_000
 """Bytes of the tensors in one file, unless a single one has more."""
 INDEX = "model.safetensors.index.json"
 
+Options = Mapping[str, Any] | None
+"""`storage_options`."""
+
 T = TypeVar("T")
 
 
 # --- to safetensors ------------------------------------------------------------------------------
 
 
-def to_safetensors(path: str, step: int, dest: str, only: str = "") -> str:
+def to_safetensors(path: str, step: int, dest: str, only: str = "", options: Options = None) -> str:
     """Write whole tensors as Hugging Face does, and say what was done.
 
-    only: those under that name, without it. Raises OSError, `NotFound`, `CheckpointError`.
+    only: those under that name, without it; options: for the driver of a URL. Raises OSError, `NotFound`,
+    `CheckpointError`.
     """
-    reader, _ = _open(path, step)
+    reader, _ = _open(path, step, options)
     front = f"{only}." if only else ""
     chosen = {
         name.removeprefix(front): piece
@@ -130,9 +134,9 @@ def _width(piece: Piece) -> int:
 # --- to DCP --------------------------------------------------------------------------------------
 
 
-def to_dcp(path: str, step: int, dest: str) -> str:
+def to_dcp(path: str, step: int, dest: str, options: Options = None) -> str:
     """Write what torch's `FileSystemReader` reads, and say what was done."""
-    reader, metadata = _open(path, step)
+    reader, metadata = _open(path, step, options)
     with _folder(dest) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
         save(
@@ -183,14 +187,14 @@ def _items(name: str, kept: object) -> Iterator[WriteItem]:
 # --- from DCP ------------------------------------------------------------------------------------
 
 
-def from_dcp(path: str, dest: str, step: int) -> str:
+def from_dcp(path: str, dest: str, step: int, options: Options = None) -> str:
     """Make a step of what torch's `FileSystemWriter` wrote, and say what was done.
 
-    Raises OSError, `NotFound`, `CheckpointError`.
+    options: for the driver of `dest`, where that is a URL. Raises OSError, `NotFound`, `CheckpointError`.
     """
     source = Path(path)
     entries, routes = foreign.read(source)
-    storage = connect(canonical(dest))
+    storage = connect(canonical(dest), json.dumps(dict(options or {})))
     if manifests.committed(storage, step) is not None:
         raise CheckpointError(f"{dest} has a step {step} already: name another")
     held = [entry for entry in entries if entry.dtype]
@@ -234,8 +238,8 @@ def _piece(entry: Entry) -> Piece:
 # --- what they share -----------------------------------------------------------------------------
 
 
-def _open(path: str, step: int) -> tuple[StorageReader, Metadata]:
-    reader = StorageReader(path, step)
+def _open(path: str, step: int, options: Options) -> tuple[StorageReader, Metadata]:
+    reader = StorageReader(path, step, storage_options=options)
     metadata = reader.read_metadata()
     if reader.missing:
         raise CheckpointError(

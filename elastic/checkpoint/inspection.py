@@ -11,7 +11,7 @@ from typing import Any
 
 from elastic.checkpoint import manifests
 from elastic.checkpoint.image import VALUES, Image, header_bytes, parse
-from elastic.checkpoint.storage import File, Folder, Storage, connect, words
+from elastic.checkpoint.storage import File, Folder, Storage, words
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError, NotFound, ProtocolMismatch, SlotError
 from elastic.proto.manifest import Manifest, Shard
@@ -40,9 +40,9 @@ class Step:
     """It is the one that a load takes."""
 
 
-def steps(path: str) -> list[Step]:
-    """All of them, in order; path: a folder or a URL. Raises `NotFound` where there is none, OSError."""
-    storage = connect(path)
+def steps(storage: Storage) -> list[Step]:
+    """All of them, in order. Raises `NotFound` where there is none, OSError."""
+    path = storage.url
     folder = Path(path)  # of a URL there is none
     if isinstance(storage, Folder) and not folder.exists():
         raise NotFound(f"{path} is not there: give the folder that Checkpointer was given")
@@ -82,9 +82,9 @@ def _step(storage: Storage, number: int, committed: bool, newest: Manifest | Non
     )
 
 
-def pick(path: str, number: int | None) -> Step:
-    """A committed step, the newest if none is named. Raises `NotFound`, `CheckpointError`."""
-    there = steps(path)
+def pick(storage: Storage, number: int | None) -> Step:
+    """A committed step, the newest if none is named. Raises `NotFound`, `CheckpointError`, OSError."""
+    path, there = storage.url, steps(storage)
     if number is None:
         found = next((step for step in there if step.newest), None)
         if found is None:
@@ -139,10 +139,9 @@ class Contents:
     """Of files that cannot be read."""
 
 
-def contents(path: str, told: Manifest) -> Contents:
+def contents(storage: Storage, told: Manifest) -> Contents:
     """Names, shapes and values, as the files' headers say; nothing is verified."""
     found = Contents()
-    storage = connect(path)
     for shard in told.shards:
         where = manifests.where(storage, told.step, shard.file)
         try:
@@ -190,9 +189,8 @@ class Damage:
     problem: str
 
 
-def verify(path: str, told: Manifest) -> list[Damage]:
+def verify(storage: Storage, told: Manifest) -> list[Damage]:
     """All that is not as it was written: each byte of each file is read."""
-    storage = connect(path)
     with ThreadPoolExecutor(THREADS) as pool:
         return [
             Damage(file=shard.file, what=what, problem=problem)

@@ -8,10 +8,12 @@ import resource
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
@@ -229,12 +231,12 @@ def test_a_later_chunk_of_a_large_tensor(tmp_path: Path) -> None:
     written(tmp_path, 7, [{"w": torch.zeros(5 << 20), "v": torch.ones(3)}])  # 20 MiB: 3 chunks
     file = tmp_path / manifest.folder(7) / manifest.file(0, 1, 3, "job")
     told = manifests.read(Folder(Path(tmp_path)), 7)
-    assert inspection.verify(str(tmp_path), told) == []
+    assert inspection.verify(Folder(tmp_path), told) == []
     start = 4096
     with open(file, "r+b") as opened:
         opened.seek(start + (17 << 20))
         opened.write(b"x")
-    (damage,) = inspection.verify(str(tmp_path), told)
+    (damage,) = inspection.verify(Folder(tmp_path), told)
     assert (damage.file, damage.what) == (file.name, "w")
     assert damage.problem.endswith(f"from byte {start + (16 << 20)} on")
 
@@ -247,7 +249,7 @@ def test_no_flipped_bit_is_missed(path: Path, at: int, bit: int) -> None:
     data = bytearray(sound)
     data[at % len(sound)] ^= 1 << bit
     file.write_bytes(data)
-    damaged = inspection.verify(str(path), manifests.read(Folder(Path(path)), 7))
+    damaged = inspection.verify(Folder(path), manifests.read(Folder(path), 7))
     file.write_bytes(sound)
     assert {one.file for one in damaged} == {file.name}
 
@@ -320,6 +322,70 @@ def test_a_full_disk_is_said_and_nothing_stays(path: Path, tmp_path: Path) -> No
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not (tmp_path / "hf").exists()
+
+
+# --- on an object store --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bucket(s3: str) -> str:
+    name = f"b{uuid.uuid4().hex}"
+    fsspec.filesystem("s3", **json.loads(s3)).mkdir(name)
+    return name
+
+
+def test_a_step_on_an_object_store(
+    path: Path, tmp_path: Path, bucket: str, s3: str, ask: Ask
+) -> None:
+    url = f"s3://{bucket}/run"
+    store = fsspec.filesystem("s3", **json.loads(s3))
+    store.put(str(path), url, recursive=True)
+    options = ("--storage-options", s3)
+    listed = ask("ckpt", "ls", url, *options)
+    assert (listed.code, columns(listed.lines[1])[0], listed.err) == (0, "7", ""), listed
+    assert "model.0.weight" in ask("ckpt", "show", url, *options).out
+    assert "all as it was written" in ask("ckpt", "verify", url, *options).out
+    there, back = tmp_path / "dcp", f"s3://{bucket}/back"
+    for ours, theirs in ((url, there), (there, back)):
+        to = ("dcp",) if ours is url else ("elastic", "--step", "3")
+        made = ask("ckpt", "convert", ours, theirs, *options, "--to", *to)
+        assert (made.code, made.err) == (0, ""), made
+    assert ask("ckpt", "convert", back, tmp_path / "hf", *options, "--to", "safetensors").code == 0
+    found, _ = opened(tmp_path / "hf")
+    assert torch.equal(found["model.0.weight"], states()[0]["model"][0].weight)
+    name = f"{url}/{manifest.folder(7)}/{shard(path, 1).name}"
+    store.pipe_file(name, bytes(shard(path, 1).stat().st_size))
+    damaged = ask("ckpt", "verify", url, *options)
+    assert (damaged.code, shard(path, 1).name in damaged.out) == (1, True), damaged
+
+
+def test_a_storage_that_cannot_be_used_is_one_line(tmp_path: Path, s3: str, ask: Ask) -> None:
+    options = json.loads(s3)
+    nobody = options | {
+        "endpoint_url": "http://127.0.0.1:1",
+        "config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": 1},
+    }
+    for path, wrong, said in (
+        ("s3://no-such/run", options, "holds no checkpoint"),
+        ("s3://no-such/run", nobody, "127.0.0.1:1"),
+        ("s3://no-such/run", options | {"bad": 1}, "bad"),
+        ("nothing://x/run", {}, "nothing"),
+        (tmp_path, {"key": "k"}, "takes none"),
+    ):
+        for verb, *rest in (("ls",), ("convert", tmp_path / "dest", "--to", "dcp")):
+            answer = ask("ckpt", verb, path, *rest, "--storage-options", json.dumps(wrong))
+            assert (answer.code, len(answer.err.splitlines())) == (1, 1), answer
+            assert str(path) in answer.err, answer
+            assert said in answer.err, answer
+            assert options["secret"] not in answer.err, answer
+
+
+@pytest.mark.parametrize("given", ["{", "[]", "tell-nobody"])
+def test_options_that_are_none_are_not_repeated(given: str, tmp_path: Path, ask: Ask) -> None:
+    answer = ask("ckpt", "ls", tmp_path, "--storage-options", given)
+    assert answer.code == 2
+    assert "it is no JSON object" in answer.err
+    assert "tell-nobody" not in answer.err
 
 
 # --- to DCP and back -----------------------------------------------------------------------------
