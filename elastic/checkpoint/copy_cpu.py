@@ -49,7 +49,7 @@ def write(
         source, start, end = part
         return Chunk(end, _copy(source, target[start:end], out[start:end]))
 
-    return list(host.each(chunk, parts, threads))
+    return host.each(chunk, parts, threads)
 
 
 def _bytes_of(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:

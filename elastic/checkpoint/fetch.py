@@ -119,8 +119,7 @@ def fetch(wanted: Sequence[Job], threads: int) -> list[tuple[Job, str]]:
 
     for device in {job.target.device for job in wanted if job.target.is_cuda}:
         torch.cuda.synchronize(device)  # what the script has begun to do with the targets
-    for _ in host.each(work, range(min(threads, len(wanted))), min(threads, len(wanted)) or 1):
-        pass
+    host.each(work, range(min(threads, len(wanted))), threads)
     return failed
 
 

@@ -1,9 +1,8 @@
 """Images in this node's slots, as a rank reads them."""
 
-import mmap
-import os
 from collections.abc import Sequence
 
+from elastic.checkpoint import host
 from elastic.checkpoint.image import header_bytes, parse
 from elastic.checkpoint.restore import Mapped, Source
 from elastic.proto import slot
@@ -17,7 +16,7 @@ def sources(fds: Sequence[int], moment: Moment) -> tuple[dict[int, Source], dict
     wrong: dict[int, str] = {}
     for fd in fds:
         try:
-            snapshot = slot.read(memoryview(mmap.mmap(fd, os.fstat(fd).st_size)))
+            snapshot = slot.read(host.shared(fd))
         except (SlotError, ProtocolMismatch):
             continue
         if Moment(snapshot.stamp.round, snapshot.stamp.step) != moment:

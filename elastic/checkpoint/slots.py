@@ -1,7 +1,6 @@
 """A rank's own slots: which one is written next, and the writing."""
 
 import errno
-import mmap
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -113,7 +112,7 @@ class Slots:
         self._fds = list(fds)
         self._threads = threads
         self._register = register
-        self._views = [memoryview(mmap.mmap(fd, os.fstat(fd).st_size)) for fd in fds]
+        self._views = [host.shared(fd) for fd in fds]
         self._preparing = [Lock() for _ in fds]
         self._prepared = [False for _ in fds]
         self._generation = 0
@@ -155,8 +154,7 @@ class Slots:
                 if self._register is not None:
                     self._register(view[at : at + PART])
 
-            for _ in host.each(part, range(0, len(view), PART), self._threads):
-                pass
+            host.each(part, range(0, len(view), PART), self._threads)
             self._prepared[index] = True
 
     def contents(self) -> list[Content]:

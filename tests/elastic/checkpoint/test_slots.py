@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from elastic.checkpoint import host
 from elastic.checkpoint.image import Image, lay_out
 from elastic.checkpoint.slots import PART, Content, Slots, early, reusable
 from elastic.proto import slot, sums
@@ -298,7 +299,16 @@ def test_what_is_marked_whole_is_known_to_be(fds: list[int]) -> None:
     slots.close()
 
 
-def test_all_pages_of_a_prepared_slot_are_there_and_registered() -> None:
+UNKNOWN = 9999
+"""No kernel has this advice."""
+
+
+@pytest.mark.parametrize("lacks", [(), ("_COLLAPSE",), ("_COLLAPSE", "_POPULATE_WRITE")])
+def test_all_pages_of_a_prepared_slot_are_there_and_registered(
+    monkeypatch: pytest.MonkeyPatch, lacks: tuple[str, ...]
+) -> None:
+    for advice in lacks:  # as of older kernels
+        monkeypatch.setattr(host, advice, UNKNOWN)
     size, parts = PART + 3 * slot.PAGE, []
     fd = slot.create(size)
     slots = Slots([os.dup(fd)], 2, lambda part: parts.append(len(part)))
