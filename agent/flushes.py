@@ -105,8 +105,13 @@ class Flushes:
         self, checkpoint: str, job: str, moment: Key, world_size: int, slots: Mapping[int, int]
     ) -> bool:
         """Write these ranks' shards; slots: their descriptors, which stay the caller's. Whether there
-        is any to be written: a slot may have been written over by now."""
+        is any to be written: it may be on storage, its slot written over by now or known as damaged."""
+        done = self.written.get(checkpoint, {}).get(moment)
         for rank, fd in slots.items():
+            if done is not None and rank in done.shards:
+                continue
+            if (checkpoint, moment, rank) in self.damaged:
+                continue
             claim = slot.claim(fd, exclusive=False)
             if claim is None:
                 continue

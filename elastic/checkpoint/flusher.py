@@ -90,13 +90,10 @@ def _write(end: socket.socket, storage: Storage, message: Write, fd: int) -> Don
         stamp, size = snapshot.stamp, len(snapshot.image)
         if (stamp.round, stamp.step) != (message.round, message.step):
             raise SlotError(f"the slot holds step {stamp.step}, not {message.step}")
-        digest = sums.checksum(snapshot.image[size - sums.ENTRY * len(snapshot.chunks) :])
-        done = Done(id=message.id, bytes=size, digest=digest, value=stamp.value)
-        there = manifests.sound(storage, message.step)
-        if there is not None and (there.job, there.round) == (message.job, message.round):
-            written = {(shard.file, shard.bytes, shard.digest) for shard in there.shards}
-            if (message.file, size, digest) in written and _is(storage, message, size):
-                return replace(done, committed=True)
+        table = snapshot.image[size - sums.ENTRY * len(snapshot.chunks) :]
+        done = Done(id=message.id, bytes=size, digest=sums.checksum(table), value=stamp.value)
+        if storage.has(message.step, message.file, size, table):
+            return replace(done, committed=_committed(storage, message, done))
         pieces = _told(end, message.id, _verified(snapshot, memory[slot.PAGE :]))
         storage.write(message.step, message.file, pieces, size)
         return done
@@ -104,12 +101,17 @@ def _write(end: socket.socket, storage: Storage, message: Write, fd: int) -> Don
         os.close(claim)
 
 
-def _is(storage: Storage, message: Write, size: int) -> bool:
-    """The file is there, all of it."""
-    try:
-        return storage.open(message.step, message.file).size == size
-    except FileNotFoundError:
-        return False
+def _committed(storage: Storage, message: Write, done: Done) -> bool:
+    """There is a manifest that names the file."""
+    there = manifests.sound(storage, message.step)
+    return (
+        there is not None
+        and (there.job, there.round) == (message.job, message.round)
+        and any(
+            (shard.file, shard.bytes, shard.digest) == (message.file, done.bytes, done.digest)
+            for shard in there.shards
+        )
+    )
 
 
 def _verified(snapshot: Snapshot, data: memoryview) -> Iterator[memoryview]:

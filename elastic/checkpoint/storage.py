@@ -63,6 +63,10 @@ class Storage(Protocol):
 
     def open(self, step: int, name: str) -> File: ...
 
+    def has(self, step: int, name: str, size: int, end: memoryview) -> bool:
+        """Whether `write` has been done with a file of that size whose last bytes are those."""
+        ...
+
     def write(self, step: int, name: str, pieces: Iterable[memoryview], size: int) -> None:
         """A large file, for good, under its name only once all of it is there.
 
@@ -138,6 +142,15 @@ _ADVICE = {
 }
 
 
+def _ends(storage: Storage, step: int, name: str, size: int, end: memoryview) -> bool:
+    """A file of that size and with that end has its name."""
+    try:
+        file = storage.open(step, name)
+        return file.size == size and file.read(size - len(end), size) == end
+    except OSError:
+        return False  # who writes it anew is told what there is to be told
+
+
 # --- a folder ------------------------------------------------------------------------------------
 
 
@@ -205,6 +218,12 @@ class Folder:
 
     def open(self, step: int, name: str) -> File:
         return _Opened(self._path(step, name))
+
+    def has(self, step: int, name: str, size: int, end: memoryview) -> bool:
+        if not _ends(self, step, name, size, end):
+            return False
+        _sync(self._path(step))  # whoever gave it its name may have died of it
+        return True
 
     def write(self, step: int, name: str, pieces: Iterable[memoryview], size: int) -> None:
         with self._draft(step, name) as fd:
@@ -347,6 +366,9 @@ class Objects:
         with _driver():
             self._fs.invalidate_cache()
             return _Object(self._fs, path, int(self._fs.info(path)["size"]))
+
+    def has(self, step: int, name: str, size: int, end: memoryview) -> bool:
+        return _ends(self, step, name, size, end)
 
     def write(self, step: int, name: str, pieces: Iterable[memoryview], size: int) -> None:
         with _driver():

@@ -606,21 +606,24 @@ def test_a_moment_is_committed_once(tmp_path: Path, snapshot: Make) -> None:
     run(test())
 
 
-def test_an_agent_that_forgot_what_is_on_storage_spoils_nothing(
-    tmp_path: Path, snapshot: Make
-) -> None:
+def test_what_is_on_storage_is_not_written_again(tmp_path: Path, snapshot: Make) -> None:
+    """Whoever has forgotten it, or asks for it twice, or for what is damaged beside it."""
+
     async def test() -> None:
-        one = snapshot(noise(9000))
+        good, bad = snapshot(noise(9000), 0), snapshot(noise(9000), 1)
+        bad.view[slot.PAGE + 6000] ^= 1
         async with node(tmp_path) as here:
-            here.write(one)
+            here.write(good, bad)
             await here.done()
-        fd = os.open(tmp_path / one.name, os.O_RDONLY)
+            written = (tmp_path / good.name).stat()
+            assert not here.write(good, bad), "nothing of it is left to be done"
         async with node(tmp_path) as next_life:
-            next_life.write(one)
+            next_life.write(good, bad)
             await next_life.done()
-        assert (os.fstat(fd).st_nlink, os.fstat(fd).st_size) == (0, len(one.image)), "not cut short"
-        os.close(fd)
-        assert (tmp_path / one.name).read_bytes() == one.image
+            assert next_life.written[MOMENT].shards == {0: good.shard}
+            assert next_life.flushes.damaged == {(str(tmp_path), MOMENT, 1)}
+        now = (tmp_path / good.name).stat()
+        assert (now.st_ino, now.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
 
     run(test())
 

@@ -70,6 +70,20 @@ def test_what_is_written_is_listed_and_read(here: Storage, where: tuple[str, str
         assert content(there, 12, "b") == b"told"
 
 
+def test_what_has_been_written_is_known_by_its_size_and_its_end(here: Storage) -> None:
+    data = os.urandom(10_000)
+    end = memoryview(data)[-32:]
+    assert not here.has(7, "a", len(data), end)
+    here.write(7, "a", pieces(data), len(data))
+    assert here.has(7, "a", len(data), end)
+    assert not here.has(7, "b", len(data), end)
+    assert not here.has(8, "a", len(data), end)
+    assert not here.has(7, "a", len(data) + 1, end)
+    assert not here.has(7, "a", len(data), memoryview(bytes(32)))
+    here.write(7, "empty", iter(()), 0)
+    assert here.has(7, "empty", 0, memoryview(b""))
+
+
 def test_what_another_has_written_or_deleted_is_seen_at_once(where: tuple[str, str]) -> None:
     one, other = connect(*where), connect(*where)
     one.publish(1, "a", b"a")
