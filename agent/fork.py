@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import json
 import os
-import select
 import signal
 import socket
 from collections.abc import Callable
@@ -131,9 +130,7 @@ def _intermediate(channel: Channel, request: Request, fds: list[int]) -> Request
         channel.send({"started": request.id, "pid": pid}, (itself,))
         os._exit(0)
     channel.socket.close()  # so that the agent sees the starter's end even while this one is starting
-    poll = select.poll()
-    poll.register(itself, select.POLLIN)
-    poll.poll()
+    descriptors.ready([itself], None)
     os.close(itself)
     os.close(fds[0])
     _adopted(channel.agent)

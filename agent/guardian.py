@@ -7,7 +7,6 @@ Single threaded, and imports neither grpc nor asyncio, so that a fork of it is a
 import contextlib
 import logging
 import os
-import select
 import signal
 import socket
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from elastic.agent import cgroup, children, prctl
 from elastic.agent.vault import Vault
+from elastic.proto import descriptors
 from elastic.proto.exit_code import CRASHED
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class Guardian:
     def _sleep(self, timeout: float | None) -> None:
         """Until a signal comes, or a child has ended; `_wait` deals with what came."""
         kept = self._vault.fileno()
-        if kept in select.select([self._wake.fileno(), kept], [], [], timeout)[0]:
+        if kept in descriptors.ready([self._wake.fileno(), kept], timeout):
             self._vault.take()
         with contextlib.suppress(BlockingIOError):
             self._received += self._wake.recv(4096)

@@ -8,7 +8,6 @@ a device or initialises CUDA (lost in a fork, too), or reads a variable that dif
 import importlib
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from elastic.agent.prctl import set_pdeathsig
-from elastic.proto import env
+from elastic.proto import descriptors, env
 
 TRIAL_TIMEOUT = 30.0
 """Seconds that an import may take."""
@@ -44,7 +43,7 @@ class Trial:
 
     def finish(self) -> str | None:
         """Reap it, killed where it still runs. Why the module stays out, or None."""
-        timed_out = not select.select([self.pidfd], [], [], 0)[0]
+        timed_out = not descriptors.ready([self.pidfd], 0)
         try:  # it leads a process group, which goes with it
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:

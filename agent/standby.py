@@ -9,7 +9,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import shutil
 import sys
 import time
@@ -21,7 +20,7 @@ from setproctitle import setproctitle
 
 from elastic.agent import fork, hook, preload, rank, spare, store
 from elastic.agent.spec import OBEYED_AT_START, StartSpec
-from elastic.proto import env
+from elastic.proto import descriptors, env
 
 IMPORTS = ("torch", "torch.distributed", "torch._dynamo")
 
@@ -84,13 +83,11 @@ class _Standby:
 
     def _wait(self) -> bool:
         """Until a message is there, or the trial ends or is too long; whether there is a message."""
-        poll = select.poll()
-        poll.register(self._channel.socket, select.POLLIN)
-        timeout = None
+        fds, timeout = [self._channel.socket.fileno()], None
         if self._trial is not None:
-            poll.register(self._trial.pidfd, select.POLLIN)
-            timeout = max(0.0, self._trial.deadline - time.monotonic()) * 1000
-        return any(fd == self._channel.socket.fileno() for fd, _ in poll.poll(timeout))
+            fds.append(self._trial.pidfd)
+            timeout = max(0.0, self._trial.deadline - time.monotonic())
+        return fds[0] in descriptors.ready(fds, timeout)
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> fork.Request | None:
         if "start" in message:
@@ -141,7 +138,7 @@ class _Standby:
 
     @staticmethod
     def _over(trial: preload.Trial) -> bool:
-        ended = bool(select.select([trial.pidfd], [], [], 0)[0])
+        ended = bool(descriptors.ready([trial.pidfd], 0))
         return ended or time.monotonic() >= trial.deadline
 
     def _finish(self, trial: preload.Trial) -> None:

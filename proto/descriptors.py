@@ -2,7 +2,9 @@
 
 import array
 import os
+import select
 import socket
+from collections.abc import Iterable
 
 
 def receive(end: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
@@ -16,6 +18,17 @@ def receive(end: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     return data, list(fds)
+
+
+def ready(fds: Iterable[int], timeout: float | None) -> set[int]:
+    """Those that can be read, or have ended, once one can, or after `timeout` seconds; None: no limit.
+
+    Of any number: `select.select` takes none above 1,023. Raises ValueError for one that is closed.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000)}
 
 
 def close(fds: list[int]) -> None:

@@ -1,7 +1,6 @@
 """A rank's connection to the keeper of its slots."""
 
 import os
-import select
 import socket
 import weakref
 from collections import deque
@@ -106,7 +105,7 @@ class Keeping:
         self._reading = True
         self._changed.release()
         try:
-            found = bool(select.select([self._end], [], [], left)[0])
+            found = bool(descriptors.ready([self._end.fileno()], left))
         except (OSError, ValueError) as error:
             raise CheckpointError(GONE) from error
         finally:
@@ -119,7 +118,7 @@ class Keeping:
     def _pull(self) -> None:
         """Take in what is there. With `_changed`, so that nothing is on its way when it returns."""
         try:
-            while select.select([self._end], [], [], 0)[0]:
+            while descriptors.ready([self._end.fileno()], 0):
                 found = keeper.receive_from_keeper(self._end)
                 if found is None:
                     raise CheckpointError(GONE)

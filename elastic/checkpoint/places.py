@@ -11,7 +11,6 @@ import ipaddress
 import logging
 import os
 import secrets
-import select
 import socket
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from torch.distributed.rendezvous import rendezvous
 from elastic import session
 from elastic.agent import boot
 from elastic.agent.starter import memory_file
-from elastic.proto import codec, env, keeper_process, version
+from elastic.proto import codec, descriptors, env, keeper_process, version
 from elastic.proto.env import Launch
 from elastic.proto.errors import CheckpointError, CodecError
 from elastic.proto.keeper_process import Answer, Await, Greeting, Join, Refused, Start
@@ -129,7 +128,7 @@ def _await_earlier(path: str) -> None:
             with _connect(name[1:]) as end:
                 if keeper_process.peer_uid(end) == os.getuid():
                     end.sendall(codec.dumps(Await()).encode())
-                    if not select.select([end], [], [], CONNECT_TIMEOUT)[0]:
+                    if not descriptors.ready([end.fileno()], CONNECT_TIMEOUT):
                         log.warning(
                             "%s: waits for an earlier start's newest step to be written", path
                         )

@@ -197,6 +197,21 @@ def test_a_checkpointer_made_again_goes_on_from_the_one_before(job: Job) -> None
     assert on_storage(job) == [1, 2, 3]
 
 
+def test_a_rank_with_more_than_a_thousand_open_files(job: Job) -> None:
+    """One that waits for the one before, saves, writes and loads."""
+    with script(job, "plain") as before:
+        assert before.says() == "loaded 0 0"
+        assert before.hears() == "saved 1"
+        with script(job, "files") as one:
+            assert before.ends() == ""
+            assert one.says() == "loaded 1 1"
+            assert one.hears("persist") == "saved 2"
+            assert one.hears("again") == "loaded 2 2"
+            assert one.ends() == ""
+    gone(*keepers(job))
+    assert on_storage(job) == [1, 2]
+
+
 def test_another_script_reads_beside_one_that_runs(job: Job) -> None:
     with script(job, "plain") as one:
         assert one.says() == "loaded 0 0"

@@ -6,6 +6,7 @@ Steps follow lines on its standard input; what a save or a load raises ends it, 
 """
 
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -23,6 +24,11 @@ def main() -> None:
         if os.environ["RANK"] != "0":
             sys.stdin.readline()
             return
+    if CASE == "files":  # more than `select` can name
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 2048), most))
+        opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+        assert opened[-1] > 1024
     checkpoint = Checkpointer(FOLDER / "checkpoint")
     state = {"number": torch.zeros(1000)}
     step = checkpoint.load(state)
