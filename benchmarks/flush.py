@@ -2,12 +2,13 @@
 
 The flusher is the real program; its slot a memfd. A writer of the master's journal kind (SQLite, WAL,
 synchronous=FULL, one event each 20 ms) and a loop that multiplies matrices run all along, so that
-their figures without and during a flush are of the same run.
+their figures beside a flush, beside dd and beside nothing are of the same run.
 """
 
 import mmap
 import os
 import random
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -33,34 +34,41 @@ SETTLE_S = 3.0
 
 
 def rows(gib: float, n: int, folder: Path) -> list[Row]:
-    """`n` flushes of that size and as many of dd's, in turn."""
+    """`n` flushes of that size and as many of dd's, in turn, each with the same beside it."""
     flushed, direct = (
         Sample(launcher=name, unit="MB/s") for name in ("elastic", "dd oflag=direct")
     )
-    ratio = Sample(launcher="elastic", unit="%")
-    journal = {name: Sample(launcher=name, unit="ms") for name in ("during", "without")}
-    slower = Sample(launcher="elastic", unit="%")
+    ratio, slower = (Sample(launcher="elastic", unit="%") for _ in range(2))
+    journal = {
+        name: Sample(launcher=name, unit="ms")
+        for name in ("beside elastic", "beside dd", "beside nothing")
+    }
     fd, size = _slot(int(gib * (1 << 30)))
     with tempfile.TemporaryDirectory(prefix="bench_flush_", dir=folder) as where, _flusher() as end:
         _flush(end, 0, Path(where), _slot(CHUNK)[0])  # it has started
         for number in range(1, n + 1):
             with _others(Path(where)) as timed:
                 time.sleep(SETTLE_S)
-                without = timed()
+                alone = timed()
                 began = time.monotonic()
                 _flush(end, number, Path(where), fd)
                 seconds = time.monotonic() - began
                 during = timed()
-            for name, figures in (("during", during), ("without", without)):
-                journal[name].values += [1000 * s for s in figures[0]]
-            slower.add(100 * (_mean(during[1]) / _mean(without[1]) - 1))
+                shutil.rmtree(Path(where, "run"))  # or it is found there the next time
+                time.sleep(SETTLE_S)
+                timed()
+                direct.add(size / _dd(Path(where, "dd"), fd, size) / 1e6)
+                beside = timed()
+            for sample, (events, _) in zip(journal.values(), (during, beside, alone), strict=True):
+                sample.values += [1000 * s for s in events]
+            slower.add(100 * (_mean(during[1]) / _mean(alone[1]) - 1))
             flushed.add(size / seconds / 1e6)
-            direct.add(size / _dd(Path(where, "dd"), fd, size) / 1e6)
             ratio.add(100 * flushed.values[-1] / direct.values[-1])
+    ours, *others = journal.values()
     return [
         Row(measure=f"flush of {gib:g} GiB", ours=flushed, peers=[direct]),
         Row(measure="the same, of dd's", ours=ratio, peers=[]),
-        Row(measure="journal's event", ours=journal["during"], peers=[journal["without"]]),
+        Row(measure="journal's event", ours=ours, peers=others),
         Row(measure="training loop slower by", ours=slower, peers=[]),
     ]
 

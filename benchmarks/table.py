@@ -60,7 +60,7 @@ class Row:
     peers: Sequence[Sample]
 
 
-HEADER = ("measure", "launcher", "min", "p50", "p90", "max", "peer/ours", "n", "failed")
+HEADER = ("measure", "launcher", "min", "p50", "p90", "p99", "max", "peer/ours", "n", "failed")
 
 
 def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
@@ -75,7 +75,7 @@ def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
                 (
                     row.measure if number == 0 else "",
                     sample.launcher,
-                    *(sample.show(sample.quantile(q)) for q in (0.0, 0.5, 0.9, 1.0)),
+                    *(sample.show(sample.quantile(q)) for q in (0.0, 0.5, 0.9, 0.99, 1.0)),
                     ratio,
                     str(sample.tries),
                     f"{sample.failed} of {sample.tries}" if sample.failed else "0",

@@ -19,7 +19,7 @@ from setproctitle import setproctitle
 from elastic.agent.prctl import set_pdeathsig
 from elastic.checkpoint import manifests, retention
 from elastic.checkpoint.retention import Stored
-from elastic.checkpoint.storage import Storage, connect, words
+from elastic.checkpoint.storage import PIECE, Storage, connect, words
 from elastic.proto import datagrams, manifest, slot, sums
 from elastic.proto.errors import CheckpointError, ElasticError, SlotError
 from elastic.proto.flusher import (
@@ -38,8 +38,6 @@ from elastic.proto.slot import Snapshot
 NICE = 10
 LOWEST = 7
 """Of the disk's priorities, among those that are served at all while others write."""
-PIECE = 16 << 20
-"""Bytes of one write."""
 PROGRESS = 1.0
 """Seconds between two words of it."""
 _BLOCK = 4096

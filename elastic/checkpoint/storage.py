@@ -20,6 +20,9 @@ from typing import Any, Protocol
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError, ElasticError
 
+PIECE = 2 << 20
+"""Bytes of one write to a disk: whoever syncs a small file meanwhile, the master's journal say, waits for
+those that are on their way."""
 AT_ONCE = 2
 """Pieces of a file on their way to a disk."""
 LOOKS = 16

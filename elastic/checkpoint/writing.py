@@ -7,13 +7,11 @@ import torch
 
 from elastic.checkpoint import copy_cpu, manifests
 from elastic.checkpoint.image import Piece, lay_out
-from elastic.checkpoint.storage import Storage
+from elastic.checkpoint.storage import PIECE, Storage
 from elastic.proto import sums
 from elastic.proto.manifest import Manifest, Shard
 
 _BLOCK = 4096
-_PIECE = 16 << 20
-"""Bytes of one write."""
 
 Tensors = Mapping[str, Callable[[], torch.Tensor]]
 """By name, what gets a tensor, on whatever device, when its bytes are wanted."""
@@ -37,7 +35,7 @@ def write_shard(
     chunks = copy_cpu.write(image, _OnCpu(tensors), values, memory[: image.nbytes])
     table = sums.pack(chunks)
     memory[image.sums_at : image.nbytes] = table
-    parts = (memory[at : at + _PIECE] for at in range(0, len(memory), _PIECE))
+    parts = (memory[at : at + PIECE] for at in range(0, len(memory), PIECE))
     storage.write(step, name, parts, image.nbytes)
     return Shard(rank=rank, file=name, bytes=image.nbytes, digest=sums.checksum(table))
 
