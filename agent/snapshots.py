@@ -3,24 +3,25 @@ the master, and shown to the ranks of the next round."""
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import socket
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
-from elastic.agent import memory
+from elastic.agent import statement
+from elastic.agent.allotment import Allotment
+from elastic.agent.checkpoint import NEVER, Checkpoint, moment_of
+from elastic.agent.clients import Client
 from elastic.agent.flushes import Flushes
 from elastic.agent.leaving import Leaving
 from elastic.agent.replicas import Replicas
 from elastic.agent.settings import AgentSettings
-from elastic.agent.shelf import Shelf, Slot, Slots
+from elastic.agent.shelf import Shelf, Slot
 from elastic.agent.starter import memory_file
 from elastic.agent.vault import Kept
-from elastic.proto import codec, descriptors, keeper, slot
+from elastic.proto import codec, keeper, slot
 from elastic.proto import master_pb2 as pb
-from elastic.proto.errors import LinkError, ProtocolMismatch
+from elastic.proto.errors import LinkError
 from elastic.proto.moment import Moment
 from elastic.proto.terms import Terms
 
@@ -28,51 +29,6 @@ log = logging.getLogger(__name__)
 
 PERSIST_TIMEOUT = 600.0
 """Seconds that the end of a job waits for its newest snapshot to be on storage."""
-
-
-@dataclass(slots=True)
-class _Checkpoint:
-    """One checkpoint of this node."""
-
-    slots: Slots
-    clients: list["_Client"] = field(default_factory=list["_Client"])
-    """The ranks of this round that have opened it."""
-    whole: pb.Moment | None = None
-    all_units: int = 0
-    """Of it."""
-    committed: pb.Moment | None = None
-    pending: bool = False
-    """Something of it is on its way to storage, here or on another node."""
-    answer: pb.Restore | None = None
-    flush: list[pb.Flush] = field(default_factory=list[pb.Flush])
-    """What the master wants on storage, the oldest first."""
-    keep: frozenset[Moment] = frozenset()
-    """What no rank may write over, beside the newest that is whole."""
-    fetch: dict[tuple[Moment, int], pb.Fetch] = field(
-        default_factory=dict[tuple[Moment, int], pb.Fetch]
-    )
-    """The replicas that the master wants here, by moment and rank."""
-    reckoned: tuple[int, memory.Reckoning] | None = None
-    """How many slots of that many bytes each rank of this node has."""
-    leaving: Leaving = field(default_factory=Leaving)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Client:
-    """A rank's checkpointer."""
-
-    end: socket.socket
-    round: int
-    said: keeper.Open | None = None
-    asks: keeper.Load | None = None
-    answered: bool = False
-    told: tuple[keeper.ToRank, ...] = ()
-    """What is newest, as far as it was told."""
-    unsent: tuple[keeper.ToRank, list[int]] | None = None
-    """An answer that its socket has no room for yet, with descriptors that are ours."""
-    closed: asyncio.Future[None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
 
 
 class Snapshots:
@@ -95,8 +51,10 @@ class Snapshots:
         """The master has said something."""
         self._replicas = Replicas(settings, self._replicated)
         self._shelf = Shelf(vault, self._replicas)
+        self._allotment = Allotment(self._shelf, self._flushes)
         self._checkpoints = {
-            name: _Checkpoint(self._shelf.of(name)) for name in self._shelf.checkpoints()
+            name: Checkpoint(name=name, slots=self._shelf.of(name))
+            for name in self._shelf.checkpoints()
         }
         for checkpoint, terms in self._shelf.notes():  # of agents before us
             self._flushes.terms[checkpoint] = codec.loads(Terms, terms)
@@ -110,9 +68,10 @@ class Snapshots:
         self._flushes.kill()
         self._replicas.kill()
 
-    def _of(self, checkpoint: str) -> _Checkpoint:
+    def _of(self, checkpoint: str) -> Checkpoint:
         if checkpoint not in self._checkpoints:
-            self._checkpoints[checkpoint] = _Checkpoint(self._shelf.of(checkpoint))
+            slots = self._shelf.of(checkpoint)
+            self._checkpoints[checkpoint] = Checkpoint(name=checkpoint, slots=slots)
         return self._checkpoints[checkpoint]
 
     # --- ranks -------------------------------------------------------------------------------
@@ -120,44 +79,17 @@ class Snapshots:
     def open(self, end: socket.socket, round_: int) -> "asyncio.Future[None]":
         """A rank of that round has made a checkpointer, and this is our end of its socket; done when
         that has closed it."""
-        end.setblocking(False)
-        client = _Client(end=end, round=round_)
-        asyncio.get_running_loop().add_reader(end, self._readable, client)
-        return client.closed
+        return Client(end, round_, hear=self._take, roomy=self._inform, gone=self._gone).closed
 
-    def _close(self, client: _Client) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(client.end)
-        loop.remove_writer(client.end)
-        client.end.close()
-        if client.unsent is not None:
-            descriptors.close(client.unsent[1])
-        if not client.closed.done():
-            client.closed.set_result(None)
-        if client.said is not None:
-            known = self._of(client.said.checkpoint)
-            if client in known.clients:
-                known.clients.remove(client)
-                self._mark_whole(known, known.slots.own.get(client.said.local_rank, []))
-
-    def _readable(self, client: _Client) -> None:
-        try:
-            while client.end.fileno() >= 0:
-                try:
-                    message = keeper.receive_from_rank(client.end)
-                except ConnectionResetError:
-                    continue  # it died with something unread; what it said before is still here
-                if message is None:
-                    self._close(client)
-                    return
-                self._take(client, message)
-        except BlockingIOError:
+    def _gone(self, client: Client) -> None:
+        if client.said is None:
             return
-        except (LinkError, ProtocolMismatch, OSError) as error:
-            log.warning("a checkpointer is cut off: %s", error)
-            self._close(client)
+        known = self._of(client.said.checkpoint)
+        if client in known.clients:
+            known.clients.remove(client)
+            self._mark_whole(known, known.slots.own.get(client.said.local_rank, []))
 
-    def _take(self, client: _Client, message: keeper.ToKeeper) -> None:
+    def _take(self, client: Client, message: keeper.ToKeeper) -> None:
         if isinstance(message, keeper.Open):
             keeper.check(message)
             if client.said is not None:
@@ -165,14 +97,14 @@ class Snapshots:
             client.said = message
             known = self._of(message.checkpoint)
             for old in [c for c in known.clients if c.round < client.round]:
-                self._close(old)  # a process that its rank left may have the other end still
+                old.close()  # a process that its rank left may have the other end still
             if not known.clients:
                 known.reckoned = None  # there may be other nodes and ranks than in the last round
             known.clients.append(client)
             if known.leaving.round != client.round:
                 known.leaving = Leaving(client.round)
             self._keep_terms(message.checkpoint, message.terms)
-            self._inform(client, known)
+            self._inform(client)
             return
         if client.said is None:
             raise LinkError("a checkpointer says nothing of itself first")
@@ -192,7 +124,7 @@ class Snapshots:
                 client.asks, client.answered = message, False
                 if known.answer is not None and known.answer.round == client.round:
                     self._answer(known, known.answer)
-                elif len(self._asking(known)) == client.said.local_world_size:
+                elif len(known.asking) == client.said.local_world_size:
                     self._tell(client.said.checkpoint)
 
     def _keep_terms(self, checkpoint: str, terms: Terms) -> None:
@@ -201,73 +133,25 @@ class Snapshots:
             self._shelf.note(checkpoint, codec.dumps(terms).encode())
         self._flushes.terms[checkpoint] = terms
 
-    def _give(self, client: _Client, said: keeper.Open, known: _Checkpoint, size: int) -> None:
-        """Slots of that size: what fits of those it has, and new ones. What is too small goes, but
-        for the newest whole snapshot, which stays until there is a newer one."""
-        own = known.slots.own.get(said.local_rank, [])
-        if known.reckoned is None or known.reckoned[0] < size:
-            known.reckoned = size, self._reckon(said, known, size)
-        size, reckoned = known.reckoned
-        fit = [one for one in own if len(one.view) >= size]
-        if len(fit) < reckoned.slots:
-            for one in [one for one in own if one not in fit]:
-                if not self._needed(one, own, said, known):
-                    self._shelf.drop(one)
+    def _give(self, client: Client, said: keeper.Open, known: Checkpoint, size: int) -> None:
+        """Show a rank the slots that it has."""
         try:
-            while len(fit) < reckoned.slots:
-                fit.append(self._shelf.make(said.checkpoint, "own", said.local_rank, size))
+            slots, refused = self._allotment.own(known, said, size)
         except OSError as error:
-            self._push(client, keeper.Refused(reason=f"no slot can be made: {error}"))
-            return
-        if len(fit) < memory.FEWEST:
-            self._push(client, keeper.Refused(reason=reckoned.reason))
+            slots, refused = [], f"no slot can be made: {error}"
+        if refused:
+            client.answer(keeper.Refused(reason=refused))
         else:
-            self._push(client, keeper.Slots(count=len(fit)), tuple(one.fd for one in fit))
+            client.answer(keeper.Slots(count=len(slots)), tuple(one.fd for one in slots))
 
-    def _reckon(self, said: keeper.Open, known: _Checkpoint, size: int) -> memory.Reckoning:
-        """The same for all ranks of this node. What other slots have been promised is taken off; what
-        this checkpoint has is its own to use again."""
-        ranks = said.local_world_size
-        reckoned = memory.reckon(
-            slot_bytes=size,
-            ranks=ranks,
-            available=memory.available()
-            - self._shelf.untouched
-            + sum(len(one.view) for one in known.slots),
-            replicas=said.replicate and said.world_size > ranks,
-        )
-        if reckoned.reason:
-            log.warning("checkpoint %s: %s", said.checkpoint, reckoned.reason)
-        return reckoned
-
-    def _needed(self, one: Slot, own: list[Slot], said: keeper.Open, known: _Checkpoint) -> bool:
-        """It holds the newest whole moment, what was loaded, or what is still to go to storage."""
-        at = one.moment
-        whole = [s.moment for s in own if s.snapshot is not None and s.snapshot.all_units]
-        loaded = None if known.answer is None else _moment(known.answer.moment)
-        return at is not None and (
-            at == max((m for m in whole if m is not None), default=None)
-            or at == loaded
-            or at in known.keep
-            or self._unwritten(said.checkpoint, one)
-        )
-
-    def _unwritten(self, checkpoint: str, one: Slot) -> bool:
-        """What it holds is still to go to storage."""
-        snapshot, at = one.snapshot, one.moment
-        if snapshot is None or at is None or not snapshot.stamp.persist:
-            return False
-        written = self._flushes.written.get(checkpoint, {}).get(at)
-        return written is None or snapshot.stamp.rank not in written.shards
-
-    def _held(self, said: keeper.Open, known: _Checkpoint) -> None:
+    def _held(self, said: keeper.Open, known: Checkpoint) -> None:
         """Once all ranks of this node hold a moment, the master hears of it."""
         newest = {
-            local: max((at for one in own if (at := one.moment) is not None), default=_NEVER)
+            local: max((at for one in own if (at := one.moment) is not None), default=NEVER)
             for local, own in known.slots.own.items()
         }
-        mine = newest.get(said.local_rank, _NEVER)
-        if all(newest.get(local, _NEVER) >= mine for local in range(said.local_world_size)):
+        mine = newest.get(said.local_rank, NEVER)
+        if all(newest.get(local, NEVER) >= mine for local in range(said.local_world_size)):
             self._tell(said.checkpoint)
 
     # --- the end of a round that is planned (master/leaving.py) ----------------------------------
@@ -281,7 +165,7 @@ class Snapshots:
             known.leaving = Leaving(order.round)
         known.leaving.order = order
         for client in list(known.clients):
-            self._inform(client, known)
+            self._inform(client)
         self._tell_stand(order.checkpoint, known)
 
     def release(self, number: int) -> None:
@@ -290,154 +174,66 @@ class Snapshots:
             if known.leaving.round == number:
                 known.leaving.order = pb.Leave(order=known.leaving.order.order)
                 for client in list(known.clients):
-                    self._inform(client, known)
+                    self._inform(client)
 
     def stands(self) -> list[pb.Stand]:
         """All that this node has to say of it."""
         return [
-            known.leaving.stand(checkpoint, self._local_ranks(known))
-            for checkpoint, known in self._checkpoints.items()
+            known.leaving.stand(known.name, known.leaving_ranks)
+            for known in self._checkpoints.values()
             if known.leaving.order.step
         ]
 
-    def _saved(self, said: keeper.Open, known: _Checkpoint, saved: keeper.Saved) -> None:
+    def _saved(self, said: keeper.Open, known: Checkpoint, saved: keeper.Saved) -> None:
         leaving = known.leaving
         leaving.hear(said.local_rank, saved)
         late = not saved.waits and saved.step >= leaving.order.step
         if leaving.order.step and (late or len(leaving.waiting) == said.local_world_size):
             self._tell_stand(said.checkpoint, known)
 
-    def _tell_stand(self, checkpoint: str, known: _Checkpoint) -> None:
-        self._say(known.leaving.stand(checkpoint, self._local_ranks(known)))
+    def _tell_stand(self, checkpoint: str, known: Checkpoint) -> None:
+        self._say(known.leaving.stand(checkpoint, known.leaving_ranks))
 
-    def _local_ranks(self, known: _Checkpoint) -> int:
-        ours = (c.said for c in known.clients if c.round == known.leaving.round)
-        return max((said.local_world_size for said in ours if said is not None), default=0)
-
-    def _push(self, client: _Client, message: keeper.ToRank, fds: tuple[int, ...] = ()) -> None:
-        """An answer; it waits where what was said unasked has not been read yet."""
-        try:
-            if client.unsent is not None:
-                raise BlockingIOError("it asks and does not read")
-            try:
-                keeper.send(client.end, message, fds)
-            except BlockingIOError:
-                client.unsent = message, [os.dup(fd) for fd in fds]
-                asyncio.get_running_loop().add_writer(client.end, self._writable, client)
-        except (BrokenPipeError, ConnectionResetError):
-            return  # it is gone: what it said last is still to be read, and then its end
-        except OSError as error:
-            log.warning("a checkpointer is cut off: %s", error)
-            self._close(client)
-
-    def _inform(self, client: _Client, known: _Checkpoint) -> None:
+    def _inform(self, client: Client) -> None:
         """Tell a rank what is newest now, and mark its slots: it must hear what is kept before it sees
         that something is newer. A rank that does not read hears it later, once, however much there
         was in between."""
+        if client.said is None:
+            return
+        known = self._of(client.said.checkpoint)
         newest: tuple[keeper.ToRank, ...] = ()
         if known.whole is not None or known.keep:
-            at, keep = _moment(known.whole), tuple(sorted(known.keep))
+            at, keep = moment_of(known.whole), tuple(sorted(known.keep))
             newest += (keeper.Whole(round=at.round, step=at.step, keep=keep),)
         if known.committed is not None:
-            at = _moment(known.committed)
+            at = moment_of(known.committed)
             newest += (keeper.Committed(round=at.round, step=at.step),)
         if client.round == known.leaving.round and known.leaving.order.order:
             order = known.leaving.order
             newest += (keeper.Leave(order=order.order, step=order.step),)
-        complaint = "" if client.said is None else self._flushes.complaint(client.said.checkpoint)
-        if complaint or any(isinstance(message, keeper.Stalled) for message in client.told):
+        complaint = self._flushes.complaint(known.name)
+        if complaint or client.was_told(keeper.Stalled):
             newest += (keeper.Stalled(reason=complaint),)
-        try:
-            for message in newest:
-                if message not in client.told:
-                    keeper.send(client.end, message)
-        except BlockingIOError:
-            asyncio.get_running_loop().add_writer(client.end, self._writable, client)
-            return
-        except OSError as error:
-            log.warning("a checkpointer is cut off: %s", error)
-            self._close(client)
-            return
-        client.told = newest
-        if client.said is not None:
+        if client.tell(newest):
             self._mark_whole(known, known.slots.own.get(client.said.local_rank, []))
 
-    def _writable(self, client: _Client) -> None:
-        """It has read something."""
-        loop = asyncio.get_running_loop()
-        loop.remove_writer(client.end)
-        if client.unsent is not None:
-            message, fds = client.unsent
-            client.unsent = None
-            self._push(client, message, tuple(fds))
-            descriptors.close(fds)
-        if client.said is not None and client.end.fileno() >= 0 and client.unsent is None:
-            self._inform(client, self._of(client.said.checkpoint))
-
-    def _mark_whole(self, known: _Checkpoint, slots: Iterable[Slot]) -> None:
+    def _mark_whole(self, known: Checkpoint, slots: Iterable[Slot]) -> None:
         """Note in slots that hold the newest whole moment that they do."""
         for one in slots:
             if known.whole is not None:
-                _mark(one, _moment(known.whole), known.all_units)
+                _mark(one, moment_of(known.whole), known.all_units)
 
     # --- the master --------------------------------------------------------------------------
 
     def statements(self) -> list[pb.Snapshots]:
         """All that this node has to say."""
-        return [self._statement(checkpoint) for checkpoint in self._checkpoints]
+        return [self._statement(known) for known in self._checkpoints.values()]
 
     def _tell(self, checkpoint: str) -> None:
-        self._say(self._statement(checkpoint))
+        self._say(self._statement(self._checkpoints[checkpoint]))
 
-    def _statement(self, checkpoint: str) -> pb.Snapshots:
-        known = self._checkpoints[checkpoint]
-        told = pb.Snapshots(
-            checkpoint=checkpoint,
-            answer=None if known.answer is None else _without_sources(known.answer),
-            base=self._replicas.base,
-            replicas=known.reckoned is not None and known.reckoned[1].replicas,
-            unfit=[_pb(at) for name, at in self._replicas.unfit if name == checkpoint],
-        )
-        asking = self._asking(known)
-        if asking and all(len(asking) == c.said.local_world_size for c in asking if c.said):
-            told.asks = asking[0].round
-            wanted = asking[0].asks.step if asking[0].asks else None
-            if wanted is not None:
-                told.wanted = wanted
-            for client in asking:
-                if client.asks is not None and client.asks.stored_step:
-                    ours = client.asks.stored_job == self._job()  # another's is older than memory
-                    told.stored.round = client.asks.stored_round if ours else 0
-                    told.stored.step = client.asks.stored_step
-        holdings: dict[Moment, pb.Holding] = {}
-        for one in known.slots:
-            snapshot, at = one.snapshot, one.moment
-            if snapshot is None or at is None:
-                continue
-            stamp = snapshot.stamp
-            if (checkpoint, at, stamp.rank) in self._flushes.damaged:
-                continue
-            holding = holdings.setdefault(at, pb.Holding(moment=_pb(at)))
-            holding.world_size = stamp.world_size
-            holding.ranks.append(stamp.rank)
-            if not any(node.first_rank == stamp.node.start for node in holding.nodes):
-                holding.nodes.add(first_rank=stamp.node.start, ranks=len(stamp.node))
-            holding.units.extend(set(snapshot.units) - set(holding.units))
-            holding.all_units = max(holding.all_units, snapshot.all_units)
-            holding.slot_bytes = max(holding.slot_bytes, len(one.view))
-            holding.persist |= stamp.persist
-        for key, written in self._flushes.written.get(checkpoint, {}).items():
-            at = Moment(*key)
-            holding = holdings.setdefault(at, pb.Holding(moment=_pb(at)))
-            holding.world_size = holding.world_size or written.world_size
-            holding.durable.extend(written.shards.values())
-            holding.committed = written.committed
-            holding.persist = True
-        told.holdings.extend(holdings.values())
-        return told
-
-    def _asking(self, known: _Checkpoint) -> list[_Client]:
-        return [client for client in known.clients if client.asks is not None]
+    def _statement(self, known: Checkpoint) -> pb.Snapshots:
+        return statement.of(known, self._flushes, self._replicas, self._job())
 
     def obey(self, order: pb.SnapshotOrders) -> None:
         """What the master says of one checkpoint. A slot that is to be flushed is claimed before its
@@ -449,21 +245,21 @@ class Snapshots:
         self._flush(order.checkpoint, known)
         for commit in order.commits:
             self._flushes.commit(order.checkpoint, self._job(), commit)
-        keep = frozenset(map(_moment, order.keep)) or known.keep  # a new master may not know yet
-        whole = order.HasField("whole") and _moment(order.whole) > _moment(known.whole)
+        keep = frozenset(map(moment_of, order.keep)) or known.keep  # a new master may not know yet
+        whole = order.HasField("whole") and moment_of(order.whole) > moment_of(known.whole)
         if whole:
             known.whole, known.all_units = order.whole, order.all_units
             ranks = {client.said.local_rank for client in known.clients if client.said is not None}
             self._mark_whole(known, (one for slots in known.slots.copy.values() for one in slots))
             for local in known.slots.own.keys() - ranks:
                 self._mark_whole(known, known.slots.own[local])
-        if order.HasField("committed") and _moment(order.committed) > _moment(known.committed):
+        if order.HasField("committed") and moment_of(order.committed) > moment_of(known.committed):
             known.committed = order.committed
         if whole or keep != known.keep:
             known.keep = keep
-            self._forget_spent(order.checkpoint, known)
+            self._allotment.forget_spent(known)
         for client in list(known.clients):
-            self._inform(client, known)
+            self._inform(client)
         if order.HasField("restore"):
             known.answer = order.restore
             self._answer(known, order.restore)
@@ -494,12 +290,12 @@ class Snapshots:
         moment = pb.Moment(round=found.round if ours else 0, step=asked.step)
         return pb.Found(request=asked.request, moment=moment)
 
-    def _flush(self, checkpoint: str, known: _Checkpoint) -> None:
+    def _flush(self, checkpoint: str, known: Checkpoint) -> None:
         """One moment at a time, the oldest that is here: each pins a slot of every rank."""
         if self._flushes.busy(checkpoint):
             return
-        for order in sorted(known.flush, key=lambda order: _moment(order.moment)):
-            at = _moment(order.moment)
+        for order in sorted(known.flush, key=lambda order: moment_of(order.moment)):
+            at = moment_of(order.moment)
             here: dict[int, int] = {}
             world_size = 0
             for one in known.slots:
@@ -515,22 +311,22 @@ class Snapshots:
         known = self._of(checkpoint)
         self._news.set()
         for client in list(known.clients):
-            self._inform(client, known)
+            self._inform(client)
         done = self._flushes.written.get(checkpoint, {})
         known.flush = [
             order
             for order in known.flush
             if not set(order.ranks)
-            <= set(done[_moment(order.moment)].shards if _moment(order.moment) in done else ())
+            <= set(done[moment_of(order.moment)].shards if moment_of(order.moment) in done else ())
         ]
         self._tell(checkpoint)
         self._flush(checkpoint, known)
 
     # --- replicas ----------------------------------------------------------------------------
 
-    def _fetch(self, checkpoint: str, known: _Checkpoint, orders: Iterable[pb.Fetch]) -> None:
+    def _fetch(self, checkpoint: str, known: Checkpoint, orders: Iterable[pb.Fetch]) -> None:
         """Have the images that the master names copied here, and no others."""
-        known.fetch = {(_moment(order.moment), order.rank): order for order in orders}
+        known.fetch = {(moment_of(order.moment), order.rank): order for order in orders}
         wanted = {(*key, order.base) for key, order in known.fetch.items()}
         self._replicas.only(checkpoint, wanted)
         under_way = self._replicas.fetching(checkpoint)
@@ -540,7 +336,7 @@ class Snapshots:
             if (moment, rank) in under_way | here or (checkpoint, moment) in self._replicas.unfit:
                 continue
             try:
-                one = self._room(checkpoint, known, rank, order.slot_bytes)
+                one = self._allotment.copy(known, rank, order.slot_bytes)
             except OSError as error:
                 log.warning("checkpoint %s: no memory for a replica: %s", checkpoint, error)
                 self._replicas.unfit.add((checkpoint, moment))
@@ -549,48 +345,6 @@ class Snapshots:
             if one is not None:
                 limit = opened[0].bandwidth if opened else None
                 self._replicas.fetch(checkpoint, moment, rank, order.base, one.fd, limit)
-
-    def _room(self, checkpoint: str, known: _Checkpoint, rank: int, size: int) -> Slot | None:
-        """A slot for a replica of that rank; None while all that it may have are needed. Raises
-        OSError."""
-        slots = known.slots.copy.get(rank, [])
-        free = [
-            one for one in slots if one.moment is None or one.moment not in self._lasting(known)
-        ]
-        for one in free:
-            if len(one.view) >= size:
-                return one
-            self._shelf.drop(one)
-        if len(known.slots.copy.get(rank, [])) >= memory.COPIES:
-            return None
-        if (
-            size > memory.available() - self._shelf.untouched
-        ):  # the other node's may be larger than ours
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        return self._shelf.make(checkpoint, "copy", rank, size)
-
-    def _forget_spent(self, checkpoint: str, known: _Checkpoint) -> None:
-        """Give back slots that this node has no more to do with, once what replaces them is there:
-        replicas of ranks that it keeps none of now, and what ranks held beyond those of this round."""
-        lasting = self._lasting(known)
-        ranks = {rank for _, rank in known.fetch}
-        spent = [
-            slots for rank, slots in known.slots.copy.items() if rank not in ranks and known.keep
-        ]
-        for client in known.clients:
-            if client.said is not None and client.round <= _moment(known.whole).round:
-                here = client.said.local_world_size
-                spent += [slots for local, slots in known.slots.own.items() if local >= here]
-                break
-        for one in [one for slots in spent for one in slots]:
-            if one.moment not in lasting and not self._unwritten(checkpoint, one):
-                self._shelf.drop(one)
-
-    def _lasting(self, known: _Checkpoint) -> set[Moment]:
-        """The moments whose replicas stay: also what was loaded, until its round has replicas."""
-        if known.answer is None or max(known.keep, default=_NEVER).round >= known.answer.round:
-            return set(known.keep)
-        return {*known.keep, _moment(known.answer.moment)}
 
     def _replicated(self, checkpoint: str) -> None:
         """A replica has come, or cannot."""
@@ -605,10 +359,10 @@ class Snapshots:
 
     # --- restore -----------------------------------------------------------------------------
 
-    def _answer(self, known: _Checkpoint, answer: pb.Restore) -> None:
+    def _answer(self, known: Checkpoint, answer: pb.Restore) -> None:
         """Show those who ask what they are to load: the images of it that are here, and where others
         are."""
-        here = [one for one in known.slots if one.moment == _moment(answer.moment)]
+        here = [one for one in known.slots if one.moment == moment_of(answer.moment)]
         images = here[: keeper.MOST_FDS - 1] if answer.from_memory else []
         elsewhere = bool(answer.sources)
         restore = keeper.Restore(
@@ -630,10 +384,10 @@ class Snapshots:
             if elsewhere:
                 fds.append(memory_file(codec.dumps(sources).encode()))
                 undo.callback(os.close, fds[-1])
-            for client in self._asking(known):
+            for client in known.asking:
                 if client.round == answer.round and not client.answered:
                     client.answered = True
-                    self._push(client, restore, tuple(fds))
+                    client.answer(restore, tuple(fds))
 
 
 def _mark(one: Slot, moment: Moment, all_units: int) -> None:
@@ -646,23 +400,3 @@ def _mark(one: Slot, moment: Moment, all_units: int) -> None:
             slot.mark_whole(one.view, all_units)
     finally:
         os.close(claim)
-
-
-def _without_sources(answer: pb.Restore) -> pb.Restore:
-    return pb.Restore(
-        round=answer.round,
-        moment=answer.moment if answer.HasField("moment") else None,
-        from_memory=answer.from_memory,
-    )
-
-
-_NEVER = Moment(-1, -1)
-"""Older than all."""
-
-
-def _moment(message: pb.Moment | None) -> Moment:
-    return _NEVER if message is None else Moment(message.round, message.step)
-
-
-def _pb(at: Moment) -> pb.Moment:
-    return pb.Moment(round=at.round, step=at.step)

@@ -168,7 +168,7 @@ class Node:
         for rank in self.ranks:
             rank.close()
         for client in list(self.snapshots._of(NAME).clients):
-            self.snapshots._close(client)
+            client.close()
         self.snapshots.kill()
         for side in (self.snapshots._replicas._side, self.snapshots._flushes._side):
             if side._process is not None:

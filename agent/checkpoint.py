@@ -1,0 +1,65 @@
+"""What this node knows of one checkpoint."""
+
+from dataclasses import dataclass, field
+
+from elastic.agent import memory
+from elastic.agent.clients import Client
+from elastic.agent.leaving import Leaving
+from elastic.agent.shelf import Slots
+from elastic.proto import master_pb2 as pb
+from elastic.proto.moment import Moment
+
+NEVER = Moment(-1, -1)
+"""Older than all."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Checkpoint:
+    name: str
+    slots: Slots
+    clients: list[Client] = field(default_factory=list[Client])
+    """The ranks of this round that have opened it."""
+    whole: pb.Moment | None = None
+    all_units: int = 0
+    """Of it."""
+    committed: pb.Moment | None = None
+    pending: bool = False
+    """Something of it is on its way to storage, here or on another node."""
+    answer: pb.Restore | None = None
+    flush: list[pb.Flush] = field(default_factory=list[pb.Flush])
+    """What the master wants on storage, the oldest first."""
+    keep: frozenset[Moment] = frozenset()
+    """What no rank may write over, beside the newest that is whole."""
+    fetch: dict[tuple[Moment, int], pb.Fetch] = field(
+        default_factory=dict[tuple[Moment, int], pb.Fetch]
+    )
+    """The replicas that the master wants here, by moment and rank."""
+    reckoned: tuple[int, memory.Reckoning] | None = None
+    """How many slots of that many bytes each rank of this node has."""
+    leaving: Leaving = field(default_factory=Leaving)
+
+    @property
+    def asking(self) -> list[Client]:
+        """Those who wait for what they are to load."""
+        return [client for client in self.clients if client.asks is not None]
+
+    @property
+    def lasting(self) -> set[Moment]:
+        """The moments whose replicas stay: also what was loaded, until its round has replicas."""
+        if self.answer is None or max(self.keep, default=NEVER).round >= self.answer.round:
+            return set(self.keep)
+        return {*self.keep, moment_of(self.answer.moment)}
+
+    @property
+    def leaving_ranks(self) -> int:
+        """How many ranks of this node are in the round that is to be left, as they say; 0: none said."""
+        ours = (c.said for c in self.clients if c.round == self.leaving.round)
+        return max((said.local_world_size for said in ours if said is not None), default=0)
+
+
+def moment_of(message: pb.Moment | None) -> Moment:
+    return NEVER if message is None else Moment(message.round, message.step)
+
+
+def to_pb(at: Moment) -> pb.Moment:
+    return pb.Moment(round=at.round, step=at.step)

@@ -1,0 +1,70 @@
+"""What a node tells the master of one checkpoint."""
+
+from collections.abc import Iterable
+
+from elastic.agent.checkpoint import Checkpoint, to_pb
+from elastic.agent.flushes import Flushes
+from elastic.agent.replicas import Replicas
+from elastic.proto import master_pb2 as pb
+from elastic.proto.moment import Moment
+
+
+def of(known: Checkpoint, flushes: Flushes, replicas: Replicas, job: str) -> pb.Snapshots:
+    """job: the job's own id."""
+    told = pb.Snapshots(
+        checkpoint=known.name,
+        answer=None if known.answer is None else _without_sources(known.answer),
+        base=replicas.base,
+        replicas=known.reckoned is not None and known.reckoned[1].replicas,
+        unfit=[to_pb(at) for name, at in replicas.unfit if name == known.name],
+    )
+    asking = known.asking
+    if asking and all(len(asking) == c.said.local_world_size for c in asking if c.said):
+        told.asks = asking[0].round
+        wanted = asking[0].asks.step if asking[0].asks else None
+        if wanted is not None:
+            told.wanted = wanted
+        for client in asking:
+            if client.asks is not None and client.asks.stored_step:
+                ours = client.asks.stored_job == job  # another's is older than memory
+                told.stored.round = client.asks.stored_round if ours else 0
+                told.stored.step = client.asks.stored_step
+    told.holdings.extend(_holdings(known, flushes))
+    return told
+
+
+def _holdings(known: Checkpoint, flushes: Flushes) -> Iterable[pb.Holding]:
+    """By moment: what is in memory here, and what this node has written."""
+    holdings: dict[Moment, pb.Holding] = {}
+    for one in known.slots:
+        snapshot, at = one.snapshot, one.moment
+        if snapshot is None or at is None:
+            continue
+        stamp = snapshot.stamp
+        if (known.name, at, stamp.rank) in flushes.damaged:
+            continue
+        holding = holdings.setdefault(at, pb.Holding(moment=to_pb(at)))
+        holding.world_size = stamp.world_size
+        holding.ranks.append(stamp.rank)
+        if not any(node.first_rank == stamp.node.start for node in holding.nodes):
+            holding.nodes.add(first_rank=stamp.node.start, ranks=len(stamp.node))
+        holding.units.extend(set(snapshot.units) - set(holding.units))
+        holding.all_units = max(holding.all_units, snapshot.all_units)
+        holding.slot_bytes = max(holding.slot_bytes, len(one.view))
+        holding.persist |= stamp.persist
+    for key, written in flushes.written.get(known.name, {}).items():
+        at = Moment(*key)
+        holding = holdings.setdefault(at, pb.Holding(moment=to_pb(at)))
+        holding.world_size = holding.world_size or written.world_size
+        holding.durable.extend(written.shards.values())
+        holding.committed = written.committed
+        holding.persist = True
+    return holdings.values()
+
+
+def _without_sources(answer: pb.Restore) -> pb.Restore:
+    return pb.Restore(
+        round=answer.round,
+        moment=answer.moment if answer.HasField("moment") else None,
+        from_memory=answer.from_memory,
+    )
