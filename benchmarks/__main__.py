@@ -12,6 +12,7 @@ from benchmarks import (
     flush,
     master,
     master_killed,
+    node_lost,
     peers,
     restart,
     snapshots,
@@ -29,6 +30,7 @@ NAMES = {
     "master": "one master, thousands of agents: join, replace, memory; bare grpc.aio",
     "copying": "CPU tensors into a slot with checksums, beside memcpy",
     "flush": "a snapshot to a disk beside dd, and what others feel of it",
+    "node_lost": "a node dies with its memory: steps computed twice, bytes read of storage, seconds",
     "snapshots": "what a save adds, shadow, stream and DCP; restore (needs a device; only where named)",
 }
 ON_DEMAND = {"snapshots"}
@@ -68,6 +70,8 @@ def _rows(
         return copying.rows(args.copy_gib, args.n or 15)
     if name == "flush":
         return flush.rows(args.flush_gib, args.n or 5, args.folder)
+    if name == "node_lost":
+        return node_lost.rows(ours, args.node_gib, args.n or 3) if ours else []
     if name == "snapshots":
         measured = snapshots.Setting(ranks=args.ranks, device=args.device, gib=args.gib)
         return snapshots.rows(ours, measured) if ours else []
@@ -120,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         "--n",
         type=int,
         help="restart: kills (20); start: launches (20); master: runs (5); master_killed: kills (50); "
-        "copying: copies (15); flush: flushes (5)",
+        "copying: copies (15); flush: flushes (5); node_lost: losses (3)",
     )
     parser.add_argument("--ranks", type=int, default=2, help="restart, snapshots: ranks")
     parser.add_argument(
@@ -143,6 +147,9 @@ def _parser() -> argparse.ArgumentParser:
         "--agents", type=int, action="append", help="master: this many agents (repeatable)"
     )
     parser.add_argument("--copy-gib", type=float, default=1.0, help="copying: size of the tensors")
+    parser.add_argument(
+        "--node-gib", type=float, default=1e9 / (1 << 30), help="node_lost: state of each node"
+    )
     parser.add_argument("--flush-gib", type=float, default=2.0, help="flush: size of a snapshot")
     parser.add_argument(
         "--folder", type=Path, default=Path("/var/tmp"), help="flush: on which disk"

@@ -32,14 +32,16 @@ REPLACE_S = 90.0  # torchrun loses the job after 72 s
 LEAVE_S = 30.0
 
 
-def _port() -> int:
+def free_port() -> int:
+    """Of this host, now."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port: int = s.getsockname()[1]
         return port
 
 
-def _args(nnodes: str, port: int, script: str) -> list[str]:
+def options(nnodes: str, port: int, script: str) -> list[str]:
+    """torchrun's, of every node, and the script."""
     return [
         f"--nnodes={nnodes}",
         "--nproc_per_node=1",
@@ -59,7 +61,7 @@ def _listening(port: int) -> bool:
     return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)
 
 
-def _start(job: Job, launcher: Launcher, nodes: int, args: list[str], port: int) -> str | None:
+def start(job: Job, launcher: Launcher, nodes: int, args: list[str], port: int) -> str | None:
     """Start the nodes, node 0 first so that it holds the store; None, or why it did not work."""
     job.launch(launcher, args, 0)
     why = job.until(lambda: _listening(port), START_S)
@@ -70,9 +72,9 @@ def _start(job: Job, launcher: Launcher, nodes: int, args: list[str], port: int)
 
 def rank_fails(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -> None:
     """A rank of node 1 is killed: until the first line of both new ranks."""
-    port = _port()
+    port = free_port()
     with Job() as job:
-        why = _start(job, launcher, 2, _args("2", port, "first_line.py"), port)
+        why = start(job, launcher, 2, options("2", port, "first_line.py"), port)
         why = why or job.until(lambda: job.first_each_rank("start", set(), 0) is not None, START_S)
         while why is None and sample.tries < n:
             time.sleep(rng.uniform(*SETTLE_S))
@@ -97,9 +99,9 @@ def node_leaves(*, launcher_too: bool) -> "Scenario":
 
     def scenario(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -> None:
         del n
-        port = _port()
+        port = free_port()
         with Job() as job:
-            why = _start(job, launcher, 2, _args("1:2", port, "steps.py"), port)
+            why = start(job, launcher, 2, options("1:2", port, "steps.py"), port)
             why = why or job.until(lambda: _stepped(job, 2, set()), START_S)
             if why is None:
                 time.sleep(rng.uniform(*ANY_TIME_S))
@@ -133,10 +135,10 @@ def _stepped(job: Job, world: int, without: set[int]) -> bool:
 def node_replaced(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -> None:
     """nnodes 2 with a third waiting, node 1 is killed whole: until both new ranks finish a step."""
     del n
-    port = _port()
+    port = free_port()
     with Job() as job:
-        args = _args("2", port, "steps.py")
-        why = _start(job, launcher, 2, args, port)
+        args = options("2", port, "steps.py")
+        why = start(job, launcher, 2, args, port)
         why = why or job.until(lambda: _stepped(job, 2, set()), START_S)
         if why is None:
             job.launch(launcher, args, 2)
@@ -160,9 +162,9 @@ def one_of_two(kind: str) -> "Scenario":
 
     def scenario(launcher: Launcher, rng: random.Random, sample: Sample, n: int) -> None:
         del rng, n
-        port = _port()
+        port = free_port()
         with Job() as job:
-            args = _args("1:2", port, "steps.py")
+            args = options("1:2", port, "steps.py")
             job.launch(launcher, args[-1:] if launcher is ALONE else args)
             why = job.until(lambda: any(e.kind == kind for e in job.events()), START_S)
             if why is not None:
