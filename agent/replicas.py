@@ -77,12 +77,13 @@ class Replicas:
     # --- our images ---
 
     def hold(self, name: str, checkpoint: str, fd: int) -> None:
-        """Serve what is in this slot until `drop`."""
+        """Serve what is in this slot until `drop`. A courier that is not there yet begins in a moment,
+        for it is to know all slots before anybody hears where it listens."""
         self._slots[name] = checkpoint, fd
         if self._side.running:
             self._ask(Hold(name=name, checkpoint=checkpoint), fd)
-        elif self._settings.host:
-            self._begin()
+        elif self._settings.host and self._settings.several_nodes:
+            asyncio.get_running_loop().call_soon(self._again)
 
     def drop(self, name: str) -> None:
         """The slot's descriptor is about to be closed."""
@@ -93,7 +94,7 @@ class Replicas:
             self._ask(Drop(name=name))
 
     def _begin(self) -> None:
-        """Start the courier, and tell it all."""
+        """Start the courier, and tell it all: what it holds before it serves."""
         if self._listener is None:
             ports = self._settings.ports
             try:
@@ -201,5 +202,5 @@ class Replicas:
             asyncio.get_running_loop().call_later(RETRY, self._again)
 
     def _again(self) -> None:
-        if not self._side.running:
+        if not self._side.running and not self._side.over:
             self._begin()

@@ -56,6 +56,8 @@ class AgentSettings:
     workload: Workload
     logs: LogSettings
     security: Security
+    several_nodes: bool = True
+    """There may be others in the job."""
     role: str = "default"
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     node_rank: int | None = None

@@ -42,6 +42,8 @@ class SideProcess:
         self._heard = heard
         self._lost = lost
         self._process: subprocess.Popen[bytes] | None = None
+        self._unreaped: dict[int, subprocess.Popen[bytes]] = {}
+        """By pid, this one and those before it that have not ended yet."""
         self._end: socket.socket | None = None
         self._unsent: deque[tuple[object, list[int]]] = deque()
         """What its socket has no room for yet, with descriptors that are ours."""
@@ -51,7 +53,7 @@ class SideProcess:
 
     @property
     def pids(self) -> set[int]:
-        return set() if self._process is None else {self._process.pid}
+        return set(self._unreaped)
 
     @property
     def running(self) -> bool:
@@ -88,19 +90,40 @@ class SideProcess:
             with contextlib.ExitStack() as undo, theirs:
                 undo.callback(end.close)
                 workload = self._settings.workload
-                self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     boot.command(workload.python, self._module, str(theirs.fileno())),
                     cwd="/",
                     env={**workload.environ, env.MARK: mark(self._settings, 0)},
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
+                self._reap_in_time(process)
                 undo.pop_all()
+            self._process = process
             loop = asyncio.get_running_loop()
             self._end, self._began = end, loop.time()
             end.setblocking(False)
             loop.add_reader(end, self._readable, end)
         return self._end
+
+    def _reap_in_time(self, process: "subprocess.Popen[bytes]") -> None:
+        """Once it has ended, which a disk that hangs may hold up for long. Raises OSError, and ends it."""
+        loop = asyncio.get_running_loop()
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
+
+        def reap() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            process.wait()
+            del self._unreaped[process.pid]
+
+        self._unreaped[process.pid] = process
+        loop.add_reader(pidfd, reap)
 
     def _readable(self, end: socket.socket) -> None:
         try:
@@ -126,7 +149,7 @@ class SideProcess:
             return
         if self._process is not None:
             self._process.kill()
-        self._process = None  # who reaps orphans reaps it; a disk that hangs may hold it for long
+        self._process = None
         log.warning("the %s died and is started again", self._module.rpartition(".")[2])
         self._lost(loop.time() - self._began < YOUNG)
 

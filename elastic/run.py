@@ -224,6 +224,7 @@ def _agent_settings(
         slots=slots,
         master=master,
         host=host,
+        several_nodes=options.max_nodes > 1,
         workload=workload,
         logs=logs,
         security=security,

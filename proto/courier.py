@@ -13,8 +13,9 @@ Between the two, over datagrams (`datagrams.py`):
 |                  | `Failed`  |                         | why not                                     |
 
 To other nodes a courier is a web server. `GET <base>/<checkpoint>/<round>/<step>/<rank>` with one Range
-is bytes of the slot that holds that image, header page first (`slot.py`); 404 where no slot does. The
-base ends in a random word: who was told it, over the job's own streams, may read.
+is bytes of the slot that holds that image, header page first (`slot.py`); 410 where no slot does. The
+base ends in a random word: who was told it, over the job's own streams, may read. 404 is the answer to
+another word, maybe that of a courier before this one.
 """
 
 from dataclasses import dataclass

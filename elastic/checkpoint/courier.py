@@ -141,7 +141,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         claim = server.shelf.claim(unquote(checkpoint), Moment(round_, step), rank)
         if claim is None:
-            self.send_error(http.HTTPStatus.NOT_FOUND, "no slot holds it")
+            self.send_error(http.HTTPStatus.GONE, "no slot holds it")
             return
         with os.fdopen(claim, "rb") as file:
             size = os.fstat(claim).st_size

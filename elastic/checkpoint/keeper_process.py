@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from setproctitle import setproctitle
 
+from elastic.agent import children
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.snapshots import PERSIST_TIMEOUT, Snapshots
 from elastic.agent.vault import Kept
@@ -35,6 +36,9 @@ from elastic.proto.keeper_process import (
 from elastic.proto.security import Security
 
 log = logging.getLogger(__name__)
+
+KILL_TIMEOUT = 10.0
+"""Seconds that a flusher may take to end, at the end."""
 
 
 def main(args: list[str]) -> None:
@@ -88,6 +92,13 @@ class KeeperProcess:
             await self._news.wait()
 
     async def run(self) -> None:
+        try:
+            await self._keep()
+        finally:
+            self._snapshots.kill()
+            await children.sweep(set, KILL_TIMEOUT)
+
+    async def _keep(self) -> None:
         tasks = [asyncio.create_task(one) for one in (self._accept(), self._side.run())]
         try:
             async with asyncio.timeout(self._start.timeout):
@@ -107,7 +118,6 @@ class KeeperProcess:
                 "start the job again",
                 self._start.checkpoint,
             )
-        self._snapshots.kill()
         for task in tasks:
             task.cancel()
 

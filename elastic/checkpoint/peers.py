@@ -66,6 +66,8 @@ class Peer:
         wanted = f"bytes={start}-{start + len(out) - 1}"
         connection.request("GET", self._path, headers={"Range": wanted})
         answer = connection.getresponse()
+        if answer.status == http.client.NOT_FOUND:
+            raise OSError(f"{self._host}:{self._port} is not the courier that was meant")
         if answer.status != http.client.PARTIAL_CONTENT or answer.length != len(out):
             answer.read(1 << 16)
             raise Gone(f"{self._host}:{self._port} has it no more: {answer.status} {answer.reason}")

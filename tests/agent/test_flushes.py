@@ -495,7 +495,10 @@ def test_a_flusher_that_is_killed_again_and_again_while_it_writes(
                 await asyncio.wait_for(ended.wait(), DEADLINE)
                 loop.remove_reader(pidfd)
                 os.close(pidfd)
-                process.wait()
+                async with asyncio.timeout(DEADLINE):
+                    while process.pid in here.flushes.pids:
+                        await asyncio.sleep(0)
+                assert process.returncode == -signal.SIGKILL, "it was reaped"
                 dead.append(process)
                 for left in draft.parent.glob(".shard*"):
                     left.unlink()
@@ -531,7 +534,6 @@ def test_no_file_is_written_twice_when_its_retry_and_a_death_meet(
             async with asyncio.timeout(DEADLINE):
                 while here.flushes._side._process in (dead, None):
                     await asyncio.sleep(0)
-            dead.wait()
             with stopped(here.process()):
                 done = asyncio.create_task(here.done())
                 await asyncio.wait({done}, timeout=0.5)  # the retry would be due

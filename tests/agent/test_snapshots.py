@@ -28,13 +28,13 @@ NAME = "/data/run"
 SIZE = 1 << 16
 
 
-def settings() -> AgentSettings:
+def settings(*, several_nodes: bool = True) -> AgentSettings:
     work = Workload(
         kind="script", entry="/", python=sys.executable, environ=dict(os.environ), cwd="/"
     )
     return AgentSettings(
         run_id="job", node_id="node", slots=1, master="", host="127.0.0.1", workload=work,
-        logs=LogSettings(run_dir=None), security=Security(),
+        several_nodes=several_nodes, logs=LogSettings(run_dir=None), security=Security(),
     )  # fmt: skip
 
 
@@ -117,12 +117,14 @@ async def readable(end: socket.socket) -> None:
 class Node:
     """An agent's part in it; `again` is its next life."""
 
-    def __init__(self, vault: Vault) -> None:
+    def __init__(self, vault: Vault, *, several_nodes: bool = True) -> None:
         self.vault = vault
         self.said: list[pb.Snapshots] = []
         self.news = asyncio.Event()
         self.ranks: list[Rank] = []
-        self.snapshots = Snapshots(settings(), vault, lambda: "job", self._say)
+        self.snapshots = Snapshots(
+            settings(several_nodes=several_nodes), vault, lambda: "job", self._say
+        )
 
     def _say(self, told: pb.Snapshots | pb.Stand) -> None:
         assert isinstance(told, pb.Snapshots)  # nobody has its ranks leave
@@ -181,9 +183,9 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def nodes(count: int) -> AsyncIterator[list[Node]]:
+async def nodes(count: int, *, several_nodes: bool = True) -> AsyncIterator[list[Node]]:
     vaults = [Vault() for _ in range(count)]
-    made = [Node(vault) for vault in vaults]
+    made = [Node(vault, several_nodes=several_nodes) for vault in vaults]
     try:
         yield made
     finally:
@@ -238,10 +240,19 @@ async def test_a_replica_is_made_adopted_by_the_next_life_and_served_by_it() -> 
         b.__init__(b.vault)  # type: ignore[misc]
         (again,) = b.snapshots.statements()
         assert b.holds(FIVE, 0, 1)(again)
-        assert again.base
+        assert not again.base, "its courier has not been told all yet"
+        await asyncio.sleep(0)
+        assert b.base
         rank.save(0, 6)  # the first is no more
         c.snapshots.obey(order(keep=(FIVE,), fetch=(copy_of(FIVE, 0, b.base),)))
         await c.says(c.holds(FIVE, 0))
+
+
+@within(60)
+async def test_where_no_other_node_can_come_nothing_is_served() -> None:
+    async with nodes(1, several_nodes=False) as (a,):
+        await saved(a, 0, 5)
+        assert (a.base, a.snapshots.pids) == ("", set())
 
 
 @within(60)

@@ -43,6 +43,7 @@ def test_a_rank_that_is_killed_costs_no_more_than_the_step_it_was_in(job: Job) -
         job.wait_for_steps(2, after=number - 1, count=3)
         os.kill(job.rank(number, number % 2), signal.SIGKILL)
     job.wait_for_steps(2, after=3, count=3)
+    assert not [p for p in job.left() if "courier" in p.command], "there is nobody to serve"
     job.finish()
     job.ends(0)
     check(job, 4)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.e2e.harness import DEADLINE, ROOT, Job
+from tests.e2e.harness import DEADLINE, ROOT, Job, processes
 from tests.e2e.test_checkpoints import SCRIPT, check
 
 KEEPS = Path(__file__).parent / "harness" / "scripts" / "keeps.py"
@@ -245,6 +245,22 @@ def test_a_helper_that_is_killed_fails_the_next_call(job: Job) -> None:
         said = one.ends()
     assert said.startswith("CheckpointError: the keeper of this rank's snapshots")
     assert said.count("\n") == 1
+    job.assert_nothing_left()
+
+
+def test_a_flusher_that_dies_under_a_keeper_is_reaped_and_replaced(job: Job) -> None:
+    with script(job, "plain") as one:
+        assert one.says() == "loaded 0 0"
+        assert one.hears("persist") == "saved 1"
+        job.wait_for("step 1 on storage", lambda: on_storage(job) == [1])
+        (keeper,) = keepers(job)
+        (flusher,) = processes.children(keeper)
+        os.kill(flusher.pid, signal.SIGKILL)
+        job.wait_for("its reaping", lambda: processes.look(flusher.pid) is None)
+        assert one.hears("persist") == "saved 2"
+        job.wait_for("step 2 on storage", lambda: on_storage(job) == [1, 2])
+        assert "the flusher died and is started again" in one.ends()
+    gone(keeper)
     job.assert_nothing_left()
 
 
