@@ -4,6 +4,7 @@ Everything raises OSError, also what a driver raises that is none.
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError, ElasticError
 
-PIECE = 2 << 20
+PIECE = 1 << 20
 """Bytes of one write to a disk: whoever syncs a small file meanwhile, the master's journal say, waits for
 those that are on their way."""
 AT_ONCE = 2
@@ -31,6 +32,7 @@ PART = 64 << 20
 """Bytes of one part of an object."""
 SMALL = 1 << 20
 """Bytes of a read for which zeroed memory costs nothing."""
+_libc = ctypes.CDLL(None, use_errno=True)
 _URL = re.compile(r"[A-Za-z][\w+.-]*(::.+)?://")
 _LOCAL = re.compile(r"(file|local)://")
 
@@ -230,6 +232,7 @@ class Folder:
 
     def write(self, step: int, name: str, pieces: Iterable[memoryview], size: int) -> None:
         with self._draft(step, name) as fd:
+            _reserve(fd, size)
             _put(fd, pieces)
             os.ftruncate(fd, size)
 
@@ -273,6 +276,18 @@ class Folder:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
                 raise
+
+
+def _reserve(fd: int, size: int) -> None:
+    """Room for a file of that size, where that can be had: a disk that is too full says so before anything
+    is written, and of a file that does not grow, several pieces can be on their way at a time.
+
+    Not `os.posix_fallocate`, which writes zeros where the file system has no such thing.
+    """
+    if _libc.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)):
+        number = ctypes.get_errno()
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(number, os.strerror(number))
 
 
 def _put(fd: int, pieces: Iterable[memoryview]) -> None:
