@@ -81,6 +81,7 @@ class Agent:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what came while this life started, too
         knocks = await asyncio.start_server(self._answer_knock, sock=self._knock_socket)
         uplink = loop.create_task(self._uplink.run(self._patience))
+        uplink.add_done_callback(lambda _: self._snapshots.unheard())
         loop.set_exception_handler(self._mishap)
         pipe = self._settings.timer_pipe
         timers = None if pipe is None else Server(pipe, self._timer_expired)
@@ -409,13 +410,13 @@ class Agent:
     async def _leave(self, number: int) -> int:
         """A signal to the launcher, or a process that does not end: this node leaves."""
         started = self._outcome.round > 0
+        orphaned = os.getppid() != self._guardian  # whose death reaches us as a SIGTERM
         if self._retiring.unkillable:
             reason, code = self._retiring.unkillable, 1
         elif not number:
             reason, code = "its master ended", 1
         else:
             name = signal.Signals(number).name
-            orphaned = os.getppid() != self._guardian  # whose death reaches us as a SIGTERM
             reason = "its launcher died" if orphaned else f"its launcher got {name}"
             code = 1 if started else 128 + number
             ranks = self._ranks is not None or self._retiring
@@ -430,7 +431,8 @@ class Agent:
         self._retire(self._settings.shutdown_timeout, number or signal.SIGTERM)
         await self._retiring.over()
         await self._stores.unused()
-        await self._snapshots.persisted(self._settings.shutdown_timeout)
+        if not orphaned:  # else its place may be taken by now
+            await self._snapshots.persisted(self._settings.shutdown_timeout)
         if told is not None and exits:
             return await self._end(told)
         await self._uplink.goodbye(1.0)

@@ -265,6 +265,12 @@ class Snapshots:
             self._answer(known, order.restore)
         self._fetch(order.checkpoint, known, order.fetch)
 
+    def unheard(self) -> None:
+        """No master hears us any more, so none will say that what is on its way has come."""
+        for known in self._checkpoints.values():
+            known.pending = False
+        self._news.set()
+
     async def persisted(self, timeout: float) -> None:
         """Wait until nothing is on its way to storage any more, on this node or another: what is only
         in memory ends with the nodes. And until what is not to be kept there is deleted."""

@@ -281,6 +281,19 @@ async def test_what_cannot_be_copied_is_said_until_nobody_wants_it() -> None:
 
 
 @within(60)
+async def test_what_others_write_is_waited_for_as_long_as_a_master_hears_of_it() -> None:
+    async with nodes(1) as (a,):
+        await saved(a, 0, 5)
+        a.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, pending=True))
+        persisted = asyncio.create_task(a.snapshots.persisted(600))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not persisted.done()
+        a.snapshots.unheard()
+        await persisted
+
+
+@within(60)
 async def test_no_memory_for_a_replica_is_said(caplog: pytest.LogCaptureFixture) -> None:
     async with nodes(1) as (a,):
         fetch = copy_of(FIVE, 0, "http://127.0.0.1:9/x")

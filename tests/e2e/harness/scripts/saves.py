@@ -25,6 +25,7 @@ PARSER.add_argument("--width", type=int, default=64)
 PARSER.add_argument("--step-time", type=float, default=0.02)
 PARSER.add_argument("--save-every", type=int, default=1)
 PARSER.add_argument("--persist-every", type=int)
+PARSER.add_argument("--block", type=int, help="a step that cannot be written: a file is in the way")
 PARSER.add_argument("--own", type=int, default=0, help="bytes that only this rank has")
 PARSER.add_argument("--sharded", type=int, default=0, help="elements of a DTensor, a part a rank")
 PARSER.add_argument("--replica-bandwidth", type=int)
@@ -105,6 +106,9 @@ def main() -> None:
             own=own_digest(own),
             sharded=torch.equal(mine, first + step),
         )
+        if RANK == 0 and ARGS.block:
+            path.mkdir(exist_ok=True)
+            (path / f"step-{ARGS.block:08}").write_text("in the way")
         over = False
         while not over:
             generator = torch.Generator().manual_seed(step * 1000 + RANK)
