@@ -7,7 +7,7 @@ are, and an optimizer's step waits until what it changes is through.
 
 import errno
 import logging
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from elastic.checkpoint import copy_cpu, lanes
+from elastic.checkpoint import copy_cpu, host, lanes
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.lanes import Lane
 from elastic.checkpoint.slots import PART, Slots
@@ -33,6 +33,10 @@ BUCKET = 64 << 20
 """Bytes that are waited for together, or more."""
 
 
+Move = tuple[int, torch.Tensor]
+"""Where bytes begin in the image, and the bytes."""
+
+
 class Void(Exception):
     """A snapshot that is none: these tensors were changed while they were copied."""
 
@@ -43,9 +47,8 @@ class Void(Exception):
 
 @dataclass(slots=True)
 class _Bucket:
-    moves: list[tuple[int, torch.Tensor]]
-    """Where bytes begin in the image, and the bytes."""
-    end: int
+    moves: list[Move] = field(default_factory=list["Move"])
+    bytes: int = 0
     begun: Event = field(default_factory=Event)
     mark: Any = None
 
@@ -67,24 +70,17 @@ class _Watched:
 class Copy:
     """One snapshot on its way: made by who trains, run by another thread."""
 
-    def __init__(
-        self, lane: Lane, image: Image, values: bytes, moves: Mapping[str, torch.Tensor]
-    ) -> None:
-        """moves: by name, the bytes of all pieces that have any."""
+    def __init__(self, lane: Lane, image: Image, values: bytes, moves: Iterable[Move]) -> None:
+        """moves: where bytes begin in the image, and the bytes, in order; all that pieces have."""
         self._lane = lane
         self._image = image
         self._values = values
         self._buckets: list[_Bucket] = []
-        self._number: dict[str, int] = {}
-        """Of the bucket, by a piece's name."""
-        for name, start, end in image.spans():
-            if name not in moves or start == end:
-                continue
-            if not self._buckets or self._buckets[-1].end - self._buckets[-1].moves[0][0] >= BUCKET:
-                self._buckets.append(_Bucket(moves=[], end=end))
-            self._buckets[-1].moves.append((start, moves[name]))
-            self._buckets[-1].end = end
-            self._number[name] = len(self._buckets) - 1
+        for start, source in moves:
+            if not self._buckets or self._buckets[-1].bytes >= BUCKET:
+                self._buckets.append(_Bucket())
+            self._buckets[-1].moves.append((start, source))
+            self._buckets[-1].bytes += len(source)
         self._watched: list[_Watched] = []
         self._by_memory: dict[int, int] = {}
         self._changed: list[str] = []
@@ -97,12 +93,12 @@ class Copy:
 
     def watch(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """These are copied from training's own memory."""
+        starts = [bucket.moves[0][0] for bucket in self._buckets]
         for name, tensor in tensors.items():
-            if name in self._number:
-                number = self._number[name]
-                self._watched.append(_Watched(name, tensor, tensor._version, number))
-                at = tensor.untyped_storage().data_ptr()
-                self._by_memory[at] = max(number, self._by_memory.get(at, -1))
+            number = bisect_right(starts, self._image.starts[name]) - 1
+            self._watched.append(_Watched(name, tensor, tensor._version, number))
+            at = tensor.untyped_storage().data_ptr()
+            self._by_memory[at] = max(number, self._by_memory.get(at, -1))
 
     def hold(self, optimizer: torch.optim.Optimizer) -> None:
         """Have training wait before an optimizer changes what is not copied yet."""
@@ -125,11 +121,10 @@ class Copy:
         ]
 
     def run(self, out: memoryview, threads: int) -> list[Chunk]:
-        """Fill the image but for its table; returns its chunks. Raises `Void`."""
+        """Fill the image but for its table; returns its chunks. In a thread that has entered the lane.
+        Raises `Void`."""
         image = self._image
         target = torch.frombuffer(out, dtype=torch.uint8)
-        ends = [bucket.end for bucket in self._buckets]
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="elastic-sums")
         try:
             out[: len(image.header)] = image.header
             out[image.values_at : image.sums_at] = self._values
@@ -139,30 +134,20 @@ class Copy:
                     self._move(target, start, source)
                 bucket.mark = self._lane.mark()
                 bucket.begun.set()
-
-            def chunks(number: int, spans: Iterable[tuple[int, int]]) -> list[Chunk]:
-                if self._buckets:
-                    self._lane.finish(self._buckets[number].mark)
-                return [Chunk(end, sums.checksum(out[start:end])) for start, end in spans]
-
-            stops = image.chunk_ends()
-            spans: dict[int, list[tuple[int, int]]] = {}
-            for start, end in zip([0, *stops[:-1]], stops, strict=True):
-                number = min(bisect_left(ends, end), len(ends) - 1)
-                spans.setdefault(number, []).append((start, end))
-            summed = pool.map(chunks, spans, spans.values())
-            if self._buckets:
-                self._lane.finish(self._buckets[-1].mark)
-            with self._lock:
-                self._look(len(self._buckets))
-                self.read.set()
-            found = [chunk for some in summed for chunk in some]
         finally:
-            pool.shutdown(cancel_futures=True)
             self._lane.finish(self._lane.mark())  # nothing is written there once the slot is let go
+        with self._lock:
+            self._look(len(self._buckets))
+            self.read.set()
         if self._changed:
             raise Void(self._changed)
-        return found
+
+        def chunk(span: tuple[int, int]) -> Chunk:
+            return Chunk(span[1], sums.checksum(out[span[0] : span[1]]))
+
+        # after the copies: beside them each had half of the memory's bandwidth
+        ends = image.chunk_ends()
+        return host.each(chunk, zip([0, *ends], ends, strict=False), threads)
 
     def over(self) -> None:
         """Nobody waits for it any more, however it went."""
@@ -185,11 +170,11 @@ class Behind:
     the next call."""
 
     def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+        self.lane = lane
         self.path: Literal["shadow", "stream", "sync"] = "stream"
         self._shadow: torch.Tensor | None = None
-        self._copying = ThreadPoolExecutor(1, thread_name_prefix="elastic-snapshot")
-        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="elastic-slots")
+        self._copying = ThreadPoolExecutor(1, "elastic-snapshot", lane.enter)
+        self._preparing = ThreadPoolExecutor(1, "elastic-slots")
         self._first: Future[None] = Future()
         self._preparations: list[Future[None]] = []
         self._copies: list[Future[None]] = []
@@ -197,10 +182,6 @@ class Behind:
         self._cloned: set[str] = set()
         """What is changed by more than optimizers."""
         self._hook = register_optimizer_step_pre_hook(self._before_step)
-
-    @property
-    def register(self) -> Callable[[memoryview], None]:
-        return self._lane.register
 
     def take(
         self,
@@ -217,6 +198,7 @@ class Behind:
             self._last.read.wait()
         named = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
         straight: dict[str, torch.Tensor] = {}
+        moves: Iterable[Move]
         if self.path == "shadow" and self._make_shadow(image, list(named.values())):
             moves = self._to_shadow(image, named)
         else:
@@ -225,10 +207,11 @@ class Behind:
                 for name, tensor in named.items()
                 if _memory(tensor) in steady and name not in self._cloned and _plain(tensor)
             }
-            moves = {
-                name: _bytes(tensor, clone=name not in straight) for name, tensor in named.items()
-            }
-        self._last = Copy(self._lane, image, values, moves)
+            moves = [
+                (image.starts[name], _bytes(tensor, clone=name not in straight))
+                for name, tensor in _in_order(image, named)
+            ]
+        self._last = Copy(self.lane, image, values, moves)
         self._last.watch(straight)
         return self._last
 
@@ -245,24 +228,32 @@ class Behind:
             self.path = "stream"
         return self._shadow is not None
 
-    def _to_shadow(
-        self, image: Image, tensors: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """Copies on the device of what is there, laid out as in the image; and of the rest."""
+    def _to_shadow(self, image: Image, tensors: Mapping[str, torch.Tensor]) -> list[Move]:
+        """Copies on the device of what is there, laid out as in the image, so that what lies together
+        is one move; and of the rest."""
         assert self._shadow is not None
         begin, device = len(image.header), self._shadow.device
-        moves: dict[str, torch.Tensor] = {}
+        moves: list[Move] = []
+        first = end = begin
+        """Of what goes together."""
         groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for name, tensor in tensors.items():
+        for name, tensor in _in_order(image, tensors):
+            start = image.starts[name]
+            stop = start + tensor.nbytes
             if tensor.device != device:
-                moves[name] = _bytes(tensor, clone=True)
+                if first < start:
+                    moves.append((first, self._shadow[first - begin : start - begin]))
+                moves.append((start, _bytes(tensor, clone=True)))
+                first = end = stop
                 continue
-            start = image.starts[name] - begin
-            moves[name] = self._shadow[start : start + image.pieces[name].nbytes]
             source = copy_cpu.words(tensor.resolve_conj().resolve_neg())
+            target = self._shadow[start - begin : stop - begin]
             targets, sources = groups.setdefault(source.dtype, ([], []))
-            targets.append(moves[name].view(source.dtype).view(source.shape))
+            targets.append(target.view(source.dtype).view(source.shape))
             sources.append(source)
+            end = stop
+        if first < end:
+            moves.append((first, self._shadow[first - begin : end - begin]))
         for targets, sources in groups.values():
             torch._foreach_copy_(targets, sources)
         return moves
@@ -307,11 +298,11 @@ class Behind:
         wait(self._copies)
         slots.give_up()
         wait(self._preparations)
-        self._lane.close()
+        self.lane.close()
 
-    def wait_ready(self, timeout: float | None) -> None:
-        """Wait until one slot can be written, or none can."""
-        wait([self._first], timeout)
+    def wait_ready(self, timeout: float | None, *, every: bool) -> None:
+        """Wait until one slot can be written, or none can; or until that is known of each."""
+        wait([self._first, *(self._preparations if every else ())], timeout)
 
     def check(self) -> None:
         """Raises what went wrong since, once."""
@@ -360,6 +351,13 @@ def _tensors(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
             for value in optimizer.state.get(parameter, {}).values():
                 if isinstance(value, torch.Tensor):
                     yield value
+
+
+def _in_order(
+    image: Image, tensors: Mapping[str, torch.Tensor]
+) -> Iterable[tuple[str, torch.Tensor]]:
+    """As they lie in the image."""
+    return sorted(tensors.items(), key=lambda item: image.starts[item[0]])
 
 
 def _memory(tensor: torch.Tensor) -> int:

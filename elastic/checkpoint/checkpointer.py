@@ -216,9 +216,12 @@ class Checkpointer:
         that has no state yet tells at the first `save`."""
         return self._saver.ready
 
-    def wait_ready(self, timeout: float | None = None) -> bool:
-        """Wait until `ready`, if a `load` or `save` has begun it; whether it is."""
-        return self._saver.wait_ready(timeout)
+    def wait_ready(self, timeout: float | None = None, *, every: bool = False) -> bool:
+        """Wait until `ready`, if a `load` or `save` has begun it; whether it is.
+
+        every: until all slots are, not only the first; a save that needs one before that waits for it.
+        """
+        return self._saver.wait_ready(timeout, every)
 
     # --- load --------------------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 host already. Bytes are contiguous tensors of uint8."""
 
 import logging
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 from threading import Event, Lock
+from time import monotonic
 from typing import Any, Protocol
 
 import torch
@@ -16,14 +18,25 @@ log = logging.getLogger(__name__)
 RESERVE = 1 << 30
 """Bytes of a device's memory that a shadow leaves free, at least; a twentieth where that is more."""
 
-PAUSE = 0.002
-"""Seconds between two parts: while CUDA registers one (0.7 ms), training's kernels cannot start."""
+PAUSE = 3.0
+"""Times as long as CUDA takes to register a part, until the next: meanwhile training's kernels cannot
+start. 0.7 ms for 16 MiB of small pages, less for huge ones."""
 _PORTABLE = 1
 """cudaHostRegisterPortable: known to all contexts."""
 
 
+_registered: list[tuple[int, int]] = []
+"""Address and end of each part of this process's memory that was registered, in order."""
+_table = Lock()
+_registering = Lock()
+
+
 class Lane(Protocol):
     """A mark is a place in an order of work; None is one that is passed already."""
+
+    def enter(self) -> None:
+        """What a thread of ours does first. A new one is on device 0, and whatever it asks of CUDA would
+        take a context there: half a gigabyte, and seconds."""
 
     def now(self) -> Any:
         """A mark at what training has begun so far."""
@@ -32,7 +45,7 @@ class Lane(Protocol):
         """What is copied from here on waits for it."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Begin to copy."""
+        """Begin to copy, in a thread that has entered."""
 
     def mark(self) -> Any:
         """A mark at what was begun with `copy`."""
@@ -44,14 +57,20 @@ class Lane(Protocol):
         """Wait for it."""
 
     def register(self, data: memoryview) -> None:
-        """Have the device know this memory, so that it copies at full speed, and without us."""
+        """Have the device know this memory, so that it copies at full speed, and without us. What was
+        registered by any lane of this process is known."""
+
+    def forget(self, data: memoryview) -> None:
+        """Have the device forget what was registered of this memory, before it is given back."""
 
     def close(self) -> None:
-        """Wait for all, and have the device forget the memory."""
+        """Wait for all, and be quick with what is being registered."""
 
 
 class Host:
-    """Tensors in host memory: what is begun is done."""
+    """Tensors in host memory: what is begun is done, and there is no device to tell of memory."""
+
+    def enter(self) -> None: ...
 
     def now(self) -> None: ...
 
@@ -66,7 +85,12 @@ class Host:
 
     def finish(self, mark: None) -> None: ...
 
-    def register(self, data: memoryview) -> None: ...
+    def register(self, data: memoryview) -> None:
+        if registered(data) is None:
+            _note(data)
+
+    def forget(self, data: memoryview) -> None:
+        _forget(data)
 
     def close(self) -> None: ...
 
@@ -78,10 +102,12 @@ class Cuda:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        self._registering = Lock()
         self._over = Event()
-        self._registered: list[int] = []
         self._refused = False
+
+    def enter(self) -> None:
+        torch.cuda.set_device(self._device)
+        torch.cuda.set_stream(self._stream)
 
     def now(self) -> torch.cuda.Event:
         return self._event(torch.cuda.current_stream(self._device))
@@ -92,8 +118,7 @@ class Cuda:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         if source.is_cpu:
             host.copy(target, source)
-            return
-        with torch.cuda.stream(self._stream):
+        else:
             target.copy_(source, non_blocking=True)
 
     def mark(self) -> torch.cuda.Event:
@@ -108,23 +133,29 @@ class Cuda:
             mark.synchronize()
 
     def register(self, data: memoryview) -> None:
-        address = host.address_of(data)
-        with self._registering, torch.cuda.device(self._device):
+        with _registering, torch.cuda.device(self._device):
+            if registered(data) is not None:
+                return
+            begin = monotonic()
+            address = host.address_of(data)
             error = int(self._cudart.cudaHostRegister(address, len(data), _PORTABLE))
-            self._over.wait(PAUSE)
+            self._over.wait(PAUSE * (monotonic() - begin))
         if not error:
-            self._registered.append(address)
+            _note(data)
         elif not self._refused:
             self._refused = True
             log.warning(
                 "CUDA does not register the memory of snapshots (error %d): copies are slow", error
             )
 
+    def forget(self, data: memoryview) -> None:
+        with torch.cuda.device(self._device):
+            for address in _forget(data):
+                self._cudart.cudaHostUnregister(address)
+
     def close(self) -> None:
         self._over.set()
         self._stream.synchronize()
-        while self._registered:
-            self._cudart.cudaHostUnregister(self._registered.pop())
         self._over.clear()
 
     def _event(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -151,3 +182,34 @@ def room(device: torch.device) -> int:
     free, total = torch.cuda.mem_get_info(device)
     spare = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
     return free + spare - max(RESERVE, total // 20)
+
+
+def registered(data: memoryview) -> list[memoryview] | None:
+    """The same bytes, cut where what was registered at once ends, since no copy may go beyond; None
+    where not all of them were."""
+    if data.readonly:
+        return None
+    address, at, found = host.address_of(data), 0, []
+    with _table:
+        number = bisect_right(_registered, address, key=lambda part: part[0]) - 1
+        while at < len(data):
+            start, end = _registered[number] if 0 <= number < len(_registered) else (0, 0)
+            if not start <= address + at < end:
+                return None
+            found.append(data[at : end - address])
+            at, number = end - address, number + 1
+    return found
+
+
+def _note(data: memoryview) -> None:
+    with _table:
+        insort(_registered, (host.address_of(data), host.address_of(data) + len(data)))
+
+
+def _forget(data: memoryview) -> list[int]:
+    """The addresses of what was registered there."""
+    first = host.address_of(data)
+    with _table:
+        found = [start for start, _ in _registered if first <= start < first + len(data)]
+        _registered[:] = [part for part in _registered if not first <= part[0] < first + len(data)]
+    return found

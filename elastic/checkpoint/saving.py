@@ -122,7 +122,7 @@ class Saver:
                 log.info("%s: no snapshots until memory for them is ready", self._name)
             self._skipped = True
             return False
-        behind.wait_ready(None)
+        behind.wait_ready(None, every=False)
         self._was_ready = True
         if self.path == "auto":
             self._choose(behind, share)
@@ -219,12 +219,14 @@ class Saver:
         """Whether no snapshot is skipped from here on."""
         if self._behind is None:
             return self._slots is not None or not _cuda()
-        return self._sized and self._slots is not None and self._slots.ready
+        return self._sized and self._slots is not None and self._slots.prepared > 0
 
-    def wait_ready(self, timeout: float | None) -> bool:
-        """Wait until `ready`, if something has begun it; whether it is."""
+    def wait_ready(self, timeout: float | None, every: bool) -> bool:
+        """Wait until `ready`, if something has begun it; whether it is. every: all slots are."""
         if self._behind is not None and self._sized:
-            self._behind.wait_ready(timeout)
+            self._behind.wait_ready(timeout, every=every)
+        if every and self._behind is not None and self._slots is not None:
+            return self._sized and self._slots.prepared == self._slots.count
         return self.ready
 
     def prepare(self, state: Mapping[str, Any]) -> None:
@@ -258,7 +260,7 @@ class Saver:
         if self._behind is None:
             self._slots = Slots(fds, self._threads)
         else:
-            self._slots = Slots(fds, self._threads, self._behind.register)
+            self._slots = Slots(fds, self._threads, self._behind.lane)
             self._behind.prepare(self._slots)
         return self._slots
 

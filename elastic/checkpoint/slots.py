@@ -9,6 +9,7 @@ from typing import Self
 
 from elastic.checkpoint import claims, host
 from elastic.checkpoint.image import Image
+from elastic.checkpoint.lanes import Lane
 from elastic.proto import slot, sums
 from elastic.proto.errors import ProtocolMismatch, SlotError
 from elastic.proto.moment import Moment
@@ -105,13 +106,13 @@ class Slots:
         self,
         fds: Sequence[int],
         threads: int = 1,
-        register: Callable[[memoryview], None] | None = None,
+        lane: Lane | None = None,
     ) -> None:
-        """fds: ours from here on; threads: as many touch a slot's pages; register: is called with each
-        part (`PART`) of a slot before it is written."""
+        """fds: ours from here on; threads: as many touch a slot's pages; lane: each part (`PART`) of a
+        slot is registered with it before it is written."""
         self._fds = list(fds)
         self._threads = threads
-        self._register = register
+        self._lane = lane
         self._views = [host.shared(fd) for fd in fds]
         self._preparing = [Lock() for _ in fds]
         self._prepared = [False for _ in fds]
@@ -131,9 +132,9 @@ class Slots:
         return len(self._fds)
 
     @property
-    def ready(self) -> bool:
-        """One of them can be written without waiting for its pages."""
-        return any(self._prepared)
+    def prepared(self) -> int:
+        """How many can be written without waiting for their pages."""
+        return sum(self._prepared)
 
     def prepare(self, index: int) -> None:
         """Have all pages of a slot there, so that none is missing when it is written, which would be a
@@ -151,10 +152,11 @@ class Slots:
                     os.posix_fallocate(fd, at, min(PART, len(view) - at))
                 elif error:
                     raise OSError(error, f"no memory for a slot: {os.strerror(error)}")
-                if self._register is not None:
-                    self._register(view[at : at + PART])
+                if self._lane is not None:
+                    self._lane.register(view[at : at + PART])
 
-            host.each(part, range(0, len(view), PART), self._threads)
+            enter = None if self._lane is None else self._lane.enter
+            host.each(part, range(0, len(view), PART), self._threads, enter)
             self._prepared[index] = True
 
     def contents(self) -> list[Content]:
@@ -211,6 +213,9 @@ class Slots:
 
     def close(self) -> None:
         """When nothing is prepared or written any more."""
+        if self._lane is not None:
+            for view in self._views:
+                self._lane.forget(view)
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()

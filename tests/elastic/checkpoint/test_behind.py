@@ -3,7 +3,7 @@ none; here with tensors in host memory, which take the same way but for the stre
 
 import logging
 from collections.abc import Iterator
-from threading import Event, Thread
+from threading import Event, Thread, get_ident
 from typing import Any
 
 import pytest
@@ -13,8 +13,9 @@ from torch import nn
 from elastic.checkpoint import copy_cpu, lanes
 from elastic.checkpoint.behind import Behind, Copy, steady
 from elastic.checkpoint.image import Image, lay_out
+from elastic.checkpoint.slots import PART, Slots
 from elastic.checkpoint.state import Place, collect
-from elastic.proto import sums
+from elastic.proto import slot, sums
 from elastic.proto.errors import CheckpointError
 
 
@@ -132,6 +133,58 @@ def test_what_no_optimizer_changes_is_kept_at_once(behind: Behind) -> None:
 
 
 @pytest.mark.parametrize("path", ["shadow", "stream"])
+def test_every_thread_of_ours_enters_the_lane_before_it_does_anything_there(path: Any) -> None:
+    """Else a rank of device 1 has a context on device 0 (tests/e2e/test_gpus.py)."""
+    lane = Entered()
+    behind = Behind(lane)
+    behind.path = path
+    run = Run(behind)
+    slots = Slots([slot.create(PART + 2 * slot.PAGE) for _ in range(2)], 3, lane)
+    behind.prepare(slots)
+    image, copy = run.take()
+    behind.submit(copy, lambda: run.run(image, copy))
+    behind.wait_ready(None, every=True)
+    assert slots.prepared == 2
+    assert behind.finish()
+    behind.leave(slots)
+    slots.close()
+    behind.close()
+    assert {"follow", "copy", "mark", "register"} <= {what for what, _ in lane.did}
+    assert [what for what, entered in lane.did if not entered] == []
+
+
+class Entered(lanes.Host):
+    """Notes what was done in threads other than training's, and whether they had entered."""
+
+    def __init__(self) -> None:
+        self.did: list[tuple[str, bool]] = []
+        self._threads = {get_ident()}
+
+    def enter(self) -> None:
+        self._threads.add(get_ident())
+
+    def _note(self, what: str) -> None:
+        self.did.append((what, get_ident() in self._threads))
+
+    def follow(self, mark: None) -> None:
+        self._note("follow")
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self._note("copy")
+        super().copy(target, source)
+
+    def mark(self) -> None:
+        self._note("mark")
+
+    def finish(self, mark: None) -> None:
+        self._note("finish")
+
+    def register(self, data: memoryview) -> None:
+        self._note("register")
+        super().register(data)
+
+
+@pytest.mark.parametrize("path", ["shadow", "stream"])
 def test_what_goes_wrong_behind_is_raised_once_and_stops_nobody(behind: Behind, path: Any) -> None:
     behind.path = path
     run = Run(behind)
@@ -161,6 +214,7 @@ def test_every_dtype_and_stride_is_kept(behind: Behind) -> None:
         "bf16": torch.ones(3, dtype=torch.bfloat16),
         "scalar": torch.tensor(7, dtype=torch.int64),
         "empty": torch.empty(0, 3),
+        "more": {str(n): torch.full((n,), float(n)) for n in range(40)},
     }
     paths: tuple[Any, ...] = ("shadow", "stream")
     for path in paths:

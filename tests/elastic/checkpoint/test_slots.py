@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from elastic.checkpoint import host
+from elastic.checkpoint import host, lanes
 from elastic.checkpoint.image import Image, lay_out
 from elastic.checkpoint.slots import PART, Content, Slots, early, reusable
 from elastic.proto import slot, sums
@@ -309,17 +309,21 @@ def test_all_pages_of_a_prepared_slot_are_there_and_registered(
 ) -> None:
     for advice in lacks:  # as of older kernels
         monkeypatch.setattr(host, advice, UNKNOWN)
-    size, parts = PART + 3 * slot.PAGE, []
+    size = PART + 3 * slot.PAGE
     fd = slot.create(size)
-    slots = Slots([os.dup(fd)], 2, lambda part: parts.append(len(part)))
-    assert not slots.ready
+    slots = Slots([os.dup(fd)], 2, lanes.Host())
+    view = host.shared(fd)
+    assert slots.prepared == 0
+    assert lanes.registered(view) is None
     assert os.fstat(fd).st_blocks * 512 < PART
     for _ in range(2):
         slots.prepare(0)
-    assert slots.ready
+    assert slots.prepared == 1
     assert os.fstat(fd).st_blocks * 512 >= size
-    assert sorted(parts) == [3 * slot.PAGE, PART]
+    assert list(map(len, lanes.registered(view) or ())) == [PART, 3 * slot.PAGE]
+    assert list(map(len, lanes.registered(view[PART - 5 : PART + 2]) or ())) == [5, 2]
     slots.close()
+    assert lanes.registered(view[:1]) is None
     os.close(fd)
 
 
