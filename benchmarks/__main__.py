@@ -73,7 +73,9 @@ def _rows(
     if name == "node_lost":
         return node_lost.rows(ours, args.node_gib, args.n or 3) if ours else []
     if name == "snapshots":
-        measured = snapshots.Setting(ranks=args.ranks, device=args.device, gib=args.gib)
+        measured = snapshots.Setting(
+            ranks=args.ranks, device=args.device, gib=args.gib, ways=args.way or snapshots.WAYS
+        )
         return snapshots.rows(ours, measured) if ours else []
     if name == "two_nodes":
         own_store = [peers.TORCHRUN_OWN_STORE] if "torchrun-own-store" in wanted else []
@@ -136,6 +138,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--gib", type=float, default=11.5e9 / (1 << 30), help="snapshots: state of each rank"
     )
+    parser.add_argument(
+        "--way", action="append", choices=snapshots.WAYS,
+        help="snapshots: only this one (repeatable)",
+    )  # fmt: skip
     parser.add_argument(
         "--settle", type=float, nargs=2, default=(1.0, 4.0), help="restart: seconds before a kill"
     )

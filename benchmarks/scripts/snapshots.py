@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from elastic.checkpoint import Checkpointer
+from elastic.checkpoint.saving import SnapshotPath
 
 PARSER = argparse.ArgumentParser()
 PARSER.add_argument("folder", type=Path)
@@ -27,15 +28,21 @@ PARSER.add_argument("--gib", type=float, default=11.5e9 / (1 << 30))
 PARSER.add_argument("--step-ms", type=float, default=160.0)
 PARSER.add_argument("--saves", type=int, default=6)
 PARSER.add_argument("--dcp-saves", type=int, default=1)
+PARSER.add_argument("--ways", default="shadow,stream,sync,dcp")
 ARGS = PARSER.parse_args()
 RANK, LOCAL, ROUND = (int(os.environ[k]) for k in ("RANK", "LOCAL_RANK", "ELASTIC_ROUND"))
 CUDA = ARGS.device == "cuda"
 DEVICE = torch.device("cuda", LOCAL) if CUDA else torch.device("cpu")
+WAYS = ARGS.ways.split(",")
 PARAMETERS = 32
 
 
 def tell(measure: str, who: str, value: float, unit: str) -> None:
-    line = {"measure": measure, "who": who, "value": value, "unit": unit, "rank": RANK}
+    note(measure=measure, who=who, value=value, unit=unit)
+
+
+def note(**line: object) -> None:
+    line["rank"] = RANK
     with open(ARGS.folder / "figures", "ab", buffering=0) as file:
         file.write(json.dumps(line).encode() + b"\n")
 
@@ -89,6 +96,12 @@ class Training:
             if after is not None:
                 after(self.done)
         return clock() - begin
+
+    def agree(self) -> None:
+        """Count on from the same number on every rank: a step is whole only if all save it."""
+        done = torch.tensor([self.done])
+        dist.all_reduce(done, dist.ReduceOp.MAX)
+        self.done = int(done)
 
     def digest(self) -> float:
         state = self.optimizer.state
@@ -151,12 +164,11 @@ def bandwidths(training: Training, checkpoint: Checkpointer, who: str) -> float:
         if who == "shadow":  # the second save waits until the first one's shadow has been read
             training.done += 2
             together()
-            begin = clock()
             checkpoint.save(training.done - 1, training.state)
+            begin = clock()
             checkpoint.save(training.done, training.state)
-            tell(
-                "device to host", who, training.bytes / (time.perf_counter() - begin) / 1e9, "GB/s"
-            )
+            seconds_of_it = time.perf_counter() - begin
+            tell("device to host", who, training.bytes / seconds_of_it / 1e9, "GB/s")
             checkpoint.wait()
     return seconds
 
@@ -167,55 +179,15 @@ def first_life(training: Training) -> None:
     training.calibrate(ARGS.step_ms / 1e3)
     plain = training.steps(10) / 10
     tell("step", "plain", plain * 1e3, "ms")
-    copied = 0.0
-    for way in ("shadow", "stream", "sync"):
-        with Checkpointer(path, snapshot=way) as checkpoint:
-            begin = clock()
-            if way == "shadow":
-                checkpoint.load(training.state)
-                count, spent = 0, 0.0
-                while not checkpoint.ready and way == "shadow" and CUDA:
-                    spent += training.steps(1)
-                    count += 1
-                checkpoint.wait_ready()
-                tell("ready after the first call", "shadow", clock() - begin, "s")
-                if count:
-                    tell(
-                        "steps until ready", "shadow", 100 * (spent / count / plain - 1), "% slower"
-                    )
-            else:
-                training.done += 1
-                checkpoint.save(training.done, training.state, persist=False)
-                checkpoint.wait_ready()
-                checkpoint.save(training.done, training.state)
-                checkpoint.wait()
-            for number in range(4):
-                training.done += 1
+    for way in WAYS:
+        if way != "dcp":
+            with Checkpointer(path, snapshot=way) as checkpoint:
                 begin = clock()
-                checkpoint.save(training.done, training.state)
-                checkpoint.wait()
-                measure = (
-                    "a later save to host memory" if number else "the first save to host memory"
-                )
-                tell(measure, way, clock() - begin, "s")
-            for _ in range(2):
-                cost, _ = added(
-                    training, 4 * ARGS.saves,
-                    saving(training, checkpoint), checkpoint.wait,
-                )  # fmt: skip
-                tell("time added a save, every 4 steps", way, cost * 1e3, "ms")
-            copied = bandwidths(training, checkpoint, way)
-            if way == "sync":
-                continue
-            for times, steps in ((10, 5), (1, 10)):
-                training.calibrate(copied * times)
-                _, share = added(
-                    training, steps, saving(training, checkpoint),
-                    checkpoint.wait, every=1,
-                )  # fmt: skip
-                tell(f"every step saved, steps of {times} x the copy", way, share * 100, "% slower")
-            training.calibrate(ARGS.step_ms / 1e3)
+                become_ready(training, checkpoint, way, plain)
+                costs(training, checkpoint, way, begin)
+                training.calibrate(ARGS.step_ms / 1e3)
     with Checkpointer(path, snapshot="shadow") as checkpoint:
+        training.agree()
         training.done += 1
         checkpoint.save(training.done, training.state, persist=False)
         checkpoint.wait_ready()
@@ -225,6 +197,47 @@ def first_life(training: Training) -> None:
         (ARGS.folder / f"left.{RANK}").write_text(f"{training.done} {training.digest()!r}")
         together()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def become_ready(
+    training: Training, checkpoint: Checkpointer, way: SnapshotPath, plain: float
+) -> None:
+    """Train until snapshots are taken. plain: seconds that a step takes alone."""
+    begin = clock()
+    checkpoint.load(training.state)
+    count, spent = 0, 0.0
+    while not checkpoint.ready and CUDA:
+        spent += training.steps(1)
+        count += 1
+    checkpoint.wait_ready()
+    tell("ready after the first call", way, clock() - begin, "s")
+    if count:
+        tell("steps until ready", way, 100 * (spent / count / plain - 1), "% slower")
+    training.agree()
+
+
+def costs(training: Training, checkpoint: Checkpointer, way: SnapshotPath, begin: float) -> None:
+    """Of saves, from the first on. begin: when memory began to be made."""
+    for number in range(4):
+        training.done += 1
+        together()
+        start = clock()
+        checkpoint.save(training.done, training.state)
+        checkpoint.wait()
+        measure = "a later save to host memory" if number else "the first save to host memory"
+        tell(measure, way, clock() - start, "s")
+    checkpoint.wait_ready(every=True)
+    tell("all slots after the first call, four saves included", way, clock() - begin, "s")
+    for _ in range(2):
+        save = saving(training, checkpoint)
+        cost, _ = added(training, 4 * ARGS.saves, save, checkpoint.wait)
+        tell("time added a save, every 4 steps", way, cost * 1e3, "ms")
+    copied = bandwidths(training, checkpoint, way)
+    for times, steps in ((10, 3), (1, 10)) if way != "sync" else ():
+        training.calibrate(copied * times)
+        save = saving(training, checkpoint)
+        _, share = added(training, steps, save, checkpoint.wait, every=1)
+        tell(f"every step saved, steps of {times} x the copy", way, share * 100, "% slower")
 
 
 def beside_dcp(training: Training) -> None:
@@ -252,8 +265,10 @@ def second_life(training: Training) -> None:
         begin = clock()
         checkpoint.load(training.state)
         tell("load once more, verified", "own memory", clock() - begin, "s")
-    training.calibrate(ARGS.step_ms / 1e3)
-    beside_dcp(training)  # the last: it may take minutes
+    if "dcp" in WAYS:
+        training.calibrate(ARGS.step_ms / 1e3)
+        beside_dcp(training)  # the last: it may take minutes
+    note(over=True)
 
 
 def main() -> None:
