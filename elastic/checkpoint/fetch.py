@@ -1,19 +1,20 @@
 """Boxes of images into tensors, chunk by chunk: several threads read, verify and copy.
 
-A chunk is used only once its checksum is found right. What is in flight is bounded: a chunk for each
-thread, and for targets on a device a ring of two more in pinned memory, so that chunks are verified
-while those before them are on their way to the device.
+A chunk is used only once its checksum is found right. Memory that a target's device knows is copied from
+where it is. What else is in flight is bounded: a chunk for each thread, and for targets on a device a
+ring of two more in pinned memory, so that chunks are verified while those before them are on their way
+to the device.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from threading import Lock
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from threading import local
 from typing import TYPE_CHECKING
 
 import torch
 
-from elastic.checkpoint import host
+from elastic.checkpoint import host, lanes
 from elastic.checkpoint.copy_cpu import WORDS
 from elastic.checkpoint.image import CHUNK, SIZES
 from elastic.checkpoint.plan import Box, Read, flat
@@ -24,9 +25,32 @@ if TYPE_CHECKING:
     from elastic.checkpoint.restore import Source
 
 
+Span = tuple[int, int, int]
+"""Of a chunk: start and end in the image, and checksum."""
+
+SPAN = 32 << 20
+"""Bytes that a thread takes at a time of what goes as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straight:
+    """Bytes that are wanted as they lie in an image, one after the other."""
+
+    start: int
+    """In the image."""
+    into: torch.Tensor
+    """The target's own bytes."""
+
+    def of(self, start: int, end: int) -> tuple[slice, torch.Tensor]:
+        """What is wanted of a chunk, and where it goes."""
+        first, last = max(start, self.start), min(end, self.start + len(self.into))
+        into = self.into[first - self.start : last - self.start]
+        return slice(first - start, last - start), into
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a target needs of one chunk."""
+    """What a target needs of a chunk, or of several where all go straight."""
 
     source: "Source"
     read: Read[int]
@@ -34,25 +58,24 @@ class Job:
     """The wanted piece, into which the box of `read` goes."""
     tried: frozenset[int]
     """Shards that had this box, damaged."""
-    start: int
-    end: int
-    """Of the chunk, in the image."""
-    checksum: int
+    chunks: tuple[Span, ...]
+    straight: Straight | None
 
     @property
     def boxes(self) -> Iterator[tuple[int, Box, Box]]:
-        """Of the chunk's elements, those that are wanted: where a run begins in it (bytes), the run,
-        and the part of it that is wanted, both in the image's piece."""
+        """Of the (first) chunk's elements, those that are wanted: where a run begins in it (bytes), the
+        run, and the part of it that is wanted, both in the image's piece."""
         piece, at = self.read.piece, self.source.image.starts[self.read.piece.name]
         size = SIZES[piece.dtype]
-        start, end = max(self.start, at), min(self.end, at + piece.nbytes)
-        if (start - at) % size or (end - at) % size or (start - self.start) % size:
+        first, last, _ = self.chunks[0]
+        start, end = max(first, at), min(last, at + piece.nbytes)
+        if (start - at) % size or (end - at) % size or (start - first) % size:
             raise CheckpointError(f"{self.source.where}: its chunks cut through elements")
         wanted = Box(
             tuple(o - p for o, p in zip(self.read.box.offset, piece.offset, strict=True)),
             self.read.box.extent,
         )
-        place = start - self.start
+        place = start - first
         for run in flat(piece.extent, (start - at) // size, (end - at) // size):
             common = run.meet(wanted)
             if not common.empty:
@@ -63,7 +86,7 @@ class Job:
 def jobs(
     source: "Source", read: Read[int], target: torch.Tensor, tried: frozenset[int]
 ) -> Iterator[Job]:
-    """One for each chunk that has something of the box."""
+    """All that has something of the box."""
     piece = read.piece
     first = last = 0
     for offset, begin, size, extent in zip(
@@ -71,103 +94,146 @@ def jobs(
     ):
         first = first * extent + offset - begin
         last = last * extent + offset - begin + size - 1
-    at = source.image.starts[piece.name]
-    itemsize = SIZES[piece.dtype]
-    for start, end, checksum in source.spans(at + first * itemsize, at + (last + 1) * itemsize):
+    at, itemsize = source.image.starts[piece.name], SIZES[piece.dtype]
+    start, end = at + first * itemsize, at + (last + 1) * itemsize
+    straight = _straight(read, target, start)
+    chunks = tuple(source.spans(start, end))
+    step = 1 if straight is None else SPAN // CHUNK
+    for number in range(0, len(chunks), step):
         job = Job(
-            source=source, read=read, target=target, tried=tried, start=start, end=end,
-            checksum=checksum,
+            source=source, read=read, target=target, tried=tried,
+            chunks=chunks[number : number + step], straight=straight,
         )  # fmt: skip
-        if any(job.boxes):
+        if straight is not None or any(job.boxes):
             yield job
 
 
-def fetch(wanted: Sequence[Job], threads: int) -> list[tuple[Job, str]]:
-    """Do all of them. Returns those whose chunk is not what was written, and what is wrong with it."""
-    left, lock = iter(wanted), Lock()
-    failed: list[tuple[Job, str]] = []
+@torch.no_grad()
+def _straight(read: Read[int], target: torch.Tensor, start: int) -> Straight | None:
+    """Where the box has no gap in it, neither in the image nor in the target: no tensors need be made
+    of its chunks. start: of the box, in the image."""
+    box, wanted = read.box, read.wanted
+    whole_rows = box.extent[1:] == wanted.extent[1:] == read.piece.extent[1:]
+    lazy = target.is_conj() or target.is_neg()
+    if lazy or not whole_rows or not target.is_contiguous():
+        return None
+    itemsize = SIZES[read.piece.dtype]
+    skip = (box.offset[0] - wanted.offset[0]) * math.prod(box.extent[1:]) if box.offset else 0
+    into = target.reshape(-1).view(torch.uint8)[skip * itemsize :][: box.volume * itemsize]
+    return Straight(start, into)
 
-    def work(_: int) -> None:
-        job: Job | None
-        landings: dict[torch.device, Callable[[Job], bool]] = {}
-        devices: list[_Device] = []
-        try:
-            while True:
-                with lock:
-                    job = next(left, None)
-                if job is None:
-                    break
-                device = job.target.device
-                if device not in landings:
-                    if device.type == "cuda":
-                        devices.append(_Device(device))
-                        landings[device] = devices[-1].land
-                    else:
-                        landings[device] = _land
-                try:
-                    if not landings[device](job):
-                        failed.append((job, "is damaged"))
-                except OSError as error:
-                    failed.append((job, f"cannot be read: {error}"))
-        except BaseException:
-            with lock:
-                deque(left, maxlen=0)  # the others need not go on
-            raise
-        finally:
-            for one in devices:
-                one.wait()
+
+def fetch(wanted: Sequence[Job], threads: int) -> list[tuple[Job, str]]:
+    """Do all of them. Returns a job for each chunk that is not what was written, and what is wrong."""
+    failed: list[tuple[Job, str]] = []
+    ways = [_Way() for _ in range(threads)]
+    own, free = local(), iter(ways)
+
+    def enter() -> None:
+        own.way = next(free)
+
+    def work(job: Job) -> None:
+        for chunk in job.chunks:
+            try:
+                if not own.way.land(job, chunk):
+                    failed.append((replace(job, chunks=(chunk,)), "is damaged"))
+            except OSError as error:
+                failed.append((replace(job, chunks=(chunk,)), f"cannot be read: {error}"))
 
     for device in {job.target.device for job in wanted if job.target.is_cuda}:
         torch.cuda.synchronize(device)  # what the script has begun to do with the targets
-    host.each(work, range(min(threads, len(wanted))), threads)
+    try:
+        host.each(work, wanted, threads, enter)
+    finally:
+        for way in ways:
+            way.wait()
     return failed
 
 
-def _land(job: Job) -> bool:
-    """Into host memory."""
-    data = job.source.reader.read(job.start, job.end)
-    if sums.checksum(data) != job.checksum:
-        return False
-    _place(job, _tensor(data), host.copy if job.target.is_cpu else torch.Tensor.copy_)
-    return True
+class _Way:
+    """One thread's, to wherever the targets are."""
+
+    def __init__(self) -> None:
+        self._devices: dict[torch.device, _Device] = {}
+
+    def land(self, job: Job, chunk: Span) -> bool:
+        """Verify a chunk, and begin to copy what is wanted of it; False where it is damaged."""
+        start, end, checksum = chunk
+        data = job.source.reader.read(start, end)
+        device = job.target.device
+        if device.type == "cuda":
+            if device not in self._devices:
+                self._devices[device] = _Device(device)
+            return self._devices[device].land(job, chunk, data)
+        if sums.checksum(data) != checksum:
+            return False
+        if job.straight is not None:
+            span, into = job.straight.of(start, end)
+            copy = host.copy if into.is_cpu else torch.Tensor.copy_
+            copy(into, _tensor(data[span]))
+        else:
+            _place(job, _tensor(data))
+        return True
+
+    def wait(self) -> None:
+        for device in self._devices.values():
+            device.wait()
 
 
 class _Device:
-    """One thread's way to one device: a stream, and two pinned chunks in turn."""
+    """One thread's way to one device: a stream, and two pinned chunks in turn for what the device does
+    not know."""
 
     def __init__(self, device: torch.device) -> None:
+        torch.cuda.set_device(device)  # see `Lane.enter`
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._ring = [
-            (torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True), torch.cuda.Event())  # type: ignore[no-untyped-call]
-            for _ in range(2)
-        ]
+        self._ring: list[tuple[torch.Tensor, torch.cuda.Event]] = []
         self._count = 0
 
-    def land(self, job: Job) -> bool:
-        pinned, free = self._ring[self._count % 2]
-        self._count += 1
-        free.synchronize()
-        data = _tensor(job.source.reader.read(job.start, job.end))
-        if data.nbytes > CHUNK:
-            raise CheckpointError(f"{job.source.where}: a chunk has {data.nbytes} bytes")
-        pinned = pinned[: data.nbytes]
-        host.copy(pinned, data)
-        if sums.checksum(pinned.numpy().data) != job.checksum:
+    def land(self, job: Job, chunk: Span, data: memoryview) -> bool:
+        start, end, checksum = chunk
+        read = None
+        if job.straight is None or lanes.registered(data) is None:
+            data, read = self._pinned(data, job.source.where)
+        if sums.checksum(data) != checksum:
             return False
         with torch.cuda.stream(self._stream):
-            _place(job, pinned, lambda target, source: target.copy_(source, non_blocking=True))
-            free.record(self._stream)
+            if job.straight is not None:
+                span, into = job.straight.of(start, end)
+                self._copy(into, data[span])
+            else:
+                _place(job, _tensor(data))
+            if read is not None:
+                read.record(self._stream)
         return True
+
+    def _pinned(self, data: memoryview, where: str) -> tuple[memoryview, torch.cuda.Event]:
+        """The same bytes in pinned memory, which is free again once the event is there."""
+        if data.nbytes > CHUNK:
+            raise CheckpointError(f"{where}: a chunk has {data.nbytes} bytes")
+        if len(self._ring) < 2:
+            pinned = torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True)
+            self._ring.append((pinned, torch.cuda.Event()))  # type: ignore[no-untyped-call]
+        pinned, read = self._ring[self._count % 2]
+        self._count += 1
+        read.synchronize()
+        host.copy(pinned[: data.nbytes], _tensor(data))
+        return pinned.numpy().data[: data.nbytes], read
+
+    def _copy(self, into: torch.Tensor, data: memoryview) -> None:
+        """Each part by itself, where they were registered so."""
+        at = 0
+        for part in lanes.registered(data) or [data]:
+            into[at : at + len(part)].copy_(_tensor(part), non_blocking=True)
+            at += len(part)
 
     def wait(self) -> None:
         self._stream.synchronize()
 
 
 @torch.no_grad()
-def _place(
-    job: Job, chunk: torch.Tensor, copy: Callable[[torch.Tensor, torch.Tensor], object]
-) -> None:
-    """What is wanted of a chunk's bytes into the target; `copy` takes what is contiguous."""
+def _place(job: Job, chunk: torch.Tensor) -> None:
+    """What is wanted of a chunk's bytes into the target."""
     target, piece = job.target, job.read.piece
     dtype = getattr(torch, piece.dtype)
     lazy = target.is_conj() or target.is_neg()  # its memory holds other bits than it has
@@ -180,7 +246,7 @@ def _place(
         for dim, (start, length) in enumerate(zip(common.offset, common.extent, strict=True)):
             into = into.narrow(dim, start + piece.offset[dim] - job.read.wanted.offset[dim], length)
         if common == run and into.is_contiguous() and not lazy:
-            copy(into, source)
+            into.copy_(source, non_blocking=True)
             continue
         source = source.to(target.device, non_blocking=True)
         for dim, (start, length) in enumerate(zip(common.offset, common.extent, strict=True)):

@@ -166,7 +166,7 @@ class Restore:
         """Do them, and what is damaged again, from the next that has it."""
         threads = host.threads(self._place.local_world_size)
         while jobs:
-            jobs.sort(key=lambda job: (job.read.shard, job.start))  # as files are best read
+            jobs.sort(key=lambda job: (job.read.shard, job.chunks))  # as files are best read
             failed = fetch.fetch(jobs, threads)
             jobs = [again for job, why in failed for again in self._elsewhere(job, why)]
 

@@ -1,6 +1,7 @@
 """Ranks on GPUs, and the spares that are forked ahead for them: `pytest -m gpu`."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from tests.e2e.harness import Job, processes
 from tests.e2e.harness.processes import Process
 
 pytestmark = pytest.mark.gpu
+
+
+DEVICES = Path(__file__).parent / "harness" / "scripts" / "devices.py"
 
 
 def spares(job: Job) -> list[Process]:
@@ -51,3 +55,17 @@ def test_a_spare_rank_and_a_rank_die_together(job: Job) -> None:
     job.finish()
     job.ends(0)
     assert job.round() == 2, job.dump()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="it takes two devices")
+def test_a_rank_has_no_context_on_anothers_device(job: Job) -> None:
+    job.start("--nproc-per-node", "2", entry=(str(DEVICES), str(job.folder)))
+    job.ends(0)
+    for number in (1, 2):
+        found = [line.fields for line in job.told("loaded", round=number)]
+        steps = {(f["way"], f["step"], f["n"], f["all"]) for f in found}
+        step = 0 if number == 1 else 2
+        assert steps == {(way, step, 1, True) for way in ("shadow", "stream", "sync")}, job.dump()
+    lines = [*job.told("loaded"), *job.told("closed")]
+    assert {line.fields["first"] for line in lines if line.rank == 0} == {True}, job.dump()
+    assert {line.fields["first"] for line in lines if line.rank == 1} == {False}, job.dump()
