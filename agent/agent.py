@@ -51,6 +51,7 @@ class Agent:
             vault,
             lambda: self._uplink.job_uid,
             self._say_of_snapshots,
+            self._show_slots,
         )
         self._ranks: Ranks | None = None
         self._retiring = Retiring(
@@ -329,6 +330,10 @@ class Agent:
             reason = "" if fits else f"{world} ranks are no multiple of {message.ranks}"
             rank.answer(link.UnitAnswered(reason=reason))
 
+    def _show_slots(self) -> None:
+        """To the spare ranks, which are to know their slots ahead of their round."""
+        self._spares.show(self._snapshots.touched())
+
     def _timer_expired(self, timer: Timer) -> None:
         if self._ranks is not None:
             self._ranks.expire(timer)
@@ -348,6 +353,7 @@ class Agent:
             if self._stepped and self._ranks is not None and not self._busy_looking():
                 look = self._spares.look(self._ranks.pids)
                 self._looking = self._spawn(look)
+                self._show_slots()
 
     async def _say_prepared(self) -> None:
         await self._starters.standby_ready.wait()

@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -73,7 +73,9 @@ class Slots:
 class Shelf:
     """All of this node. What it makes outlives the agent (`Vault`), and is served to other nodes."""
 
-    def __init__(self, vault: Kept, replicas: Replicas) -> None:
+    def __init__(self, vault: Kept, replicas: Replicas, dropped: Callable[[], None]) -> None:
+        """dropped: called when a slot is no more."""
+        self._dropped = dropped
         self._vault = vault
         self._replicas = replicas
         self._slots: dict[str, Slots] = {}
@@ -88,6 +90,15 @@ class Shelf:
 
     def of(self, checkpoint: str) -> Slots:
         return self._slots.setdefault(checkpoint, Slots())
+
+    def touched(self) -> dict[int, list[int]]:
+        """Descriptors of ranks' own slots that have all their memory, by local rank."""
+        found: dict[int, list[int]] = {}
+        for slots in self._slots.values():
+            for local_rank, own in slots.own.items():
+                fds = found.setdefault(local_rank, [])
+                fds += [one.fd for one in own if not one.untouched]
+        return found
 
     @property
     def untouched(self) -> int:
@@ -113,6 +124,7 @@ class Shelf:
         self._beside(one).remove(one)
         self._replicas.drop(one.name)
         self._vault.drop(one.name)
+        self._dropped()
 
     def note(self, checkpoint: str, text: bytes) -> None:
         """Keep a few words on a checkpoint, in the place of what was kept before. Raises OSError."""

@@ -41,8 +41,9 @@ class Snapshots:
         vault: Kept,
         job: Callable[[], str],
         say: Callable[[pb.Snapshots | pb.Stand], None],
+        dropped: Callable[[], None] = lambda: None,
     ) -> None:
-        """job: the job's own id, once a master has told it."""
+        """job: the job's own id, once a master has told it; dropped: called when a slot is no more."""
         self._job = job
         self._vault = vault
         self._say = say
@@ -50,7 +51,7 @@ class Snapshots:
         self._news = asyncio.Event()
         """The master has said something."""
         self._replicas = Replicas(settings, self._replicated)
-        self._shelf = Shelf(vault, self._replicas)
+        self._shelf = Shelf(vault, self._replicas, dropped)
         self._allotment = Allotment(self._shelf, self._flushes)
         self._checkpoints = {
             name: Checkpoint(name=name, slots=self._shelf.of(name))
@@ -58,6 +59,10 @@ class Snapshots:
         }
         for checkpoint, terms in self._shelf.notes():  # of agents before us
             self._flushes.terms[checkpoint] = codec.loads(Terms, terms)
+
+    def touched(self) -> dict[int, list[int]]:
+        """Slots of this node's ranks that have all their memory, by local rank."""
+        return self._shelf.touched()
 
     @property
     def pids(self) -> set[int]:

@@ -1,7 +1,8 @@
 """A spare rank: forked ahead of its round, holds a device context, waits for its orders."""
 
-import array
+import importlib
 import os
+import select
 import socket
 import sys
 from typing import Any
@@ -10,9 +11,13 @@ from setproctitle import setproctitle
 
 from elastic.agent import fork
 from elastic.agent.spec import StartSpec
-from elastic.proto import env
+from elastic.proto import descriptors, env
 
 READY, TAKEN = b"ready", b"taken"
+SLOTS = b"slots"
+"""To the spare: its rank's slots, all of them, as descriptors. From it: it has registered them."""
+MOST_FDS = 64
+"""That come with a message."""
 
 
 def wait(request: fork.Request) -> fork.Request:
@@ -26,20 +31,34 @@ def wait(request: fork.Request) -> fork.Request:
     _warm(device)
     setproctitle(f"elastic-spare {device}")
     orders.send(READY)
-    data, control, _, _ = orders.recvmsg(
-        fork.DATAGRAM, socket.CMSG_SPACE(64), socket.MSG_CMSG_CLOEXEC
-    )
+    data, fds = _prepare(orders, device)
     if not data:
         os._exit(0)  # given up
-    fds = array.array("i")
-    for _, _, payload in control:
-        fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     orders.send(TAKEN)
     orders.close()
     spec = StartSpec.from_json(fork.read_memory(fds[0]))
     os.close(fds[0])
     names = data.decode().split(",")
     return fork.Request(id=request.id, spec=spec, fds=dict(zip(names, fds[1:], strict=True)))
+
+
+def _prepare(orders: socket.socket, device: str) -> tuple[bytes, list[int]]:
+    """Register the slots that are shown until other orders come; returns these."""
+    ahead: Any = None  # by name, since the agent's folder imports no torch
+    news = select.poll()
+    news.register(orders, select.POLLIN)
+    while True:
+        data, fds = descriptors.receive(orders, fork.DATAGRAM, MOST_FDS)
+        if data != SLOTS:
+            return data, fds
+        if ahead is None:
+            ahead = importlib.import_module("elastic.checkpoint.ahead").begin(device)
+        ahead.show(fds)
+        while more := ahead.go_on():
+            if news.poll(0):
+                break
+        if not more:
+            orders.send(SLOTS)
 
 
 def _warm(device: str) -> None:

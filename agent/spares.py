@@ -8,13 +8,13 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from elastic.agent import children
 from elastic.agent.environment import mark
 from elastic.agent.gpus import Gpus
 from elastic.agent.settings import AgentSettings
-from elastic.agent.spare import READY, TAKEN
+from elastic.agent.spare import MOST_FDS, READY, SLOTS, TAKEN
 from elastic.agent.spec import StartSpec
 from elastic.agent.starter import StartFailed, memory_file
 from elastic.agent.starters import Starters, changes
@@ -40,6 +40,10 @@ class Spare:
         self.pid = pid
         self.ended = children.watch(pid)
         self.ready = False
+        self.registered = False
+        """It has all slots that it was shown."""
+        self._shown: list[int] = []
+        """Inodes."""
         self._orders = orders
         self._taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(orders, self._readable)
@@ -48,11 +52,27 @@ class Spare:
         data = b""
         with contextlib.suppress(OSError):
             data = self._orders.recv(64)
+        if data == SLOTS:
+            self.registered = True
+            return
         self.ready = data == READY
         if data != READY and not self._taken.done():
             self._taken.set_result(data == TAKEN)
         if not data:
             self.close()
+
+    def show(self, slots: Sequence[int]) -> None:
+        """These are the slots of its rank, all of them: it maps and registers them ahead of its round,
+        and gives back what else it has."""
+        inodes = [os.fstat(fd).st_ino for fd in slots]
+        if not self.ready or inodes == self._shown:
+            return
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", slots))]
+        try:
+            self._orders.sendmsg([SLOTS], rights if slots else [], socket.MSG_NOSIGNAL)
+        except OSError:
+            return  # it is busy, and shown them at the next look; or gone
+        self._shown, self.registered = inodes, False
 
     async def order(self, spec: StartSpec, fds: Mapping[str, int]) -> None:
         """Make it the rank of `spec`. Raises OSError if it is gone; one whose device is being given
@@ -126,6 +146,12 @@ class Spares:
         for local_rank, (device, _) in self._used.items():
             if local_rank in pids and device < len(free):
                 await self._match(local_rank, device, free[device])
+
+    def show(self, slots: Mapping[int, Sequence[int]]) -> None:
+        """What each local rank has of slots; to be said soon after one is dropped, since a spare keeps
+        its memory until then."""
+        for local_rank, spare in self._spares.items():
+            spare.show(slots.get(local_rank, ())[:MOST_FDS])
 
     async def _match(self, local_rank: int, device: int, free: int) -> None:
         spare = self._spares.get(local_rank)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from elastic.checkpoint import copy_cpu, host, lanes
+from elastic.checkpoint import ahead, copy_cpu, host, lanes
 from elastic.checkpoint.behind import Behind, optimizers, steady
 from elastic.checkpoint.image import Image, lay_out
 from elastic.checkpoint.keeping import Keeping
@@ -261,6 +261,7 @@ class Saver:
             self._slots = Slots(fds, self._threads)
         else:
             self._slots = Slots(fds, self._threads, self._behind.lane)
+            ahead.settle(self._slots.views)
             self._behind.prepare(self._slots)
         return self._slots
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Self
 
-from elastic.checkpoint import claims, host
+from elastic.checkpoint import claims, host, lanes
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.lanes import Lane
 from elastic.proto import slot, sums
@@ -79,6 +79,11 @@ def early(contents: Sequence[Content], now: int, loaded: Moment | None) -> list[
     return [index for _, index in sorted(own)]
 
 
+def _known(memory: memoryview) -> bool:
+    """It was touched and registered ahead."""
+    return lanes.registered(memory) is not None
+
+
 class Draft:
     """A slot that is claimed and written; given up where it is not committed."""
 
@@ -115,7 +120,7 @@ class Slots:
         self._lane = lane
         self._views = [host.shared(fd) for fd in fds]
         self._preparing = [Lock() for _ in fds]
-        self._prepared = [False for _ in fds]
+        self._prepared = [lane is not None and _known(view) for view in self._views]
         self._generation = 0
         self._closed = False
         for snapshot in self._snapshots():
@@ -130,6 +135,10 @@ class Slots:
     @property
     def count(self) -> int:
         return len(self._fds)
+
+    @property
+    def views(self) -> Sequence[memoryview]:
+        return self._views
 
     @property
     def prepared(self) -> int:
@@ -147,6 +156,8 @@ class Slots:
             def part(at: int) -> None:
                 if self._closed:
                     raise OSError(errno.ECANCELED, "these slots are given back")
+                if _known(view[at : at + PART]):
+                    return
                 error = host.populate(view[at : at + PART], write=True)
                 if error == errno.EINVAL:  # a kernel before 5.14
                     os.posix_fallocate(fd, at, min(PART, len(view) - at))

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from elastic.agent import children, prctl
@@ -13,9 +14,12 @@ from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.spares import Spares
 from elastic.agent.spec import StartSpec
 from elastic.agent.starters import Starters
+from elastic.proto import slot
 from elastic.proto.security import Security
 
-DEADLINE = 120.0
+DEADLINE = 240.0
+SLOT_BYTES = (40 << 20) + slot.PAGE
+"""Of three parts, which are registered one by one."""
 
 
 def settings(script: Path) -> AgentSettings:
@@ -38,6 +42,22 @@ def settings(script: Path) -> AgentSettings:
 async def ready(spares: Spares) -> None:
     while not spares.complete(1):
         await asyncio.sleep(0.01)
+
+
+def touched_slot() -> int:
+    fd = slot.create(SLOT_BYTES)
+    os.posix_fallocate(fd, 0, SLOT_BYTES)
+    return fd
+
+
+async def shown(spares: Spares, slots: list[int]) -> int:
+    """How many slots the spare has mapped once it has registered these."""
+    (spare,) = spares._spares.values()
+    spares.show({0: slots})
+    while not spare.registered:
+        await asyncio.sleep(0.01)
+    maps = Path(f"/proc/{spare.pid}/maps").read_text()
+    return len({line.split()[4] for line in maps.splitlines() if "elastic-slot" in line})
 
 
 async def main(script: Path) -> dict[str, object]:
@@ -74,6 +94,14 @@ async def main(script: Path) -> dict[str, object]:
         seen["took no orders"] = await dying.ended
     await spares.fork(0, "cpu")
     await ready(spares)
+    kept, dropped = touched_slot(), touched_slot()
+    seen["registered"] = [
+        await shown(spares, [kept, dropped]),
+        await shown(spares, [kept]),
+    ]
+    os.close(dropped)
+    environ["SLOT"] = f"/proc/{os.getpid()}/fd/{kept}"
+    spec = replace(spec, environ=environ)
     spare = spares.take(0)
     assert spare is not None
     await spare.order(spec, {"stdout": 2, "stderr": 2})
@@ -82,6 +110,8 @@ async def main(script: Path) -> dict[str, object]:
     await spares.fork(0, "cpu")
     await ready(spares)
     (last,) = spares.pids
+    seen["given back"] = [await shown(spares, [kept]), await shown(spares, [])]
+    await shown(spares, [kept])  # which is never used
     spares.kill()
     starters.kill()
     assert not await children.sweep(tuple, DEADLINE)

@@ -10,9 +10,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, os, sys
+registered = None
+if "SLOT" in os.environ:
+    from elastic.checkpoint import host, lanes
+    view = host.shared(os.open(os.environ["SLOT"], os.O_RDWR))
+    registered = len(lanes.registered(view) or ())
 with open(os.path.join(os.path.dirname(__file__), "rank.json"), "w") as file:
     told = {"argv": sys.argv[1:], "rank": os.environ["RANK"], "seen": os.environ["SEEN"]}
-    json.dump({**told, "name": __name__, "torch": "torch" in sys.modules, "pid": os.getpid()}, file)
+    json.dump({**told, "name": __name__, "torch": "torch" in sys.modules, "pid": os.getpid(),
+        "registered": registered}, file)
 sys.exit(5)
 """
 
@@ -26,7 +32,7 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -35,6 +41,8 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
     assert seen == {
         "taken after its death": False,
         "took no orders": -signal.SIGKILL,
+        "registered": [2, 1],
+        "given back": [1, 0],
         "exit": 5,
         "left": False,
     }, done.stderr
@@ -45,4 +53,5 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
         "name": "__main__",
         "torch": True,
         "pid": pid,
+        "registered": 3,
     }
