@@ -15,6 +15,7 @@ from benchmarks import (
     node_lost,
     peers,
     restart,
+    saves,
     snapshots,
     start,
     two_nodes,
@@ -30,6 +31,7 @@ NAMES = {
     "master": "one master, thousands of agents: join, replace, memory; bare grpc.aio",
     "copying": "CPU tensors into a slot with checksums, beside memcpy",
     "flush": "a snapshot to a disk beside dd, and what others feel of it",
+    "saves": "what a save of CPU tensors to memory adds: elastic, DLRover",
     "node_lost": "a node dies with its memory: steps computed twice, bytes read of storage, seconds",
     "snapshots": "what a save adds, shadow, stream and DCP; restore (needs a device; only where named)",
 }
@@ -70,6 +72,8 @@ def _rows(
         return copying.rows(args.copy_gib, args.n or 15)
     if name == "flush":
         return flush.rows(args.flush_gib, args.n or 5, args.folder)
+    if name == "saves":
+        return saves.rows(ours, _dlrover(args, wanted), args.copy_gib)
     if name == "node_lost":
         return node_lost.rows(ours, args.node_gib, args.n or 3) if ours else []
     if name == "snapshots":
@@ -82,8 +86,6 @@ def _rows(
         return two_nodes.rows(ours, [*torchrun, *own_store], args.scenario, args.scale)
     if "torchrun-own-store" in wanted:
         torchrun.append(peers.TORCHRUN_OWN_STORE)
-    if "dlrover" in wanted:
-        torchrun.append(peers.dlrover(args.dlrover_python or peers.make_venv()))
     setting = restart.Setting(
         kills=args.n or 20,
         ranks=args.ranks,
@@ -91,7 +93,13 @@ def _rows(
         hold_gib=args.hold_gib,
         settle=tuple(args.settle),
     )
-    return restart.rows(ours, torchrun, setting)
+    return restart.rows(ours, [*torchrun, *_dlrover(args, wanted)], setting)
+
+
+def _dlrover(args: argparse.Namespace, wanted: list[str]) -> list[Launcher]:
+    if "dlrover" not in wanted:
+        return []
+    return [peers.dlrover(args.dlrover_python or peers.make_venv())]
 
 
 def _name(argument: str) -> str:
@@ -152,7 +160,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--agents", type=int, action="append", help="master: this many agents (repeatable)"
     )
-    parser.add_argument("--copy-gib", type=float, default=1.0, help="copying: size of the tensors")
+    parser.add_argument(
+        "--copy-gib", type=float, default=1.0, help="copying, saves: size of the tensors"
+    )
     parser.add_argument(
         "--node-gib", type=float, default=1e9 / (1 << 30), help="node_lost: state of each node"
     )

@@ -1,6 +1,7 @@
 """The launchers that are compared, and the venv that DLRover needs for itself.
 
-`python -m benchmarks.peers` makes the venv. DLRover 0.6.1 imports `grpc`, `kubernetes` and `pydantic`
+`python -m benchmarks.peers` makes the venv. DLRover 0.6.1 imports `grpc`, `kubernetes`, `google.protobuf` and
+`pydantic`
 without asking for them, and its own requirements would choose another torch.
 """
 
@@ -14,7 +15,7 @@ from benchmarks.jobs import Launcher
 DLROVER_VENV = Path.home() / ".cache" / "elastic" / "benchmarks" / "dlrover"
 SHIM = Path(__file__).parent / "dlrover_shim.py"
 TORCH = "torch==2.13.0"
-DLROVER = ("dlrover==0.6.1", "grpcio", "kubernetes", "pydantic")
+DLROVER = ("dlrover==0.6.1", "grpcio", "kubernetes", "protobuf", "pydantic")
 
 OURS = Launcher(name="elastic-run", prefix=(sys.executable, "-m", "elastic.run"))
 TORCHRUN = Launcher(name="torchrun", prefix=(sys.executable, "-m", "torch.distributed.run"))
