@@ -18,6 +18,10 @@ RANKS = f"""{HEAD}
 elastic-run: another rank failed meanwhile
 ValueError: asked to fail
 """
+CAUSES = """
+The above exception was the direct cause of the following exception:
+
+"""
 NAMES_THE_SCRIPT = f"[rank0]: Warning: {SCRIPT}:10: deprecated\n"
 
 
@@ -37,6 +41,10 @@ def prefixed(text: str) -> str:
         (OURS + RANKS, 1),
         (RANKS + OURS + RANKS + OURS, 2),
         (prefixed(OURS) + NAMES_THE_SCRIPT, 1),
+        (OURS + CAUSES + RANKS, 0),
+        (OURS + CAUSES + OURS, 1),
+        (prefixed(OURS + CAUSES) + "elastic-run: a line\n" + prefixed(OURS), 1),
+        (prefixed(OURS + CAUSES) + OURS + prefixed(RANKS), 1),
     ],
 )
 def test_a_traceback_of_ours_is_no_users(job: Job, said: str, own: int, tmp_path: Path) -> None:

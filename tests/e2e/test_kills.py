@@ -1,10 +1,11 @@
-"""A job whose parts are killed at random moments, of a save, a flush, a commit, a copy, a load: what is
-committed always loads, bit for bit, and nothing torn ever does."""
+"""A job whose parts are killed at random moments, and in the midst of a save, a flush, a commit, a copy to
+the other node, a deletion, a load: what is committed always loads, bit for bit, and nothing torn ever does."""
 
 import os
 import random
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,48 +14,78 @@ import pytest
 from elastic.checkpoint import manifests
 from elastic.checkpoint.storage import Folder
 from tests.e2e.harness import Job, Node, processes
+from tests.e2e.harness.moments import KINDS, Moments
 
 SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"
 VICTIMS = (
     *("rank",) * 8, *("flusher",) * 4, *("courier",) * 2, *("agent",) * 2, *("master",) * 2,
     "guardian", "all",
 )  # fmt: skip
+STRIKES = (*("",) * 11, *("restore",) * 4, *("deletion",) * 3, "commit", "flush")
+"""When: in the midst of that; at any moment, which is mostly one of a save or a copy."""
 
 
 class Run:
-    """Two nodes of one rank, each with a part of its own; every third step goes to storage."""
+    """Two nodes of one rank, each with a part of its own; every third step goes to storage, and two of
+    those stay there."""
 
     def __init__(self, job: Job, seed: int) -> None:
         self.job = job
         self.random = random.Random(seed)
+        self.moments = Moments(job)
+        self.hits = Counter[tuple[str, str]]()
+        """How often which part was killed in the midst of what."""
+        self.kills = 0
         self.seen: dict[tuple[int, int], tuple[str, str]] = {}
         """What each rank had at each step: the same, however often it is computed."""
         self.looked = 0
         self.nodes = [self.start(0), self.start(1)]
 
     def start(self, number: int) -> Node:
-        entry = (str(SCRIPT), str(self.job.folder), "--own", "2000000", "--persist-every", "3")
         flags = ("--last-call", "0.2", "--max-restarts", "1000000")
+        own = ("--own", "2000000", "--persist-every", "3", "--keep", "2")
+        entry = (str(SCRIPT), str(self.job.folder), *own)
         node = self.job.start(*flags, nodes="2", nproc=1, entry=entry, name=f"node{number}")
         if number == 0:
             node.master()
         return node
 
-    def kill(self, victim: str) -> None:
-        """One part, at a random moment; wait until training goes on."""
+    def kill(self, victim: str, strike: str) -> None:
+        """One part, in the midst of something; wait until training goes on."""
+        committed = self.committed()
+        if strike == "restore":
+            self.strike("rank", "")
+            victim = (
+                "agent" if victim in ("flusher", "courier") else victim
+            )  # others may not be there
+        self.strike(victim, strike)
+        number = self.job.round()
+        if victim in ("flusher", "courier", "master"):
+            self.goes_on(number - 1)
+        else:
+            self.goes_on(number)
+        self.check(committed)
+
+    def strike(self, victim: str, strike: str) -> None:
         node = self.random.choice(self.nodes)
-        before, committed = self.job.round(), self.committed()
         find: dict[str, Callable[[], int]] = {
-            "rank": lambda: self.job.rank(before, self.random.randrange(2)),
+            "rank": lambda: self.random.choice(self.job.told("start", round=self.job.round())).pid,
             "flusher": lambda: node.part("elastic-flusher"),
             "courier": lambda: node.part("elastic-courier"),
             "agent": node.agent,
             "master": self.nodes[0].master,
             "guardian": lambda: self.nodes[1].guardian,
         }
+        self.moments.refresh(self.nodes)
+        if strike:
+            self.moments.wait(strike)
         pids = [find[victim]()] if victim in find else []
-        threading.Event().wait(self.random.uniform(0, 0.3))
+        if not strike:
+            threading.Event().wait(self.random.uniform(0, 0.3))
+        under_way = self.moments.under_way()
         processes.kill(*pids)
+        self.kills += 1
+        self.hits.update((victim, kind) for kind in under_way or {"nothing"})
         if victim == "guardian":
             assert self.nodes[1].exit_code() == -signal.SIGKILL
             self.nodes[1] = self.start(1)
@@ -64,11 +95,18 @@ class Run:
             for node in self.nodes:
                 node.process.wait()
             self.nodes = [self.start(0), self.start(1)]
-        if victim in ("flusher", "courier", "master"):
-            self.job.wait_for_more_steps(before, 2, 2)
-        else:
-            self.job.wait_for_steps(2, after=before, count=2)
-        self.check(committed)
+
+    def goes_on(self, number: int) -> None:
+        """Two more steps of both ranks, in a round after that one."""
+        had = {rank: len(self.job.told("step", rank=rank)) for rank in range(2)}
+
+        def both() -> bool:
+            now = {rank: self.job.told("step", rank=rank) for rank in range(2)}
+            return all(
+                len(now[rank]) >= had[rank] + 2 and now[rank][-2].round > number for rank in now
+            )
+
+        self.job.wait_for(f"two more steps in a round after {number}", both)
 
     def committed(self) -> int:
         found = manifests.committed(Folder(Path(self.job.folder / "checkpoint")))
@@ -87,16 +125,30 @@ class Run:
         assert len({number for number, _ in loaded}) == len(loaded), self.job.dump()
         self.looked = max(number for number, _ in loaded)
 
+    def table(self) -> str:
+        """What was hit, a line for each part."""
+        kinds = (*KINDS, "nothing")
+        lines = [f"{self.kills} kills{'':>7}" + "".join(f"{kind:>12}" for kind in kinds)]
+        for victim in dict.fromkeys(VICTIMS):
+            counts = "".join(f"{self.hits[victim, kind]:>12}" for kind in kinds)
+            lines.append(f"{victim:>16}{counts}")
+        return "\n".join(lines)
 
-def kill_at_random(job: Job, count: int) -> None:
+
+def kill_at_random(job: Job, count: int) -> Run:
     seed = int.from_bytes(os.urandom(4), "big")
     print(f"seed {seed}")
     run = Run(job, seed)
     job.wait_for_steps(2, count=4)
-    victims = [VICTIMS[number % len(VICTIMS)] for number in range(count)]
+    victims, strikes = (
+        [kinds[number % len(kinds)] for number in range(count)] for kinds in (VICTIMS, STRIKES)
+    )
     run.random.shuffle(victims)
-    for victim in victims:
-        run.kill(victim)
+    run.random.shuffle(strikes)
+    for victim, strike in zip(victims, strikes, strict=True):
+        if run.kills < count:
+            run.kill(victim, strike)
+    print(run.table())
     job.finish()
     for node in run.nodes:
         assert node.exit_code() == 0, job.dump()
@@ -107,11 +159,13 @@ def kill_at_random(job: Job, count: int) -> None:
     for node in run.nodes:
         assert node.exit_code() == 0, job.dump()
     run.check(newest)
+    return run
 
 
 @pytest.mark.timeout(1800)
 def test_a_hundred_kills(job: Job) -> None:
-    kill_at_random(job, 100)
+    run = kill_at_random(job, 100)
+    assert {"save", "restore"} <= {kind for _, kind in run.hits}, run.table()
 
 
 @pytest.mark.soak

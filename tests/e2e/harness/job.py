@@ -33,6 +33,8 @@ DEADLINE = 150.0
 """Seconds after which a test stops to wait. Generous: it is no measurement, and half of what a test has."""
 GLANCE = 0.01
 HEAD = "Traceback (most recent call last):"
+CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
+"""Python's words between a traceback and the one of what came of it."""
 
 T = TypeVar("T")
 
@@ -58,23 +60,32 @@ def private_shm() -> bool:
 
 
 def tracebacks(said: str) -> list[str]:
-    """Every traceback, down to the line that names the exception. Each of its lines has the prefix
-    that its head has; a launcher's line or another head in between belongs to somebody else.
+    """Every traceback, down to the line that names the exception, with those that it was caused by. Each
+    of its lines has the prefix that its head has; a launcher's line or another head in between belongs to
+    somebody else.
     """
     lines = said.splitlines()
     found = []
+    causes: dict[str, list[str]] = {}
+    """By prefix, the lines of what the next one with it was caused by."""
     for number, line in enumerate(lines):
         prefix, head, _ = line.partition(HEAD)
         if not head:
             continue
-        block = []
+        block = causes.pop(prefix, [])
+        ended = False
         for follows in lines[number + 1 :]:
             if HEAD in follows or follows.startswith("elastic-run: "):
                 continue
-            block.append(follows)
-            if not follows.startswith(f"{prefix} "):
+            if not ended:
+                block.append(follows)
+                ended = not follows.startswith(f"{prefix} ")
+            elif follows.startswith(prefix) and (words := follows.removeprefix(prefix).strip()):
+                if words.startswith(CHAIN):
+                    causes[prefix] = block
                 break
-        found.append("\n".join(block))
+        if prefix not in causes:
+            found.append("\n".join(block))
     return found
 
 
@@ -389,8 +400,9 @@ class Job:
         return set(os.listdir("/dev/shm")) - self._shared
 
     def own_tracebacks(self, node: Node) -> list[str]:
-        """Tracebacks on the launcher's stderr in which no file of the test's has a part."""
-        users = (str(SCRIPT.parent), f'File "{self.folder}')
+        """Tracebacks on the launcher's stderr in which no script has a part: neither the test's nor an
+        example, each of which may fail."""
+        users = (str(SCRIPT.parent), str(ROOT / "examples"), f'File "{self.folder}')
         blocks = tracebacks(node.said())
         return [b[:3000] for b in blocks if not any(name in b for name in users)]
 

@@ -97,6 +97,13 @@ def children(pid: int) -> list[Process]:
     return found
 
 
+def descendants(pid: int) -> list[Process]:
+    found = children(pid)
+    for process in found:
+        found.extend(children(process.pid))
+    return found
+
+
 def has_open(pid: int, name: str) -> bool:
     """Whether a process has a file of that name open."""
     with contextlib.suppress(OSError):

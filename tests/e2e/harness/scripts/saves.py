@@ -25,6 +25,7 @@ PARSER.add_argument("--width", type=int, default=64)
 PARSER.add_argument("--step-time", type=float, default=0.02)
 PARSER.add_argument("--save-every", type=int, default=1)
 PARSER.add_argument("--persist-every", type=int)
+PARSER.add_argument("--keep", type=int)
 PARSER.add_argument("--block", type=int, help="a step that cannot be written: a file is in the way")
 PARSER.add_argument("--own", type=int, default=0, help="bytes that only this rank has")
 PARSER.add_argument("--sharded", type=int, default=0, help="elements of a DTensor, a part a rank")
@@ -95,9 +96,11 @@ def main() -> None:
     with Checkpointer(
         path,
         persist_every=ARGS.persist_every,
+        keep=ARGS.keep,
         snapshot=ARGS.snapshot,
         replica_bandwidth=ARGS.replica_bandwidth,
     ) as checkpoint:
+        tell("loading")
         step = checkpoint.load(state)
         tell(
             "loaded",

@@ -1,0 +1,86 @@
+"""What a job does about its checkpoint at this instant, by what can be seen of it: locks on slots, files
+on storage, what ranks have told."""
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from elastic.checkpoint.storage import Folder
+from elastic.proto import manifest
+
+from . import processes
+from .job import Job, Node
+
+KINDS = ("save", "flush", "commit", "replication", "deletion", "restore")
+PATIENCE = 10.0
+"""Seconds after which what takes a moment is taken to have been missed; steps go on meanwhile."""
+
+
+class Moments:
+    """Of a job of `scripts/saves.py`, of two ranks."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._storage = Folder(job.folder / "checkpoint")
+        self._whole: set[int] = set()
+        """Steps that had a manifest at the last look."""
+        self._couriers: list[int] = []
+
+    def refresh(self, nodes: Iterable[Node]) -> None:
+        """Find the processes that are looked at; it takes a while."""
+        parts = (p for node in nodes for p in processes.descendants(node.guardian))
+        self._couriers = [p.pid for p in parts if "elastic-courier" in p.command]
+
+    def under_way(self) -> set[str]:
+        number = self._job.round()
+        ranks = [line.pid for line in self._job.told("start", round=number)]
+        found = self._on_storage() | self._in_ranks(number)
+        if _writes_slot(ranks):
+            found.add("save")
+        if _writes_slot(self._couriers):
+            found.add("replication")
+        return found
+
+    def _in_ranks(self, number: int) -> set[str]:
+        """A rank is between `loading` and `loaded`."""
+        loading, loaded = (
+            {line.pid for line in self._job.told(kind, round=number)}
+            for kind in ("loading", "loaded")
+        )
+        return {"restore"} if loading - loaded else set()
+
+    def _on_storage(self) -> set[str]:
+        found = set[str]()
+        listing = self._storage.listing()
+        whole = {step for step, names in listing.items() if manifest.NAME in names}
+        for step in listing.keys() - whole:
+            shards = [name for name in listing[step] if name.startswith("shard-")]
+            if step in self._whole:
+                found.add("deletion")
+            elif step > max(whole, default=0):
+                found.add("commit" if len(shards) == 2 else "flush")
+        self._whole = whole
+        return found
+
+    def wait(self, kind: str) -> None:
+        """Until it is under way: a restore; what is done on storage may be over before it is seen."""
+        if kind == "restore":
+            self._job.wait_for("ranks that load", lambda: self._in_ranks(self._job.round()) or None)
+            return
+        deadline = time.monotonic() + PATIENCE
+        while kind not in self._on_storage() and time.monotonic() < deadline:
+            time.sleep(0.0005)
+
+
+def _writes_slot(pids: Iterable[int]) -> bool:
+    """One of them holds a slot's lock for writing (`elastic/proto/slot.py`)."""
+    for pid in pids:
+        with suppress(OSError):
+            for entry in os.listdir(f"/proc/{pid}/fdinfo"):
+                with suppress(OSError):
+                    info = Path(f"/proc/{pid}/fdinfo/{entry}").read_text()
+                    if "OFDLCK" in info and "WRITE" in info:
+                        return True
+    return False
