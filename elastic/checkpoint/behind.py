@@ -102,7 +102,7 @@ class Copy:
 
     def hold(self, optimizer: torch.optim.Optimizer) -> None:
         """Have training wait before an optimizer changes what is not copied yet."""
-        if self.read.is_set():
+        if self.read.is_set() or not self._watched:
             return
         numbers = (self._by_memory.get(memory, -1) for memory in map(_memory, _tensors(optimizer)))
         last = max(numbers, default=-1)
@@ -188,11 +188,11 @@ class Behind:
         image: Image,
         values: bytes,
         tensors: Mapping[str, torch.Tensor],
-        steady: set[int],
+        steady: Callable[[], set[int]],
     ) -> Copy:
         """Have these tensors kept as they are now; waits while the shadow is still read.
 
-        steady: the memory (addresses) that only optimizers change.
+        steady: finds the memory (addresses) that only optimizers change.
         """
         if self._last is not None and self._shadow is not None:
             self._last.read.wait()
@@ -202,10 +202,11 @@ class Behind:
         if self.path == "shadow" and self._make_shadow(image, list(named.values())):
             moves = self._to_shadow(image, named)
         else:
+            unchanged = steady()
             straight = {
                 name: tensor
                 for name, tensor in named.items()
-                if _memory(tensor) in steady and name not in self._cloned and _plain(tensor)
+                if _memory(tensor) in unchanged and name not in self._cloned and _plain(tensor)
             }
             moves = [
                 (image.starts[name], _bytes(tensor, clone=name not in straight))
@@ -361,7 +362,8 @@ def _in_order(
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    with torch.no_grad():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.untyped_storage().data_ptr()
 
 

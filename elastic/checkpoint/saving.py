@@ -126,7 +126,7 @@ class Saver:
         self._was_ready = True
         if self.path == "auto":
             self._choose(behind, share)
-        copy = behind.take(share.image, share.values, share.tensors, steady(state))
+        copy = behind.take(share.image, share.values, share.tensors, partial(steady, state))
         self.path = behind.path
         behind.submit(copy, partial(write, copy.run))
         if self.path == "sync":

@@ -5,6 +5,7 @@ Wrappers leave no trace in it (DDP's `module.`, `torch.compile`'s `_orig_mod.`),
 tensors are named by their parameter, so that a name means the same in every world.
 """
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
@@ -75,9 +77,10 @@ def collect(state: Mapping[str, Any], place: Place) -> Collected:
 
     Raises `CheckpointError`, which names the place, for what a checkpoint cannot keep.
     """
-    tree, replicas = export(state)
-    store = _Store(place, replicas)
-    values = typed_json.encode(tree, "", store)
+    with torch.no_grad():  # else each DTensor's piece is a node of a graph
+        tree, replicas = export(state)
+        store = _Store(place, replicas)
+        values = typed_json.encode(tree, "", store)
     return Collected(parts=store.parts, ties=store.ties, values=values)
 
 
@@ -225,40 +228,45 @@ class _Store:
 
 
 def _sharded(tensor: DTensor, path: str) -> Part:
-    mesh, placements = tensor.device_mesh, tensor.placements
     local = tensor.to_local().detach()
     _check(local, path)
-    if any(placement.is_partial() for placement in placements):
+    if any(placement.is_partial() for placement in tensor.placements):
         raise CheckpointError(
             f"{path} is a DTensor with a partial sum, which a checkpoint cannot keep"
         )
-    extent, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    if tuple(extent) != tuple(local.shape):
+    extent, offset, holders = _box(
+        tensor.shape, tensor.device_mesh, tensor.placements, dist.get_rank()
+    )
+    if extent != tuple(local.shape):
         raise CheckpointError(
-            f"{path} is a DTensor whose piece is no box ({list(placements)}), which a checkpoint "
-            "cannot keep"
+            f"{path} is a DTensor whose piece is no box ({list(tensor.placements)}), which a "
+            "checkpoint cannot keep"
         )
     return Part(
         piece=Piece(
-            name=path, dtype=_dtype(local), shape=tuple(tensor.shape), offset=tuple(offset),
-            extent=tuple(extent),
+            name=path, dtype=_dtype(local), shape=tuple(tensor.shape), offset=offset, extent=extent
         ),
         tensor=local,
-        holders=_holders(tensor),
-    )  # fmt: skip
+        holders=holders,
+    )
 
 
-def _holders(tensor: DTensor) -> tuple[int, ...]:
-    """The ranks with the same piece: those that differ from us only where it is replicated."""
-    mesh = tensor.device_mesh
+@functools.lru_cache(maxsize=4096)  # 0.1 ms each, and a model has few different ones
+def _box(
+    shape: torch.Size, mesh: DeviceMesh, placements: tuple[Placement, ...], rank: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Extent and offset of this rank's piece; and the ranks with the same one: those that differ from
+    us only where it is replicated. rank: ours, by which `mesh` knows its place."""
+    extent, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
     place = mesh.get_coordinate()
     if place is None:
-        return ()
+        return tuple(extent), tuple(offset), ()
     index = tuple(
         slice(None) if placement.is_replicate() else coordinate
-        for placement, coordinate in zip(tensor.placements, place, strict=True)
+        for placement, coordinate in zip(placements, place, strict=True)
     )
-    return tuple(sorted(mesh.mesh[index].flatten().tolist()))
+    holders = tuple(sorted(mesh.mesh[index].flatten().tolist()))
+    return tuple(extent), tuple(offset), holders
 
 
 def _check(tensor: torch.Tensor, path: str) -> None:

@@ -3,6 +3,7 @@ none; here with tensors in host memory, which take the same way but for the stre
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from threading import Event, Thread, get_ident
 from typing import Any
 
@@ -48,7 +49,7 @@ class Run:
             [part.piece for part in found.parts.values()], found.ties, len(found.values)
         )
         tensors = {name: part.tensor for name, part in found.parts.items()}
-        copy = self.behind.take(image, found.values.encode(), tensors, steady(self.state))
+        copy = self.behind.take(image, found.values.encode(), tensors, partial(steady, self.state))
         return image, copy
 
     def run(self, image: Image, copy: Copy) -> None:
