@@ -25,14 +25,17 @@ STRIKES = (*("",) * 11, *("restore",) * 4, *("deletion",) * 3, "commit", "flush"
 """When: in the midst of that; at any moment, which is mostly one of a save or a copy."""
 
 
+KEEP = 2
+"""Steps that stay on storage."""
+
+
 class Run:
-    """Two nodes of one rank, each with a part of its own; every third step goes to storage, and two of
-    those stay there."""
+    """Two nodes of one rank, each with a part of its own; every third step goes to storage."""
 
     def __init__(self, job: Job, seed: int) -> None:
         self.job = job
         self.random = random.Random(seed)
-        self.moments = Moments(job)
+        self.moments = Moments(job, KEEP)
         self.hits = Counter[tuple[str, str]]()
         """How often which part was killed in the midst of what."""
         self.kills = 0
@@ -43,7 +46,7 @@ class Run:
 
     def start(self, number: int) -> Node:
         flags = ("--last-call", "0.2", "--max-restarts", "1000000")
-        own = ("--own", "2000000", "--persist-every", "3", "--keep", "2")
+        own = ("--own", "2000000", "--persist-every", "3", "--keep", str(KEEP))
         entry = (str(SCRIPT), str(self.job.folder), *own)
         node = self.job.start(*flags, nodes="2", nproc=1, entry=entry, name=f"node{number}")
         if number == 0:
@@ -80,8 +83,7 @@ class Run:
         if strike:
             self.moments.wait(strike)
         pids = [find[victim]()] if victim in find else []
-        if not strike:
-            threading.Event().wait(self.random.uniform(0, 0.3))
+        threading.Event().wait(self.random.uniform(0, 0.002 if strike else 0.3))
         under_way = self.moments.under_way()
         processes.kill(*pids)
         self.kills += 1

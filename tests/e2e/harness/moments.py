@@ -19,10 +19,11 @@ PATIENCE = 10.0
 
 
 class Moments:
-    """Of a job of `scripts/saves.py`, of two ranks."""
+    """Of a job of `scripts/saves.py`, of two ranks, on whose storage `keep` steps stay."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, keep: int) -> None:
         self._job = job
+        self._keep = keep
         self._storage = Folder(job.folder / "checkpoint")
         self._whole: set[int] = set()
         """Steps that had a manifest at the last look."""
@@ -52,9 +53,10 @@ class Moments:
         return {"restore"} if loading - loaded else set()
 
     def _on_storage(self) -> set[str]:
-        found = set[str]()
+        """A deletion is due from the commit on, and is itself the shortest of all."""
         listing = self._storage.listing()
         whole = {step for step, names in listing.items() if manifest.NAME in names}
+        found = {"deletion"} if len(whole) > self._keep else set[str]()
         for step in listing.keys() - whole:
             shards = [name for name in listing[step] if name.startswith("shard-")]
             if step in self._whole:
