@@ -2,8 +2,7 @@
 
 import gc
 import os
-from collections.abc import Callable
-from threading import Event, get_ident
+from threading import Event, local
 
 import pytest
 
@@ -31,16 +30,15 @@ def test_who_is_done_takes_the_next_and_waits_for_nobody() -> None:
     assert all(host.each(work, range(9), 2))
 
 
-def test_each_thread_enters_first() -> None:
-    entered: set[int] = set()
-    for count in (1, 3):
-        found = host.each(lambda _: get_ident() in entered, range(9), count, _enter(entered))
-        assert all(found)
-        assert get_ident() not in entered
+@pytest.mark.parametrize("count", [1, 3])
+def test_each_thread_enters_first(count: int) -> None:
+    here = local()
 
+    def enter() -> None:
+        here.entered = True
 
-def _enter(entered: set[int]) -> Callable[[], None]:
-    return lambda: entered.add(get_ident())
+    assert all(host.each(lambda _: hasattr(here, "entered"), range(9), count, enter))
+    assert not hasattr(here, "entered"), "who calls is none of them"
 
 
 @pytest.mark.parametrize("count", [1, 2])

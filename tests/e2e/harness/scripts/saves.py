@@ -129,6 +129,7 @@ def main() -> None:
                 checkpoint.save(step, state)
                 if ARGS.snapshot != "auto":
                     checkpoint.wait()
+                    assert checkpoint.wait_ready(every=True)
             tell("step", step=step, sharded=torch.equal(mine, first + step), **had)
             time.sleep(ARGS.step_time)
             over = ends_at(step)
