@@ -19,7 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 STARTUP = str(ROOT / "elastic" / "agent" / "startup")
-DEADLINE = 60.0
+DEADLINE = 150.0
 
 
 class SmallAgent:

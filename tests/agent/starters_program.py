@@ -18,7 +18,7 @@ from elastic.agent.settings import AgentSettings
 from elastic.agent.spec import StartSpec
 from tests.agent.spares_program import settings
 
-DEADLINE = 60.0
+DEADLINE = 150.0
 THREAD = """\
 import threading, time
 threading.Thread(target=time.sleep, args=[999], daemon=True).start()

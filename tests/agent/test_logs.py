@@ -49,7 +49,7 @@ def bounded(path: Path) -> bool:
 
 
 def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 150
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)

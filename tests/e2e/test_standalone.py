@@ -4,7 +4,6 @@ ranks save, writes it, and ends by itself."""
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.harness import DEADLINE, ROOT, Job, processes
+from tests.e2e.harness.ports import free_port
 from tests.e2e.test_checkpoints import SCRIPT, check
 
 KEEPS = Path(__file__).parent / "harness" / "scripts" / "keeps.py"
@@ -110,8 +110,7 @@ def test_torchrun_restarts_ranks_from_the_step_before_the_kill(job: Job) -> None
 
 def test_nodes_of_torchrun(job: Job) -> None:
     """A keeper on each, rank 0's hears of all."""
-    with socket.create_server(("", 0)) as free:  # torch's store takes every address of the host
-        port = str(free.getsockname()[1])
+    port = str(free_port())  # of every address of the host, which torch's store takes
     meeting = ("--nnodes", "2", "--master-addr", job.address, "--master-port", port)
     for life in (1, 2):
         for node in ("0", "1"):

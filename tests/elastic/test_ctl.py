@@ -25,7 +25,7 @@ from tests.elastic.asking import Ask, columns, elasticctl
 # One worker runs one job for most of these.
 pytestmark = pytest.mark.xdist_group("ctl")
 
-DEADLINE = 60
+DEADLINE = 150
 """Seconds that anything here may take."""
 
 JOB_COLUMNS = ["JOB", "PHASE", "ROUND", "WORLD", "STEP", "RESTARTS", "GOODPUT", "AGE"]

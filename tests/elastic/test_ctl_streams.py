@@ -70,7 +70,7 @@ def test_an_output_that_takes_nothing(tmp_path: Path, verb: str, to: str, said: 
     journal.note(wall=1.0, job=0.0, kind="Tick", reason="a note")
     journal.close()
     command = ["sh", "-c", f'exec "$@" {to}', "sh", *elasticctl("--dir", str(tmp_path), verb)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 1
     assert done.stderr.endswith(said)
     assert "Traceback" not in done.stderr

@@ -61,7 +61,7 @@ def test_a_newer_elasticctl(
         ("9" * 5000 + ".0", "is no version"),
     ],
 )
-@within(20)
+@within(120)
 async def test_every_call_names_its_version(address: str, named: str | None, refusal: str) -> None:
     metadata = () if named is None else (("elastic-version", named),)
     async with open_channel(address, NO_SECURITY) as channel:
@@ -124,7 +124,7 @@ async def another(named: Version | None) -> AsyncIterator[str]:
         ("2.0", "1.0", "speaks version 2.0, this side 1.0, which is older"),
     ],
 )
-@within(20)
+@within(120)
 async def test_a_master_of_another_release(
     monkeypatch: pytest.MonkeyPatch, named: str | None, ours: str, refusal: str
 ) -> None:

@@ -16,7 +16,7 @@ from elastic import launch, options
 from elastic.launch import DefaultLogsSpecs, JobFailed, LaunchConfig, elastic_launch
 from elastic.proto.errors import UsageError
 
-DEADLINE = 60
+DEADLINE = 150
 """Seconds that anything here may take."""
 
 FUNCTIONS = '''
@@ -93,7 +93,7 @@ def test_fields_are_torchs() -> None:
 
 def test_needs_no_torch() -> None:
     code = "import sys, elastic.launch; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=150).returncode == 0
 
 
 def test_every_field_reaches_elastic_run(tmp_path: Path) -> None:

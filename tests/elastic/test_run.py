@@ -15,7 +15,7 @@ def launch(*flags: str, **environ: str) -> "subprocess.CompletedProcess[str]":
     variables = {k: v for k, v in os.environ.items() if not k.startswith("ELASTIC_")} | environ
     command = (sys.executable, "-m", "elastic.run", *flags, "--no-python", "true")
     return subprocess.run(
-        command, env=variables, capture_output=True, text=True, timeout=60, check=False
+        command, env=variables, capture_output=True, text=True, timeout=150, check=False
     )
 
 

@@ -89,7 +89,7 @@ async def master(
 async def ready(address: str, security: Security = NO_SECURITY) -> pb.Status:
     """Wait until a master answers there."""
     async with MasterClient(address, security) as client:
-        return await client.status(patience=5.0)
+        return await client.status(patience=120.0)
 
 
 class MasterProcess:

@@ -7,7 +7,7 @@ from tests.master.builders import attached, detached, knocked
 from tests.master.serving import within
 
 
-@within(9)
+@within(120)
 async def test_arrivals_are_one_event_and_a_nodes_own_order_is_kept() -> None:
     folded: list[Event] = []
     gathering = Gathering(folded.append)
@@ -33,7 +33,7 @@ async def test_arrivals_are_one_event_and_a_nodes_own_order_is_kept() -> None:
     assert not gathering.arriving
 
 
-@within(9)
+@within(120)
 async def test_a_single_thing_is_folded_as_it_is() -> None:
     folded: list[Event] = []
     gathering = Gathering(folded.append)
@@ -44,7 +44,7 @@ async def test_a_single_thing_is_folded_as_it_is() -> None:
     assert folded == [gone]
 
 
-@within(9)
+@within(120)
 async def test_many_of_a_kind_are_one() -> None:
     folded: list[Event] = []
     gathering = Gathering(folded.append)

@@ -149,7 +149,7 @@ def test_another_process_reads_while_the_master_writes(path: Path) -> None:
     journal.note(wall=1.0, job=1.0, kind="Tick", reason="unfinished")
     done = subprocess.run(
         [sys.executable, "-c", script, str(path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+        cwd=ROOT, capture_output=True, text=True, timeout=150, check=True,
     )  # fmt: skip
     journal._db.execute("rollback")
     assert done.stdout.split() == ["2", "0"]
@@ -187,7 +187,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_killed_writer_leaves_a_log_that_is_taken_over(path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WRITER, str(path)], cwd=ROOT, timeout=60, check=False
+        [sys.executable, "-c", WRITER, str(path)], cwd=ROOT, timeout=150, check=False
     )
     assert done.returncode == -signal.SIGKILL
     assert path.with_name("journal.db-wal").stat().st_size > 0

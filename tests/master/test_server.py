@@ -46,7 +46,7 @@ async def serves(address: str, security: Security | None = None) -> None:
 # --- in ----------------------------------------------------------------------------------------
 
 
-@within(9)
+@within(120)
 async def test_hello_then_welcome_then_directive(tmp_path: Path) -> None:
     async with master(tmp_path) as address, Agent(address, slots=4) as agent:
         assert agent.welcome.epoch == 1
@@ -57,7 +57,7 @@ async def test_hello_then_welcome_then_directive(tmp_path: Path) -> None:
         assert order.store == agent.hello.spare_store
 
 
-@within(9)
+@within(120)
 async def test_a_world_of_two_and_its_end(tmp_path: Path) -> None:
     async with (
         master(tmp_path, policy=TWO) as address,
@@ -73,7 +73,7 @@ async def test_a_world_of_two_and_its_end(tmp_path: Path) -> None:
             assert (await agent.ordered(EXIT)).exit_code == 0
 
 
-@within(9)
+@within(120)
 async def test_a_node_that_comes_again_takes_the_place_of_its_old_stream(tmp_path: Path) -> None:
     async with master(tmp_path) as address, Agent(address) as old:
         await old.ordered(RUN)
@@ -102,7 +102,7 @@ FAR = pb.Version(major=version.WIRE.major, minor=version.WIRE.minor + 2)
         ({"slots": 5000}, "1 to 4096 slots"),
     ],
 )
-@within(9)
+@within(120)
 async def test_a_foreign_hello_is_refused_in_a_sentence(
     tmp_path: Path, hello: dict[str, Any], why: str
 ) -> None:
@@ -116,7 +116,7 @@ async def test_a_foreign_hello_is_refused_in_a_sentence(
         await serves(address)
 
 
-@within(9)
+@within(120)
 async def test_a_stream_begins_with_hello(tmp_path: Path) -> None:
     async with master(tmp_path) as address:
         agent = Agent(address)
@@ -127,7 +127,7 @@ async def test_a_stream_begins_with_hello(tmp_path: Path) -> None:
         await serves(address)
 
 
-@within(9)
+@within(120)
 async def test_without_the_token_nothing_is_served(tmp_path: Path) -> None:
     security = Security(token="secret")
     async with master(tmp_path, security=security) as address:
@@ -142,7 +142,7 @@ async def test_without_the_token_nothing_is_served(tmp_path: Path) -> None:
         await serves(address, security)
 
 
-@within(9)
+@within(120)
 async def test_an_oversized_message_costs_its_sender_the_stream(tmp_path: Path) -> None:
     async with master(tmp_path) as address:
         large = pb.FromAgent(leaving=pb.Leaving(reason="x" * (MAX_REQUEST + 1)))
@@ -171,7 +171,7 @@ def _noise() -> list[bytes]:
     ]
 
 
-@within(9)
+@within(120)
 async def test_bytes_that_are_no_call_hurt_nobody(tmp_path: Path) -> None:
     async with master(tmp_path, policy=TWO) as address, Agent(address) as bystander:
         host, _, port = address.rpartition(":")
@@ -187,7 +187,7 @@ async def test_bytes_that_are_no_call_hurt_nobody(tmp_path: Path) -> None:
             assert (await bystander.ordered(RUN)).world_size == 2
 
 
-@within(9)
+@within(120)
 async def test_messages_of_another_round_and_life_are_dropped(tmp_path: Path) -> None:
     async with master(tmp_path) as address, Agent(address) as agent:
         await agent.ordered(RUN)
@@ -225,7 +225,7 @@ def certified(folder: Path, ca: trustme.CA) -> Security:
     )
 
 
-@within(9)
+@within(120)
 async def test_tls_lets_in_who_has_a_certificate_of_the_jobs_authority(tmp_path: Path) -> None:
     ours = trustme.CA()
     security = certified(tmp_path / "master", ours)
@@ -245,7 +245,7 @@ async def test_tls_lets_in_who_has_a_certificate_of_the_jobs_authority(tmp_path:
 @pytest.mark.parametrize(
     ("host", "near"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("::", "127.0.0.1")]
 )
-@within(9)
+@within(120)
 async def test_without_a_token_loopback_may_drain(tmp_path: Path, host: str, near: str) -> None:
     async with master(tmp_path, host=host) as address, Agent(address) as agent:
         await agent.ordered(RUN)
@@ -257,7 +257,7 @@ async def test_without_a_token_loopback_may_drain(tmp_path: Path, host: str, nea
         assert (await agent.ordered(EXIT)).exit_code == 213
 
 
-@within(9)
+@within(120)
 async def ask_from_afar(run_dir: str, host: str) -> None:
     """Run in a network namespace: `host` is there, and is no loopback address."""
     async with master(Path(run_dir), host="0.0.0.0") as address, Agent(address) as agent:
@@ -288,6 +288,6 @@ def test_without_a_token_others_may_look_and_not_drain(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=150,
     )
     assert done.returncode == 0, done.stderr

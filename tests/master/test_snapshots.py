@@ -23,7 +23,7 @@ async def order(agent: Agent) -> pb.SnapshotOrders:
     return message.snapshots
 
 
-@within(9)
+@within(120)
 async def test_whole_is_told_to_all_and_each_writes_its_own(tmp_path: Path) -> None:
     async with (
         master(tmp_path, policy=TWO) as address,
@@ -43,7 +43,7 @@ async def test_whole_is_told_to_all_and_each_writes_its_own(tmp_path: Path) -> N
             assert [(flush.moment, list(flush.ranks)) for flush in told.flush] == [(AT, [rank])]
 
 
-@within(9)
+@within(120)
 async def test_the_end_of_a_job_does_not_wait_for_what_a_lost_node_was_to_write(
     tmp_path: Path,
 ) -> None:
@@ -64,7 +64,7 @@ async def test_the_end_of_a_job_does_not_wait_for_what_a_lost_node_was_to_write(
             pass
 
 
-@within(9)
+@within(120)
 async def test_who_comes_to_another_master_says_again_what_it_holds(tmp_path: Path) -> None:
     said = [snapshots(0, persist=False)]
     async with (

@@ -74,7 +74,7 @@ def test_of_many_processes_one_prepares(tmp_path: Path) -> None:
     started = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
-    digests = {process.communicate(timeout=60)[0] for process in started}
+    digests = {process.communicate(timeout=150)[0] for process in started}
     assert [process.returncode for process in started] == [0, 0]
     names = sorted(path.name for path in data.iterdir())
     assert names == [".lock", "corpus.json", "corpus.tokens", "tokenizer.json"]

@@ -122,7 +122,7 @@ def test_a_finished_run_started_again_has_nothing_to_do(base: Path) -> None:
 
 def test_another_model_in_the_same_directory_is_refused_in_one_line(base: Path) -> None:
     process = start(base, "whole", "--hidden-size=48")
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=150)
     assert process.returncode == 1  # the launcher's; the rank's was 2
     assert "hidden_size 32, not 48: give the same value or another --save\n" in errors
     assert "Traceback" not in errors

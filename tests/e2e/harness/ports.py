@@ -1,13 +1,25 @@
-"""Which addresses a process listens on, from /proc."""
+"""Which addresses a process listens on, from /proc; ports that others need beforehand."""
 
 import contextlib
 import ipaddress
 import os
 import re
+import secrets
+import socket
 import sys
 from pathlib import Path
 
 _LISTEN = "0A"
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def free_port() -> int:
+    """One that no connection gets by chance before it is listened on, being below the range of those."""
+    first = int(_EPHEMERAL.read_text().split()[0])
+    while True:
+        port = first // 2 + secrets.randbelow(first // 2)
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 def listening(pid: int) -> set[tuple[str, int]]:

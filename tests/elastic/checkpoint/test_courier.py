@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
@@ -161,10 +162,9 @@ def full(serving: Courier) -> Iterator[tuple[Slot, bytes]]:
 
 def wait_until(seen: Callable[[], bool]) -> None:
     """Each look is a request that is answered."""
-    for _ in range(1000):
-        if seen():
-            return
-    raise AssertionError("it is never seen")
+    deadline = time.monotonic() + 150
+    while not seen():
+        assert time.monotonic() < deadline, "it is never seen"
 
 
 # --- serving -------------------------------------------------------------------------------------
@@ -329,8 +329,10 @@ def test_what_does_not_fit_or_is_not_there_is_said(
     assert isinstance(answer, Failed)
     assert (answer.gone, "no slot holds it" in answer.error) == (True, True)
     one.write(data)
-    fetching.fetch(closed_port(), empty)
-    answer = fetching.answer()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        fetching.fetch(f"http://127.0.0.1:{nobody.getsockname()[1]}/{SECRET}", empty)
+        answer = fetching.answer()
     assert isinstance(answer, Failed)
     assert not answer.gone, "it may come back"
     claim = slot.claim(empty.fd, exclusive=False)
@@ -338,11 +340,6 @@ def test_what_does_not_fit_or_is_not_there_is_said(
     fetching.fetch(serving.base, empty)
     assert fetching.answer() == Failed(id=1, error="the slot for a replica is being read")
     os.close(claim)
-
-
-def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}/{SECRET}"
 
 
 def test_a_fetch_that_is_forgotten_ends_and_leaves_nothing(
@@ -419,10 +416,13 @@ def test_with_tls_only_a_certificate_of_the_job_reads(tmp_path: Path, empty: Slo
     with Courier(ours) as courier_of_ours:
         courier_of_ours.hold(one)
         address = courier_of_ours.address()
-        for _ in range(1000):
+
+        def is_read() -> bool:
             with contextlib.suppress(Gone):
-                assert read(address, 0, len(data), ours) == data
-                break
+                return read(address, 0, len(data), ours) == data
+            return False
+
+        wait_until(is_read)
         for refused in (
             lambda: read(address, 0, 9, foreign),
             lambda: read(address.replace("https", "http"), 0, 9),

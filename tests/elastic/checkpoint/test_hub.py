@@ -14,7 +14,7 @@ from elastic.proto import master_pb2 as pb
 from elastic.proto.keeper_process import Greeting, Refused, Start, Welcome
 from elastic.proto.limits import MAX_ANSWER
 
-DEADLINE = 30.0
+DEADLINE = 150.0
 SECRET = "0123456789abcdef"
 OURS = Greeting(version=str(version.WIRE), secret=SECRET, rank=1, local_world_size=1)
 
