@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from elastic.agent import memory
 from elastic.agent.clients import Client
 from elastic.agent.leaving import Leaving
+from elastic.agent.loads import Loads
 from elastic.agent.shelf import Slots
 from elastic.proto import master_pb2 as pb
 from elastic.proto.moment import Moment
@@ -37,11 +38,7 @@ class Checkpoint:
     reckoned: tuple[int, memory.Reckoning] | None = None
     """How many slots of that many bytes each rank of this node has."""
     leaving: Leaving = field(default_factory=Leaving)
-
-    @property
-    def asking(self) -> list[Client]:
-        """Those who wait for what they are to load."""
-        return [client for client in self.clients if client.asks is not None]
+    loads: Loads = field(default_factory=Loads)
 
     @property
     def lasting(self) -> set[Moment]:

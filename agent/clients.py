@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 
 from elastic.proto import descriptors, keeper
+from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import LinkError, ProtocolMismatch
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,13 @@ class Client:
         self.said: keeper.Open | None = None
         """What it is."""
         self.asks: keeper.Load | None = None
-        self.answered = False
+        """What it is to load, or has loaded last."""
+        self.load = 0
+        """Which load of its round that is."""
+        self.question = 0
+        """The number of what waits for an answer; 0: nothing does."""
+        self.look: pb.StorageLook | None = None
+        """What it was asked to look for on storage."""
         self._told: tuple[keeper.ToRank, ...] = ()
         self._unsent: tuple[keeper.ToRank, list[int]] | None = None
         """An answer that its socket has no room for yet, with descriptors that are ours."""

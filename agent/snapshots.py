@@ -2,7 +2,6 @@
 the master, and shown to the ranks of the next round."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -14,10 +13,10 @@ from elastic.agent.checkpoint import NEVER, Checkpoint, moment_of
 from elastic.agent.clients import Client
 from elastic.agent.flushes import Flushes
 from elastic.agent.leaving import Leaving
+from elastic.agent.loads import Loads
 from elastic.agent.replicas import Replicas
 from elastic.agent.settings import AgentSettings
 from elastic.agent.shelf import Shelf, Slot
-from elastic.agent.starter import memory_file
 from elastic.agent.vault import Kept
 from elastic.proto import codec, keeper, slot
 from elastic.proto import master_pb2 as pb
@@ -108,6 +107,8 @@ class Snapshots:
             known.clients.append(client)
             if known.leaving.round != client.round:
                 known.leaving = Leaving(client.round)
+            if known.loads.round != client.round:
+                known.loads = Loads(client.round)
             self._keep_terms(message.checkpoint, message.terms)
             self._inform(client)
             return
@@ -118,7 +119,7 @@ class Snapshots:
             case keeper.Need() if not 0 < message.bytes < 1 << 50:
                 raise LinkError(f"a slot of {message.bytes} bytes is none")
             case keeper.Need():
-                self._give(client, client.said, known, message.bytes)
+                self._give(client, client.said, known, message)
             case keeper.Held():
                 self._held(client.said, known)
                 self._flush(client.said.checkpoint, known)  # it was not free yet, if it was ordered
@@ -126,11 +127,14 @@ class Snapshots:
                 if client.round == known.leaving.round:
                     self._saved(client.said, known, message)
             case keeper.Load():
-                client.asks, client.answered = message, False
-                if known.answer is not None and known.answer.round == client.round:
-                    self._answer(known, known.answer)
-                elif len(known.asking) == client.said.local_world_size:
-                    self._tell(client.said.checkpoint)
+                known.loads.ask(client, client.said, message)
+                self._tell(known.name)
+            case keeper.Looked():
+                known.loads.hear(client, message, self._job())
+                self._tell(known.name)
+            case keeper.Damaged():
+                known.loads.give_up(message)
+                self._tell(known.name)
 
     def _keep_terms(self, checkpoint: str, terms: Terms) -> None:
         """How it is kept on storage; who comes after this agent is to know, too."""
@@ -138,16 +142,19 @@ class Snapshots:
             self._shelf.note(checkpoint, codec.dumps(terms).encode())
         self._flushes.terms[checkpoint] = terms
 
-    def _give(self, client: Client, said: keeper.Open, known: Checkpoint, size: int) -> None:
+    def _give(
+        self, client: Client, said: keeper.Open, known: Checkpoint, need: keeper.Need
+    ) -> None:
         """Show a rank the slots that it has."""
         try:
-            slots, refused = self._allotment.own(known, said, size)
+            slots, refused = self._allotment.own(known, said, need.bytes)
         except OSError as error:
             slots, refused = [], f"no slot can be made: {error}"
         if refused:
-            client.answer(keeper.Refused(reason=refused))
+            client.answer(keeper.Refused(reason=refused, question=need.question))
         else:
-            client.answer(keeper.Slots(count=len(slots)), tuple(one.fd for one in slots))
+            answer = keeper.Slots(count=len(slots), question=need.question)
+            client.answer(answer, tuple(one.fd for one in slots))
 
     def _held(self, said: keeper.Open, known: Checkpoint) -> None:
         """Once all ranks of this node hold a moment, the master hears of it."""
@@ -238,7 +245,7 @@ class Snapshots:
         self._say(self._statement(self._checkpoints[checkpoint]))
 
     def _statement(self, known: Checkpoint) -> pb.Snapshots:
-        return statement.of(known, self._flushes, self._replicas, self._job())
+        return statement.of(known, self._flushes, self._replicas)
 
     def obey(self, order: pb.SnapshotOrders) -> None:
         """What the master says of one checkpoint. A slot that is to be flushed is claimed before its
@@ -267,7 +274,10 @@ class Snapshots:
             self._inform(client)
         if order.HasField("restore"):
             known.answer = order.restore
-            self._answer(known, order.restore)
+            here = [one for one in known.slots if one.moment == moment_of(order.restore.moment)]
+            known.loads.answer(known.clients, order.restore, here, self._replicas.tls)
+        if order.HasField("look"):
+            known.loads.look(known.clients, order.look)
         self._fetch(order.checkpoint, known, order.fetch)
 
     def unheard(self) -> None:
@@ -367,38 +377,6 @@ class Snapshots:
                 if order is not None:
                     _mark(one, at, order.all_units)
         self._tell(checkpoint)
-
-    # --- restore -----------------------------------------------------------------------------
-
-    def _answer(self, known: Checkpoint, answer: pb.Restore) -> None:
-        """Show those who ask what they are to load: the images of it that are here, and where others
-        are."""
-        here = [one for one in known.slots if one.moment == moment_of(answer.moment)]
-        images = here[: keeper.MOST_FDS - 1] if answer.from_memory else []
-        elsewhere = bool(answer.sources)
-        restore = keeper.Restore(
-            round=answer.moment.round,
-            step=answer.moment.step,
-            from_memory=answer.from_memory,
-            images=len(images),
-            elsewhere=elsewhere,
-        )
-        fds = [one.fd for one in images]
-        sources = keeper.Sources(
-            sources=tuple(
-                keeper.Source(base=s.base, ranks=tuple(s.ranks), needed=s.needed)
-                for s in answer.sources
-            ),
-            tls=self._replicas.tls,
-        )
-        with contextlib.ExitStack() as undo:
-            if elsewhere:
-                fds.append(memory_file(codec.dumps(sources).encode()))
-                undo.callback(os.close, fds[-1])
-            for client in known.asking:
-                if client.round == answer.round and not client.answered:
-                    client.answered = True
-                    client.answer(restore, tuple(fds))
 
 
 def _mark(one: Slot, moment: Moment, all_units: int) -> None:

@@ -9,26 +9,16 @@ from elastic.proto import master_pb2 as pb
 from elastic.proto.moment import Moment
 
 
-def of(known: Checkpoint, flushes: Flushes, replicas: Replicas, job: str) -> pb.Snapshots:
-    """job: the job's own id."""
+def of(known: Checkpoint, flushes: Flushes, replicas: Replicas) -> pb.Snapshots:
     told = pb.Snapshots(
         checkpoint=known.name,
         answer=None if known.answer is None else _without_sources(known.answer),
+        committed=known.committed,
         base=replicas.base,
         replicas=known.reckoned is not None and known.reckoned[1].replicas,
         unfit=[to_pb(at) for name, at in replicas.unfit if name == known.name],
     )
-    asking = known.asking
-    if asking and all(len(asking) == c.said.local_world_size for c in asking if c.said):
-        told.asks = asking[0].round
-        wanted = asking[0].asks.step if asking[0].asks else None
-        if wanted is not None:
-            told.wanted = wanted
-        for client in asking:
-            if client.asks is not None and client.asks.stored_step:
-                ours = client.asks.stored_job == job  # another's is older than memory
-                told.stored.round = client.asks.stored_round if ours else 0
-                told.stored.step = client.asks.stored_step
+    known.loads.state(known.clients, told)
     told.holdings.extend(_holdings(known, flushes))
     return told
 
@@ -65,6 +55,8 @@ def _holdings(known: Checkpoint, flushes: Flushes) -> Iterable[pb.Holding]:
 def _without_sources(answer: pb.Restore) -> pb.Restore:
     return pb.Restore(
         round=answer.round,
+        load=answer.load,
         moment=answer.moment if answer.HasField("moment") else None,
         from_memory=answer.from_memory,
+        error=answer.error,
     )

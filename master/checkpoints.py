@@ -5,13 +5,13 @@ a master that starts again is told again, and comes to the same orders. What mus
 all at once, the commit, is a file on storage.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from elastic.master import holdings as held
 from elastic.master import replicas
 from elastic.master.events import Incarnation, NodeId
-from elastic.master.holdings import Member, Restore, Said, Shard, Source
+from elastic.master.holdings import NOTHING, Look, Looked, Member, Restore, Said, Shard, Source
 from elastic.master.replicas import Copying
 from elastic.proto.moment import Moment
 
@@ -47,12 +47,14 @@ class Orders:
     """The answer to those who ask."""
     sources: Mapping[NodeId, tuple[Source, ...]]
     """Where each node's ranks find what they load and it has not."""
+    look: tuple[NodeId, Look] | None
+    """The node whose rank 0 is to look on storage, since memory does not tell what is loaded."""
     keep: tuple[Moment, ...]
     """Beside the newest that is whole, what must not be written over."""
     copying: Copying | None
     """The replicas that are to be made now."""
     committed: Moment | None
-    """The newest that is on storage, as far as this master has heard."""
+    """The newest that is on storage, as far as this master has heard; `NOTHING`: nothing is."""
     reason: str
 
 
@@ -67,10 +69,10 @@ class Checkpoint:
     """How many there are of each, replicas included."""
     due: Mapping[Moment, int] = field(default_factory=dict[Moment, int])
     """How many nodes have something of each that is to be written."""
-    committed: Mapping[Moment, int] = field(default_factory=dict[Moment, int])
-    """How many nodes have written the manifest of each."""
-    asking: Mapping[int, int] = field(default_factory=dict[int, int])
-    """How many nodes ask for each round."""
+    known: Moment | None = None
+    """The newest that anybody has said to be on storage, or `NOTHING`; None: nobody has."""
+    asking: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """How many nodes ask for each load of each round."""
     restore: Restore | None = None
     """The last answer."""
     sources: Mapping[NodeId, tuple[Source, ...]] = field(
@@ -88,7 +90,8 @@ class Checkpoint:
 def hear(state: Checkpoint, said: Said) -> Checkpoint:
     """A node says what it holds now."""
     state = _count(state, state.said.get(said.node_id), said)
-    state = replace(state, said={**state.said, said.node_id: said})
+    heard = [moment for moment in (state.known, *_on_storage(said)) if moment is not None]
+    state = replace(state, said={**state.said, said.node_id: said}, known=max(heard, default=None))
     if state.copying is not None and state.copying.moment in said.unfit:
         state = replace(state, copying=None, unfit=state.copying.moment)
     for moment in sorted(said.holdings, reverse=True):
@@ -100,6 +103,14 @@ def hear(state: Checkpoint, said: Said) -> Checkpoint:
         if units:
             return replace(state, whole=Whole(moment=moment, units=units))
     return state
+
+
+def _on_storage(said: Said) -> Iterator[Moment | None]:
+    """What a node says to be there."""
+    yield said.committed
+    yield from (moment for moment, holding in said.holdings.items() if holding.committed)
+    if said.looked is not None and said.wanted is None and not said.looked.error:
+        yield said.looked.stored or NOTHING
 
 
 def forget(state: Checkpoint, node_id: NodeId, incarnation: Incarnation) -> Checkpoint:
@@ -114,23 +125,21 @@ def forget(state: Checkpoint, node_id: NodeId, incarnation: Incarnation) -> Chec
 
 def _count(state: Checkpoint, before: Said | None, after: Said | None) -> Checkpoint:
     """What is told by thousands is counted as it comes, not each time anew."""
-    images, due, committed = dict(state.images), dict(state.due), dict(state.committed)
-    asking = dict(state.asking)
+    images, due, asking = dict(state.images), dict(state.due), dict(state.asking)
     for said, sign in ((before, -1), (after, 1)):
         if said is None:
             continue
         for moment, holding in said.holdings.items():
             images[moment] = images.get(moment, 0) + sign * len(holding.ranks)
             due[moment] = due.get(moment, 0) + sign * holding.persist
-            committed[moment] = committed.get(moment, 0) + sign * holding.committed
         if said.asks:
-            asking[said.asks] = asking.get(said.asks, 0) + sign
+            load = said.asks, said.load
+            asking[load] = asking.get(load, 0) + sign
     return replace(
         state,
         images={moment: count for moment, count in images.items() if count},
         due={moment: count for moment, count in due.items() if count},
-        committed={moment: count for moment, count in committed.items() if count},
-        asking={number: count for number, count in asking.items() if count},
+        asking={load: count for load, count in asking.items() if count},
     )
 
 
@@ -142,11 +151,10 @@ def decide(
     number, members: the standing round and its nodes, the one with rank 0 first. ending: the ranks
     are stopping, so the newest that is whole goes to storage whether or not it was due.
     """
-    committed = max(state.committed, default=None)
-    state, needed, reason = _restore(state, number, members, committed)
+    state, needed, look, reason = _restore(state, number, members)
     if ending and state.whole is not None:
         needed = state.whole.moment
-    flush, commits = _storage(state, number, members, committed, needed)
+    flush, commits = _storage(state, number, members, needed)
     state = _replicate(state, number, members)
     now = (state.replicated, None if state.copying is None else state.copying.moment)
     standing = state.restore is not None and state.restore.round == number
@@ -156,9 +164,10 @@ def decide(
         commits=commits,
         restore=state.restore if standing else None,
         sources=state.sources if standing else {},
+        look=None if look is None else (members[0].node_id, look),
         keep=tuple(sorted({moment for moment in now if moment is not None})),
         copying=state.copying,
-        committed=committed,
+        committed=state.known,
         reason=reason,
     )
 
@@ -166,54 +175,97 @@ def decide(
 # --- restore -------------------------------------------------------------------------------------
 
 
-def _restore(
-    state: Checkpoint, number: int, members: Sequence[Member], committed: Moment | None
-) -> tuple[Checkpoint, Moment | None, str]:
-    """The same for every rank of a round, also once another master has begun to answer.
+_Restoring = tuple[Checkpoint, Moment | None, Look | None, str]
+"""What follows for a load: the state, with the answer if there is one; what must be on storage first,
+since those who load it cannot have it from where it is; whether rank 0 is to look there; and why."""
 
-    Also the moment, if any, that must be on storage first, since those who load it cannot have it
-    from where it is.
-    """
-    if state.restore is not None and state.restore.round == number:
-        return state, None, ""
-    asking = state.asking.get(number, 0)
-    if not members or asking < len(members):
-        away = len(members) - asking
-        return state, None, f"{away} nodes of round {number} have not asked yet" if asking else ""
+
+def _restore(state: Checkpoint, number: int, members: Sequence[Member]) -> _Restoring:
+    """The same for every rank of a round, also once another master has begun to answer. Each load of a
+    round is decided once all of its nodes ask for it."""
+    last = state.restore
+    done = last.load if last is not None and last.round == number else 0
+    asking = {
+        one: n for (round_, one), n in state.asking.items() if round_ == number and one > done
+    }
+    load = max((one for one, count in asking.items() if count >= len(members)), default=0)
+    if not members or not load:
+        away = len(members) - max(asking.values(), default=0)
+        words = f"{away} nodes of round {number} have not asked yet" if asking and members else ""
+        return state, None, None, words
+    present = [state.said[m.node_id] for m in members if m.node_id in state.said]
     for said in state.said.values():
-        if said.answer is not None and said.answer.round == number:
-            answer = said.answer
+        answer = said.answer
+        if answer is not None and (answer.round, answer.load) == (number, load):
             there = None
             if answer.from_memory and answer.moment is not None:
                 there = held.sources(state.said, answer.moment, members)
-            return replace(state, restore=answer, sources=there or {}), None, ""
-    present = [state.said[m.node_id] for m in members if m.node_id in state.said]
-    asked = [said for said in present if said.asks == number]
+            return replace(state, restore=answer, sources=there or {}), None, None, ""
+    asked = [said for said in present if (said.asks, said.load) == (number, load)]
     if len(asked) < len(members):
-        return state, None, f"round {number} is asked for by nodes that are not in it"
-    wanted, stored = asked[0].wanted, asked[0].stored
-    if committed is not None and wanted in (None, committed.step):
-        stored = committed if stored is None else max(stored, committed)
+        return state, None, None, f"round {number} is asked for by nodes that are not in it"
+    return _choose(state, asked[0], members)
+
+
+def _choose(state: Checkpoint, head: Said, members: Sequence[Member]) -> _Restoring:
+    """What a load gets that all nodes ask for. head: what rank 0's says.
+
+    Memory first: storage, which may hang, is only looked at where memory has not all of the state, or
+    may be older than what is there.
+    """
+    wanted, known, looked = head.wanted, state.known, _looked(head, state.known)
+    stored = None if looked is None else looked.stored
     moments = {m for s in state.said.values() for m in s.holdings if wanted in (None, m.step)}
     for moment in sorted(moments, reverse=True):
-        if stored is not None and moment < stored:
+        older = known is not None and moment < known
+        if looked is None and (older or known is None):
+            break
+        if looked is not None and (moment < (stored or NOTHING) or (older and looked.error)):
             break
         holdings = held.of(state.said, moment)
         if held.whole(holdings):
             found = held.sources(state.said, moment, members)
             if found is not None:
-                answer = Restore(round=number, moment=moment, from_memory=True)
-                words = f"round {number} goes on from step {moment.step}, in memory"
-                return replace(state, restore=answer, sources=found), None, words
-        if moment != stored and held.writable(holdings):
-            words = f"round {number} waits for step {moment.step} to be on storage"
-            return state, moment, words
+                words = f"goes on from step {moment.step}, in memory"
+                answer = Restore(round=head.asks, load=head.load, moment=moment, from_memory=True)
+                return _answered(state, answer, words, found)
+        if moment > (known or NOTHING) and moment != stored and held.writable(holdings):
+            words = f"round {head.asks} waits for step {moment.step} to be on storage"
+            return state, moment, None, words
+    if looked is None:
+        look = Look(round=head.asks, load=head.load, known=known or NOTHING)
+        return state, None, look, f"round {head.asks} waits for rank 0 to look on storage"
+    answer = Restore(round=head.asks, load=head.load, moment=stored, error=looked.error)
+    if looked.error:
+        return _answered(state, answer, f"has nothing to load: {looked.error}")
     if stored is None:
-        answer, words = Restore(round=number, moment=None), f"round {number} begins anew"
-    else:
-        answer = Restore(round=number, moment=stored)
-        words = f"round {number} goes on from step {stored.step}, on storage"
-    return replace(state, restore=answer, sources={}), None, words
+        return _answered(state, answer, "begins anew")
+    return _answered(state, answer, f"goes on from step {stored.step}, on storage")
+
+
+def _looked(head: Said, known: Moment | None) -> Looked | None:
+    """What rank 0 has found for this load, unless there has come more since."""
+    looked = head.looked
+    if looked is None or (looked.look.round, looked.look.load) != (head.asks, head.load):
+        return None
+    seen = max(looked.look.known, looked.stored or NOTHING)
+    return looked if known is None or known <= seen else None
+
+
+def _answered(
+    state: Checkpoint,
+    answer: Restore,
+    words: str,
+    sources: Mapping[NodeId, tuple[Source, ...]] | None = None,
+) -> _Restoring:
+    """Nobody goes back behind what the round itself has saved: it might be taken for what is saved anew."""
+    saved = max((m for m in state.images if m.round == answer.round), default=NOTHING)
+    if saved > (answer.moment or NOTHING) and not answer.error:
+        words = f"has saved step {saved.step}: `elasticctl restart --from` goes back behind it"
+        error = f"this round {words}"
+        answer, sources = replace(answer, moment=None, from_memory=False, error=error), None
+    state = replace(state, restore=answer, sources=sources or {})
+    return state, None, None, f"round {answer.round} {words}"
 
 
 # --- replicas ------------------------------------------------------------------------------------
@@ -261,7 +313,6 @@ def _storage(
     state: Checkpoint,
     number: int,
     members: Sequence[Member],
-    committed: Moment | None,
     needed: Moment | None,
 ) -> tuple[dict[NodeId, dict[Moment, frozenset[int]]], tuple[Commit, ...]]:
     """Who writes what, and who writes a manifest since all of its shards are there.
@@ -272,7 +323,7 @@ def _storage(
     seats = {member.node_id: frozenset(member.ranks) for member in members}
     flush: dict[NodeId, dict[Moment, frozenset[int]]] = {}
     commits: list[Commit] = []
-    for moment in _due(state, committed, needed):
+    for moment in _due(state, needed):
         holdings = held.of(state.said, moment)
         if not held.writable(holdings):
             continue
@@ -295,9 +346,9 @@ def _storage(
     return flush, tuple(commits)
 
 
-def _due(state: Checkpoint, committed: Moment | None, needed: Moment | None) -> list[Moment]:
+def _due(state: Checkpoint, needed: Moment | None) -> list[Moment]:
     """What is to be written and is not committed, the oldest first."""
     due = set(state.due)
     if needed is not None:
         due.add(needed)
-    return sorted(moment for moment in due if committed is None or moment > committed)
+    return sorted(moment for moment in due if moment > (state.known or NOTHING))

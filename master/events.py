@@ -175,6 +175,30 @@ class Met:
     step: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A moment of a checkpoint that cannot be loaded from where it is, memory or storage."""
+
+    checkpoint: str
+    round: int
+    step: int
+    from_memory: bool
+    what: str
+    """In words: file and tensor."""
+
+    @property
+    def where(self) -> tuple[str, int, int, bool]:
+        return self.checkpoint, self.round, self.step, self.from_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A rank of the round has found it so, with no good copy anywhere."""
+
+    round: int
+    damage: Damage
+
+
 @dataclass(frozen=True, slots=True)
 class RestartAsked:
     reason: str
@@ -227,6 +251,7 @@ Event = (
     | Progressed
     | Saving
     | Met
+    | Damaged
     | RestartAsked
     | DrainAsked
     | Stopping

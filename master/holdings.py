@@ -8,6 +8,9 @@ from elastic.master.events import Incarnation, NodeId
 from elastic.master.rendezvous import Labels
 from elastic.proto.moment import Moment
 
+NOTHING = Moment(0, 0)
+"""In the place of what is on storage, where nothing is."""
+
 
 class Shard(NamedTuple):
     """One rank's file on storage."""
@@ -59,6 +62,32 @@ class Restore:
     moment: Moment | None
     """None: nothing, it begins anew."""
     from_memory: bool = False
+    load: int = 1
+    """Which load of that round it is for."""
+    error: str = ""
+    """Why there is no moment, where that is no beginning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """That rank 0 is to look on storage."""
+
+    round: int
+    load: int
+    """For which load of that round."""
+    known: Moment = NOTHING
+    """What is known to be there: once more is, it is to look again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What it has found."""
+
+    look: Look
+    stored: Moment | None = None
+    """The newest that is committed there, or the step that is wanted."""
+    error: str = ""
+    """Why nothing is taken from there, though there is something, or that cannot be known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +101,12 @@ class Said:
     """The round whose ranks want to know what to load; 0: they have not asked."""
     wanted: int | None = None
     """The step that they want; None: the newest."""
-    stored: Moment | None = None
-    """The newest that is committed on storage, or that step, as far as this node has looked."""
+    load: int = 1
+    """For which time in that round."""
+    looked: Looked | None = None
+    """The last that its rank 0 has found on storage."""
+    committed: Moment | None = None
+    """The newest on storage, as far as this node has heard; None: never."""
     answer: Restore | None = None
     """What a master has answered them already."""
     base: str = ""
@@ -101,11 +134,38 @@ def void(said: Said, before: int, kept: Moment) -> Said:
     def gone(moment: Moment) -> bool:
         return moment.round <= before and moment != kept
 
+    def left(moment: Moment | None) -> Moment | None:
+        return kept if moment is not None and moment != NOTHING and gone(moment) else moment
+
+    looked = said.looked
     return replace(
         said,
         holdings={moment: held for moment, held in said.holdings.items() if not gone(moment)},
-        stored=kept if said.stored is not None and gone(said.stored) else said.stored,
+        looked=None if looked is None else replace(looked, stored=left(looked.stored)),
+        committed=left(said.committed),
     )
+
+
+def sound(said: Said, damaged: Collection[tuple[Moment, bool]]) -> Said:
+    """What a node says, without what cannot be loaded: moments that are damaged in memory (true) or on
+    storage."""
+
+    def left(moment: Moment | None) -> Moment | None:
+        return None if (moment, False) in damaged else moment
+
+    holdings = dict(said.holdings)
+    for moment, held in said.holdings.items():
+        if (moment, True) in damaged:
+            held = Holding(
+                world_size=held.world_size, durable=held.durable, committed=held.committed
+            )
+        if (moment, False) in damaged:
+            held = replace(held, persist=False, durable={}, committed=False)
+        holdings[moment] = held
+    looked = said.looked
+    if looked is not None and (looked.stored, False) in damaged:
+        looked = None
+    return replace(said, holdings=holdings, looked=looked, committed=left(said.committed))
 
 
 Holdings = Mapping[NodeId, Holding]

@@ -1,12 +1,12 @@
 """Between protobuf messages and the master's own dataclasses; texts are bounded here."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from elastic.master import events as ev
 from elastic.master.checkpoints import Orders
 from elastic.master.directive import Directive
 from elastic.master.events import Failed, Incarnation, NodeId, NodePhase
-from elastic.master.holdings import Holding, Restore, Said, Shard
+from elastic.master.holdings import Holding, Look, Looked, Restore, Said, Shard
 from elastic.master.journal import Note
 from elastic.proto import master_pb2 as pb
 from elastic.proto.limits import MOST_SLOTS
@@ -107,6 +107,10 @@ def directive(order: Directive, epoch: int) -> pb.ToAgent:
 
 MOST_HOLDINGS = 256
 """Moments that one node has something of."""
+MOST_DAMAGED = 64
+"""Damages that one message names."""
+MOST_WHAT = 500
+"""Characters kept of what is damaged."""
 
 
 def said(message: pb.Snapshots, node_id: NodeId, incarnation: Incarnation) -> Said:
@@ -116,12 +120,34 @@ def said(message: pb.Snapshots, node_id: NodeId, incarnation: Incarnation) -> Sa
         holdings={moment(h.moment): _holding(h) for h in message.holdings[:MOST_HOLDINGS]},
         asks=message.asks,
         wanted=message.wanted if message.HasField("wanted") else None,
-        stored=moment(message.stored) if message.HasField("stored") else None,
+        load=message.load,
+        looked=_looked(message.looked) if message.HasField("looked") else None,
+        committed=moment(message.committed) if message.HasField("committed") else None,
         answer=_restore(message.answer) if message.HasField("answer") else None,
         base=message.base[:MAX_TEXT],
         replicas=message.replicas,
         unfit=frozenset(moment(at) for at in message.unfit[:MOST_HOLDINGS]),
     )
+
+
+def damaged(message: pb.Snapshots, checkpoint: str) -> Iterator[ev.Damaged]:
+    """What ranks of a node have found to be."""
+    for one in message.damaged[:MOST_DAMAGED]:
+        damage = ev.Damage(
+            checkpoint=checkpoint,
+            round=one.moment.round,
+            step=one.moment.step,
+            from_memory=one.from_memory,
+            what=one.what[:MOST_WHAT],
+        )
+        yield ev.Damaged(one.round, damage)
+
+
+def name_damaged(damages: Sequence[ev.Damage], look: pb.StorageLook) -> None:
+    """Add what rank 0 is to pass over: the last, where there is much."""
+    for one in [one for one in damages if not one.from_memory][-MOST_DAMAGED:]:
+        at = pb.Moment(round=one.round, step=one.step)
+        look.damaged.add(moment=at, what=one.what)
 
 
 def moment(message: pb.Moment) -> Moment:
@@ -142,11 +168,22 @@ def _holding(message: pb.Holding) -> Holding:
     )
 
 
+def _looked(message: pb.Looked) -> Looked:
+    look = message.look
+    return Looked(
+        look=Look(round=look.round, load=look.load, known=moment(look.known)),
+        stored=moment(message.stored) if message.HasField("stored") else None,
+        error=message.error[:MAX_TEXT],
+    )
+
+
 def _restore(message: pb.Restore) -> Restore:
     return Restore(
         round=message.round,
+        load=message.load,
         moment=moment(message.moment) if message.HasField("moment") else None,
         from_memory=message.from_memory,
+        error=message.error[:MAX_TEXT],
     )
 
 
@@ -161,7 +198,8 @@ def snapshot_orders(checkpoint: str, orders: Orders) -> pb.SnapshotOrders:
         told.all_units = orders.whole.units
     if orders.restore is not None:
         restore = orders.restore
-        told.restore.round, told.restore.from_memory = restore.round, restore.from_memory
+        told.restore.round, told.restore.load = restore.round, restore.load
+        told.restore.from_memory, told.restore.error = restore.from_memory, restore.error
         if restore.moment is not None:
             told.restore.moment.CopyFrom(_moment(restore.moment))
     return told
@@ -170,7 +208,11 @@ def snapshot_orders(checkpoint: str, orders: Orders) -> pb.SnapshotOrders:
 def own_part(
     node_id: NodeId, orders: Orders, said: Mapping[NodeId, Said], told: pb.SnapshotOrders
 ) -> None:
-    """Add what one node is to write, to copy, and where its ranks find what it has not."""
+    """Add what one node is to write, to copy, to look at, and where its ranks find what it has not."""
+    if orders.look is not None and orders.look[0] == node_id:
+        look = orders.look[1]
+        told.look.round, told.look.load = look.round, look.load
+        told.look.known.CopyFrom(_moment(look.known))
     for at, ranks in orders.flush.get(node_id, {}).items():
         told.flush.add(moment=_moment(at), ranks=sorted(ranks))
     for commit in orders.commits:

@@ -37,6 +37,9 @@ from elastic.master.state import (
 KEEP_FAILURES = 256
 """Failures of a round that are kept, where they are mere followers of another."""
 
+MOST_DAMAGED = 1000
+"""Damages of checkpoints that are remembered."""
+
 
 def observe(job: Job, event: Event, now: float, policy: Policy) -> Step:
     """Take one event in. Whether a round can start or must end is decided after it."""
@@ -286,6 +289,21 @@ def _met(job: Job, event: ev.Met, now: float, policy: Policy) -> Step:
     return job, (), f"all ranks have saved step {event.step}"
 
 
+def _damaged(job: Job, event: ev.Damaged, now: float, policy: Policy) -> Step:
+    """All go on from something else: each damage is found once, so that comes to an end."""
+    current, damage = job.round, event.damage
+    if current is None or event.round != current.number:
+        return job, (), ""
+    if damage.where not in {known.where for known in job.damaged}:
+        job = replace(job, damaged=(*job.damaged, damage)[-MOST_DAMAGED:])
+    elif not current.standing:
+        return job, (), ""
+    reason = (
+        f"step {damage.step} of checkpoint {damage.checkpoint} is damaged: {_line(damage.what)}"
+    )
+    return interrupt(job, Cause.DAMAGED, reason, now, policy), (), reason
+
+
 def _restart_asked(job: Job, event: ev.RestartAsked, now: float, policy: Policy) -> Step:
     if job.round is None or not job.round.standing:
         return job, (), "nothing runs that could be restarted"
@@ -359,6 +377,7 @@ _OBSERVE: dict[type, Callable[[Job, Any, float, Policy], Step]] = {
     ev.Progressed: _progressed,
     ev.Saving: _saving,
     ev.Met: _met,
+    ev.Damaged: _damaged,
     ev.RestartAsked: _restart_asked,
     ev.DrainAsked: _drain_asked,
     ev.Stopping: _stopping,

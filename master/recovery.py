@@ -39,6 +39,7 @@ class Cause(StrEnum):
     GROWTH = "more nodes"
     REQUEST = "asked for"
     UNIT = "rank unit"
+    DAMAGED = "checkpoint damaged"
 
 
 COUNTED = frozenset({Cause.ERROR, Cause.DEVICE_OOM, Cause.CRASH})

@@ -47,7 +47,7 @@ class Snapshots:
         self._looking: dict[int, asyncio.Future[pb.Found]] = {}
         """By request, who waits for what a node finds on storage."""
         self._looks = 0
-        self._back: Rollback | None = None
+        self._without: tuple[Rollback | None, tuple[ev.Damage, ...]] = (None, ())
         """What `_checkpoints` is without."""
         self._last: dict[str, Moment] = {}
         """In whose save ranks wait, and which goes to storage since who leaves alone has a part of it."""
@@ -61,6 +61,8 @@ class Snapshots:
         told = self._sound(name, messages.said(message, session.node_id, session.incarnation))
         self._checkpoints[name] = core.hear(self._checkpoints.get(name, Checkpoint()), told)
         self._soon(name).add(session.node_id)
+        for damaged in messages.damaged(message, name):
+            self._shell.fold(damaged)
         current = self._shell.job.round
         if current is not None and not current.saves:
             used = told.asks == current.number
@@ -85,10 +87,17 @@ class Snapshots:
         self._not_before = asyncio.get_running_loop().time() + min(PAUSE * took, LONGEST_PAUSE)
 
     def _sound(self, name: str, said: Said) -> Said:
-        """Without what somebody went back behind."""
+        """Without what somebody went back behind, and what is damaged."""
         back = self._shell.job.rollback
         kept = {checkpoint: Moment(*at) for checkpoint, *at in back.moments} if back else {}
-        return held.void(said, back.before, kept[name]) if back and name in kept else said
+        if back and name in kept:
+            said = held.void(said, back.before, kept[name])
+        damaged = self._damaged(name)
+        bad = {(Moment(one.round, one.step), one.from_memory) for one in damaged}
+        return held.sound(said, bad) if bad else said
+
+    def _damaged(self, name: str) -> list[ev.Damage]:
+        return [one for one in self._shell.job.damaged if one.checkpoint == name]
 
     async def find(self, step: int) -> tuple[tuple[str, int, int], ...]:
         """That step of every checkpoint, on storage: name, round and step. Raises `NotFound`."""
@@ -146,12 +155,13 @@ class Snapshots:
         if self._last.get(name) != moment:
             self._last[name] = moment
             self._soon(name)
-        return max(state.committed, default=Moment(0, 0)) >= moment
+        return (state.known or held.NOTHING) >= moment
 
     def review(self) -> None:
-        """A round or the job has begun or ended, or somebody went back."""
-        if self._shell.job.rollback != self._back:
-            self._back = self._shell.job.rollback
+        """A round or the job has begun or ended, somebody went back, or something is damaged."""
+        without = self._shell.job.rollback, self._shell.job.damaged
+        if without != self._without:
+            self._without = without
             for name, state in list(self._checkpoints.items()):
                 self._checkpoints[name] = Checkpoint()
                 for said in state.said.values():
@@ -188,6 +198,7 @@ class Snapshots:
         self._told[name] = order
         busy = spoke | set(orders.flush) | {commit.node_id for commit in orders.commits}
         busy |= set(orders.copying.copies if orders.copying is not None else ())
+        busy |= {orders.look[0]} if orders.look is not None else set()
         for node_id in self._checkpoints[name].said if changed else busy:
             told = self._sessions.get(node_id)
             if told is None:
@@ -195,6 +206,8 @@ class Snapshots:
             mine = pb.SnapshotOrders()
             mine.CopyFrom(order)
             messages.own_part(node_id, orders, self._checkpoints[name].said, mine)
+            if mine.HasField("look"):
+                messages.name_damaged(self._damaged(name), mine.look)
             if mine != told.snapshots.get(name):
                 told.snapshots[name] = mine
                 told.push(pb.ToAgent(snapshots=mine))

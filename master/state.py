@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from elastic.master import ledger as books
 from elastic.master import nodes as registry
 from elastic.master import recovery as medic
-from elastic.master.events import Effect, Incarnation, NodeId
+from elastic.master.events import Damage, Effect, Incarnation, NodeId
 from elastic.master.ledger import Ledger
 from elastic.master.nodes import Node
 from elastic.master.policy import Policy
@@ -105,6 +105,8 @@ class Job:
     ledger: Ledger = field(default_factory=Ledger)
     rollback: Rollback | None = None
     """The last one."""
+    damaged: tuple[Damage, ...] = ()
+    """What is not loaded again, the last that was found at the end."""
     below_min_since: float | None = None
     """Since when, in job time, no legal world can be had."""
     lead_since: float = 0.0

@@ -8,6 +8,7 @@ ElasticError
 ├── PageError             bytes that are no progress page
 ├── SlotError             a snapshot slot that is empty, torn or damaged, or does not fit
 ├── CheckpointError       a checkpoint that cannot be made, found or read
+│   └── CheckpointDamaged     what it holds is not what was written, and there is no good copy
 ├── StarterDied           the process that starts ranks died; a new one takes its place
 ├── JournalError          the journal cannot be read or written
 ├── MasterUnreachable     no master answered in time
@@ -50,6 +51,11 @@ class SlotError(ElasticError):
 
 class CheckpointError(ElasticError):
     """A checkpoint cannot be made, found or read."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """What a checkpoint holds is not what was written, and there is no good copy: another try would
+    find the same."""
 
 
 class StarterDied(ElasticError):

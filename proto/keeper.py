@@ -1,7 +1,8 @@
 """Messages between a rank's `Checkpointer` and the keeper of its slots: its agent, or a keeper process.
 
 A SOCK_SEQPACKET pair that the rank makes, whose other end it passes on over its link. One
-message a datagram (`datagrams.py`), the first of them `Open`; descriptors travel beside it.
+message a datagram (`datagrams.py`), the first of them `Open`; descriptors travel beside it. A
+question has a number, which its answer repeats: one that comes too late is nobody's.
 
 | direction      | message    | descriptors   | when                                                   |
 |----------------|------------|---------------|--------------------------------------------------------|
@@ -9,8 +10,11 @@ message a datagram (`datagrams.py`), the first of them `Open`; descriptors trave
 |                | `Need`     |               | before the first save; again where the state grows     |
 |                | `Held`     |               | a snapshot is committed in its slot                    |
 |                | `Load`     |               | to know what to load                                   |
+|                | `Looked`   |               | what is on storage, as `Look` has asked                |
+|                | `Damaged`  |               | nothing is left of what `Restore` named; ended for it  |
 |                | `Saved`    |               | at the end of a save, and while it waits there         |
 | keeper to rank | `Slots`    | one a slot    | the answer to `Need`                                   |
+|                | `Look`     |               | to rank 0's `Load`: that it is to look on storage first |
 |                | `Restore`  | one an image  | the answer to `Load`, once all ranks of the job asked  |
 |                | `Whole`    |               | a newer moment is in every rank's memory               |
 |                | `Committed`|               | a newer moment is on storage                           |
@@ -55,6 +59,7 @@ class Need:
     """Slots of so many bytes."""
 
     bytes: int
+    question: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +74,34 @@ class Load:
     """What is to be loaded: that step, or the newest."""
 
     step: int | None = None
-    stored_round: int = 0
-    """Of what is committed on storage, as rank 0 has looked."""
-    stored_step: int = 0
-    """0: nothing is, or this is not rank 0."""
-    stored_job: str = ""
+    question: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What of that `Load` is committed on storage."""
+
+    job: str = ""
     """Whose it is."""
+    round: int = 0
+    step: int = 0
+    """0: nothing is."""
+    error: str = ""
+    """Why nothing is taken from there, though there is something, or that cannot be known."""
+    question: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damaged:
+    """What was to be loaded cannot be, with no good copy anywhere. The answer is the end of this process,
+    and a round that loads something else."""
+
+    round: int
+    step: int
+    from_memory: bool
+    what: str
+    """In words: file and tensor."""
+    question: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +118,24 @@ class Slots:
     """This rank's, in the order of their descriptors."""
 
     count: int
+    question: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bad:
+    """A moment on storage that turned out to be damaged; the round of another job's is 0."""
+
+    round: int
+    step: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Memory does not tell what is loaded: say what is on storage, but for what is damaged."""
+
+    damaged: tuple[Bad, ...] = ()
+    question: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +150,9 @@ class Restore:
     """Slots of this node that hold it: as many descriptors."""
     elsewhere: bool = False
     """One descriptor more, of a file with `Sources`."""
+    error: str = ""
+    """Why nothing is loaded, where that is no beginning."""
+    question: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,10 +213,12 @@ class Refused:
     """Why not, in one sentence."""
 
     reason: str
+    question: int = 0
 
 
-ToKeeper = Open | Need | Held | Load | Saved
-Answer = Slots | Restore | Refused
+Question = Need | Load | Looked | Damaged
+ToKeeper = Open | Held | Saved | Question
+Answer = Slots | Look | Restore | Refused
 """Each to one question."""
 ToRank = Answer | Whole | Committed | Stalled | Leave
 

@@ -266,26 +266,66 @@ class Moment(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Snapshots(_message.Message):
-    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer", "stored", "base", "replicas", "unfit")
+    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer", "base", "replicas", "unfit", "load", "looked", "committed", "damaged")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
-    STORED_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     UNFIT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
     asks: int
     wanted: int
     answer: Restore
-    stored: Moment
     base: str
     replicas: bool
     unfit: _containers.RepeatedCompositeFieldContainer[Moment]
-    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ..., stored: _Optional[_Union[Moment, _Mapping]] = ..., base: _Optional[str] = ..., replicas: bool = ..., unfit: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ...) -> None: ...
+    load: int
+    looked: Looked
+    committed: Moment
+    damaged: _containers.RepeatedCompositeFieldContainer[Damage]
+    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ..., base: _Optional[str] = ..., replicas: bool = ..., unfit: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., load: _Optional[int] = ..., looked: _Optional[_Union[Looked, _Mapping]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., damaged: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ...) -> None: ...
+
+class Damage(_message.Message):
+    __slots__ = ("round", "moment", "from_memory", "what")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MOMENT_FIELD_NUMBER: _ClassVar[int]
+    FROM_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    moment: Moment
+    from_memory: bool
+    what: str
+    def __init__(self, round: _Optional[int] = ..., moment: _Optional[_Union[Moment, _Mapping]] = ..., from_memory: bool = ..., what: _Optional[str] = ...) -> None: ...
+
+class StorageLook(_message.Message):
+    __slots__ = ("round", "load", "known", "damaged")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    load: int
+    known: Moment
+    damaged: _containers.RepeatedCompositeFieldContainer[Damage]
+    def __init__(self, round: _Optional[int] = ..., load: _Optional[int] = ..., known: _Optional[_Union[Moment, _Mapping]] = ..., damaged: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ...) -> None: ...
+
+class Looked(_message.Message):
+    __slots__ = ("look", "stored", "error")
+    LOOK_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    look: StorageLook
+    stored: Moment
+    error: str
+    def __init__(self, look: _Optional[_Union[StorageLook, _Mapping]] = ..., stored: _Optional[_Union[Moment, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("moment", "world_size", "ranks", "units", "all_units", "persist", "durable", "committed", "nodes", "slot_bytes")
@@ -330,16 +370,20 @@ class Shard(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., bytes: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Restore(_message.Message):
-    __slots__ = ("round", "moment", "from_memory", "sources")
+    __slots__ = ("round", "moment", "from_memory", "sources", "load", "error")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MOMENT_FIELD_NUMBER: _ClassVar[int]
     FROM_MEMORY_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     round: int
     moment: Moment
     from_memory: bool
     sources: _containers.RepeatedCompositeFieldContainer[Source]
-    def __init__(self, round: _Optional[int] = ..., moment: _Optional[_Union[Moment, _Mapping]] = ..., from_memory: bool = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
+    load: int
+    error: str
+    def __init__(self, round: _Optional[int] = ..., moment: _Optional[_Union[Moment, _Mapping]] = ..., from_memory: bool = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., load: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("base", "ranks", "needed")
@@ -352,7 +396,7 @@ class Source(_message.Message):
     def __init__(self, base: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., needed: bool = ...) -> None: ...
 
 class SnapshotOrders(_message.Message):
-    __slots__ = ("checkpoint", "whole", "all_units", "restore", "flush", "commits", "committed", "pending", "keep", "fetch")
+    __slots__ = ("checkpoint", "whole", "all_units", "restore", "flush", "commits", "committed", "pending", "keep", "fetch", "look")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     ALL_UNITS_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +407,7 @@ class SnapshotOrders(_message.Message):
     PENDING_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
+    LOOK_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     whole: Moment
     all_units: int
@@ -373,7 +418,8 @@ class SnapshotOrders(_message.Message):
     pending: bool
     keep: _containers.RepeatedCompositeFieldContainer[Moment]
     fetch: _containers.RepeatedCompositeFieldContainer[Fetch]
-    def __init__(self, checkpoint: _Optional[str] = ..., whole: _Optional[_Union[Moment, _Mapping]] = ..., all_units: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., flush: _Optional[_Iterable[_Union[Flush, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., pending: bool = ..., keep: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., fetch: _Optional[_Iterable[_Union[Fetch, _Mapping]]] = ...) -> None: ...
+    look: StorageLook
+    def __init__(self, checkpoint: _Optional[str] = ..., whole: _Optional[_Union[Moment, _Mapping]] = ..., all_units: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., flush: _Optional[_Iterable[_Union[Flush, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., pending: bool = ..., keep: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., fetch: _Optional[_Iterable[_Union[Fetch, _Mapping]]] = ..., look: _Optional[_Union[StorageLook, _Mapping]] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("moment", "rank", "base", "slot_bytes", "all_units")

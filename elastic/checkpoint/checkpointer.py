@@ -1,5 +1,6 @@
 """`Checkpointer`: what a training script holds."""
 
+import contextlib
 import json
 import logging
 import math
@@ -7,19 +8,22 @@ import os
 from collections.abc import Collection, Mapping
 from time import monotonic
 from types import TracebackType
-from typing import Any, Literal, Self, SupportsFloat, get_args
+from typing import Any, Literal, NoReturn, Self, SupportsFloat, get_args
 
-from elastic.checkpoint import claims, manifests, places, storage
+from elastic.checkpoint import claims, files, manifests, places, storage
 from elastic.checkpoint.keeping import Keeping
-from elastic.checkpoint.loading import Loading, stored
+from elastic.checkpoint.loading import Loading, looked
 from elastic.checkpoint.saving import ANSWER_TIMEOUT, Save, Saver, SnapshotPath
 from elastic.checkpoint.state import Place
 from elastic.proto import codec, keeper, manifest
-from elastic.proto.errors import CheckpointError
+from elastic.proto.errors import CheckpointDamaged, CheckpointError
 from elastic.proto.moment import Moment
 from elastic.proto.terms import Retention, Terms
 
 log = logging.getLogger(__name__)
+
+MOST_WORDS = 500
+"""Characters of what is damaged that the master hears."""
 
 
 class Checkpointer:
@@ -237,25 +241,23 @@ class Checkpointer:
 
         0 where there is none: the state is as it was. All ranks must call it. strict: raise
         `CheckpointError` for what the state has and the checkpoint has not. only: what is loaded,
-        by names or their beginnings ("model", "model.layers.0"); the rest stays as it is.
+        by names or their beginnings ("model", "model.layers.0"); the rest stays as it is. What was
+        saved since the ranks were started is only gone back behind by `elasticctl restart --from`.
         """
+        if step is not None and step < 1:
+            raise CheckpointError(f"steps are counted from 1: step {step} cannot be loaded")
         self._saver.finish()
-        found, unreadable = None, ""
-        if self._place.rank == 0:
-            found, unreadable = stored(self.path, self._storage, step)
-        asked = keeper.Load(step=step)
-        if found is not None:
-            asked = keeper.Load(
-                step=step, stored_round=found.round, stored_step=found.step, stored_job=found.job
-            )
-        answer, fds = self._keeping.ask(asked, ANSWER_TIMEOUT)
+        answer, fds = self._keeping.ask(keeper.Load(step=step), ANSWER_TIMEOUT)
+        while isinstance(answer, keeper.Look):
+            found = looked(self.path, self._storage, step, self._session.job, answer.damaged)
+            answer, fds = self._keeping.ask(found, ANSWER_TIMEOUT)
         try:
             if not isinstance(answer, keeper.Restore):
                 raise CheckpointError("the keeper of this rank's snapshots answers something else")
+            if answer.error:
+                raise CheckpointError(answer.error)
             if answer.step:
                 self._restore(state, answer, fds, step, strict, only)
-            elif unreadable:
-                raise CheckpointError(unreadable)
             elif step:
                 raise CheckpointError(f"{self.path} has no step {step}")
             self._saver.prepare(state)
@@ -276,8 +278,7 @@ class Checkpointer:
         """What the keeper has answered; fds: of images, and of where others are."""
         if step not in (None, answer.step):
             raise CheckpointError(
-                f"{self.path}: this round has loaded step {answer.step}: to go to {step}, "
-                f"elasticctl restart --from {step}"
+                f"{self.path}: rank 0 loads {answer.step}, this one step {step}: all load the same"
             )
         moment = Moment(answer.round, answer.step)
         self._saver.loaded = moment
@@ -294,10 +295,29 @@ class Checkpointer:
             only=only,
         )
         with claims.shared(here):
-            if answer.from_memory:
-                loading.from_memory(state, here, elsewhere)
-            else:
-                loading.from_files(state)
+            try:
+                if answer.from_memory:
+                    loading.from_memory(state, here, elsewhere)
+                else:
+                    loading.from_files(state)
+            except CheckpointDamaged as error:
+                self._give_up(answer, error)
+
+    def _give_up(self, answer: keeper.Restore, error: CheckpointDamaged) -> NoReturn:
+        """Have all ranks started anew, for something else; where nobody can, say what there is."""
+        if not self._session.node:  # no agent's, but the keeper process's, which starts nobody
+            older = files.older(self._storage, answer.step + answer.from_memory)
+            raise CheckpointDamaged(f"{error}{older}") from error
+        log.error("%s: all ranks go on from something else", error)
+        damaged = keeper.Damaged(
+            round=answer.round,
+            step=answer.step,
+            from_memory=answer.from_memory,
+            what=str(error)[:MOST_WORDS],
+        )
+        with contextlib.suppress(CheckpointError):  # there is something better to say
+            self._keeping.ask(damaged, ANSWER_TIMEOUT)
+        raise error
 
     # --- the end -----------------------------------------------------------------------------
 

@@ -123,9 +123,10 @@ def _straight(read: Read[int], target: torch.Tensor, start: int) -> Straight | N
     return Straight(start, into)
 
 
-def fetch(wanted: Sequence[Job], threads: int) -> list[tuple[Job, str]]:
-    """Do all of them. Returns a job for each chunk that is not what was written, and what is wrong."""
-    failed: list[tuple[Job, str]] = []
+def fetch(wanted: Sequence[Job], threads: int) -> list[tuple[Job, OSError | None]]:
+    """Do all of them. Returns a job for each chunk that is not what was written, or why it cannot be
+    read."""
+    failed: list[tuple[Job, OSError | None]] = []
     ways = [_Way() for _ in range(threads)]
     own, free = local(), iter(ways)
 
@@ -136,9 +137,9 @@ def fetch(wanted: Sequence[Job], threads: int) -> list[tuple[Job, str]]:
         for chunk in job.chunks:
             try:
                 if not own.way.land(job, chunk):
-                    failed.append((replace(job, chunks=(chunk,)), "is damaged"))
+                    failed.append((replace(job, chunks=(chunk,)), None))
             except OSError as error:
-                failed.append((replace(job, chunks=(chunk,)), f"cannot be read: {error}"))
+                failed.append((replace(job, chunks=(chunk,)), error))
 
     for device in {job.target.device for job in wanted if job.target.is_cuda}:
         torch.cuda.synchronize(device)  # what the script has begun to do with the targets

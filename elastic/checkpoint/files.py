@@ -1,31 +1,38 @@
 """A checkpoint's files, as a rank reads them: the newest step of which all is there, and its shards."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from elastic.checkpoint import manifests, plan
 from elastic.checkpoint.image import Piece, header_bytes, parse
 from elastic.checkpoint.restore import Source
-from elastic.checkpoint.storage import LOOKS, Storage, words
+from elastic.checkpoint.storage import LOOKS, Storage, lasting, words
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
 from elastic.proto.manifest import Manifest
 
 FIRST = 64 << 10
 """Bytes that are read of a shard at first: the header of most."""
+NAMED = 5
+"""Things that are wrong with a storage that has nothing to load, which one error names."""
 
 
-def newest(storage: Storage, step: int | None = None) -> tuple[Manifest | None, list[str]]:
+def newest(
+    storage: Storage, step: int | None = None, *, unfit: Callable[[Manifest], str] = lambda _: ""
+) -> tuple[Manifest | None, list[str]]:
     """The step that was committed last of which all is there, or that step; and what is wrong with
     what was passed over for it.
 
-    Of each shard its size, header and table of checksums are looked at, not its tensors. Where no step
+    unfit: why a step is not to be taken, though it looks whole; empty: it may be. Of each shard its size, header and table of checksums are looked at, not its tensors. Where no step
     is whole it is the one that was committed last. Raises OSError where the storage cannot be looked
-    at, and `CheckpointError` where it has steps and none of their manifests can be read.
+    at, and `CheckpointError` where it has steps and none of them can be taken.
     """
     steps = [s for s, names in storage.listing().items() if manifest.NAME in names]
     found, wrong = manifests.readable(storage, [s for s in steps if step in (None, s)])
-    if wrong and not found:
-        raise CheckpointError(wrong[0])
+    bad = [why for one in found if (why := unfit(one))]
+    found = [one for one in found if not unfit(one)]
+    if not found and (wrong or bad):
+        raise CheckpointError("; ".join((bad + wrong)[:NAMED]))
     for known in found:
         sources, damaged = _sources(storage, known)
         wrong += damaged
@@ -70,21 +77,28 @@ def older(storage: Storage, step: int) -> str:
     return f"; load(state, step={max(steps)}) loads the step on storage before it"
 
 
-def sources(storage: Storage, step: int) -> tuple[dict[int, Source], list[str]]:
+def sources(
+    storage: Storage, step: int, away: list[str] | None = None
+) -> tuple[dict[int, Source], list[str]]:
     """The shards of a committed step, by rank; and what is wrong with those that cannot be used.
 
-    Raises OSError, `CheckpointError` where there is no sound manifest.
+    away: takes what of that may be no fault of theirs. Raises OSError, `CheckpointError` where there is no sound manifest.
     """
-    return _sources(storage, manifests.read(storage, step))
+    return _sources(storage, manifests.read(storage, step), away)
 
 
-def _sources(storage: Storage, known: Manifest) -> tuple[dict[int, Source], list[str]]:
+def _sources(
+    storage: Storage, known: Manifest, away: list[str] | None = None
+) -> tuple[dict[int, Source], list[str]]:
     def look(shard: manifest.Shard) -> Source | str:
         where = manifests.where(storage, known.step, shard.file)
         try:
             return _source(storage, known.step, shard, where)
         except (OSError, SlotError, CheckpointError, ProtocolMismatch) as error:
-            return f"{where}: {words(error)}"
+            why = f"{where}: {words(error)}"
+            if away is not None and not lasting(error):
+                away.append(why)
+            return why
 
     with ThreadPoolExecutor(LOOKS) as pool:
         looked = list(zip(known.shards, pool.map(look, known.shards), strict=True))

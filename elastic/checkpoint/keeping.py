@@ -3,7 +3,7 @@
 import os
 import socket
 import weakref
-from collections import deque
+from dataclasses import replace
 from threading import Condition, Lock
 from time import monotonic
 
@@ -23,7 +23,10 @@ class Keeping:
         self._changed = Condition()
         self._reading = False
         self._asking = Lock()
-        self._answers: deque[tuple[keeper.Answer, list[int]]] = deque()
+        self._question = 0
+        """The number of the last."""
+        self._answer: tuple[keeper.Answer, list[int]] | None = None
+        """To that one."""
         self.said = 0
         """How many times it has said something unasked, such as `Whole`."""
         self.whole: Moment | None = None
@@ -44,23 +47,28 @@ class Keeping:
         except OSError as error:
             raise CheckpointError(GONE) from error
 
-    def ask(self, message: keeper.ToKeeper, timeout: float) -> tuple[keeper.Answer, list[int]]:
+    def ask(self, message: keeper.Question, timeout: float) -> tuple[keeper.Answer, list[int]]:
         """The answer, with its descriptors. Raises `CheckpointError`, also where it is a refusal."""
         deadline = monotonic() + timeout
         with self._asking:  # one question at a time
-            self.tell(message)
+            self._question += 1
+            self.tell(replace(message, question=self._question))
             with self._changed:
-                while not self._answers:
+                while self._answer is None:
                     if not self._receive(deadline):
+                        self._question += 1  # its answer is nobody's from here on
                         raise CheckpointError(
                             f"the keeper of this rank's snapshots is silent for {timeout:g} s"
                         )
-                answer, fds = self._answers.popleft()
+                answer, fds = self._answer
+                self._answer = None
         if isinstance(answer, keeper.Refused):
             raise CheckpointError(answer.reason)
-        expected = (
-            answer.count if isinstance(answer, keeper.Slots) else answer.images + answer.elsewhere
-        )
+        expected = 0
+        if isinstance(answer, keeper.Slots):
+            expected = answer.count
+        elif isinstance(answer, keeper.Restore):
+            expected = answer.images + answer.elsewhere
         if len(fds) != expected:  # the kernel drops what finds no room in our table
             descriptors.close(fds)
             raise CheckpointError("too many open files in this rank: ulimit -n")
@@ -137,10 +145,12 @@ class Keeping:
             self.stalled = message.reason
         elif isinstance(message, keeper.Leave):
             self._leave = message
-        if isinstance(message, keeper.Answer):
-            self._answers.append((message, fds))
-        else:
+        if not isinstance(message, keeper.Answer):
             self.said += 1
+        elif message.question == self._question:
+            self._answer = message, fds
+        else:
+            descriptors.close(fds)
 
     def close(self) -> None:
         self._end.close()

@@ -14,27 +14,43 @@ from elastic.checkpoint.restore import Restore, Source
 from elastic.checkpoint.state import Place
 from elastic.checkpoint.storage import Storage
 from elastic.proto import courier, keeper
-from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
+from elastic.proto.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    ProtocolMismatch,
+    SlotError,
+)
 from elastic.proto.manifest import Manifest
 from elastic.proto.moment import Moment
 
 log = logging.getLogger(__name__)
 
 
-def stored(path: str, where: Storage, step: int | None) -> tuple[Manifest | None, str]:
-    """What storage has to load, as rank 0 sees it for all; and why that cannot be told."""
+def looked(
+    path: str, where: Storage, step: int | None, job: str, damaged: Sequence[keeper.Bad]
+) -> keeper.Looked:
+    """What storage has to load, as rank 0 of that job sees it for all; without what turned out to be
+    damaged."""
+    bad = {(one.round, one.step): one.what for one in damaged}
+
+    def why(one: Manifest) -> str:
+        return bad.get((one.round if one.job == job else 0, one.step), "")
+
     try:
-        found, wrong = files.newest(where, step)
+        found, wrong = files.newest(where, step, unfit=why)
     except (OSError, CheckpointError) as error:
-        return None, f"{path}: {storage.words(error)}"
+        return keeper.Looked(error=f"{path}: {storage.words(error)}")
     for complaint in wrong:
         log.error("%s", complaint)
-    return found, ""
+    if found is None:
+        return keeper.Looked()
+    return keeper.Looked(job=found.job, round=found.round, step=found.step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """One, of a moment that is chosen. All methods raise `CheckpointError`."""
+    """One, of a moment that is chosen. All methods raise `CheckpointError`, and of these
+    `CheckpointDamaged` where another try would find the same."""
 
     path: str
     storage: Storage
@@ -51,65 +67,65 @@ class Loading:
         """From the slots of this node, and from other nodes what it has not; their second copies are
         asked only for what turns out to be damaged here."""
         found, damaged = images.sources(fds, self.moment)
-        lost = damaged.get(self.place.rank, "")
-        for complaint in damaged.values():
+        wrong, away = list(damaged.values()), list[str]()
+        for complaint in wrong:
             log.error("%s", complaint)
+        lost = damaged.get(self.place.rank, "")
         with ExitStack() as opened:
-            needed = self._peers(elsewhere, opened, needed=True)
+            needed = self._peers(elsewhere, opened, away, needed=True)
             try:
-                self._apply({**needed, **found}, state, lost)
+                self._apply({**needed, **found}, state, lost, wrong, away)
             except CheckpointError as error:
-                second = self._peers(elsewhere, opened, needed=False)
+                second = self._peers(elsewhere, opened, away, needed=False)
                 if not second:
                     raise
                 log.error("%s: other nodes have copies", error)
-                self._apply({**found, **needed, **second}, state, lost)
+                self._apply({**found, **needed, **second}, state, lost, wrong, away)
 
     def from_files(self, state: dict[str, Any]) -> None:
+        away: list[str] = []
         try:
-            found, wrong = files.sources(self.storage, self.moment.step)
+            found, wrong = files.sources(self.storage, self.moment.step, away)
         except OSError as error:
             raise CheckpointError(f"{self.path}: {storage.words(error)}") from error
         for complaint in wrong:
             log.error("%s", complaint)
         same_world = len(found) + len(wrong) == self.place.world_size
-        damaged = list(wrong)
-        try:
-            lost = "; ".join(wrong) if same_world else ""
-            self._apply(found, state, lost, damaged)
-        except CheckpointError as error:
-            if not damaged:
-                raise
-            older = files.older(self.storage, self.moment.step)
-            raise CheckpointError(f"{error}{older}") from error
+        lost = "; ".join(wrong) if same_world else ""
+        self._apply(found, state, lost, wrong, away)
 
     def _apply(
         self,
         found: Mapping[int, Source],
         state: dict[str, Any],
         lost: str,
-        damaged: list[str] | None = None,
+        wrong: Sequence[str],
+        away: Sequence[str],
     ) -> None:
         """From images by rank, the own one first. lost: what is wrong with the own image where it cannot
-        be used; damaged: takes what else is found to be."""
+        be used; wrong: with any; away: with those that may be sound all the same."""
         own = self.place.rank
         if lost and own not in found:  # nobody can tell who else has the values that were in it
-            raise CheckpointError(f"{lost}: what rank {own} alone had is lost")
+            kind = CheckpointError if away else CheckpointDamaged
+            raise kind(f"{lost}: what rank {own} alone had is lost")
         order = sorted(found, key=lambda rank: (rank != own, rank))
         restore = Restore([found[rank] for rank in order], self.place, self.only)
         try:
             restore.apply(state, strict=self.strict)
+        except CheckpointError as error:
+            if away or restore.away or not (wrong or restore.damaged):
+                raise
+            named = [one for one in wrong if one not in str(error)]
+            raise CheckpointDamaged("; ".join((str(error), *named))) from error
         finally:
-            if damaged is not None:
-                damaged += restore.damaged
             for complaint in restore.damaged:
                 log.error("%s", complaint)
 
     def _peers(
-        self, elsewhere: keeper.Sources | None, opened: ExitStack, *, needed: bool
+        self, elsewhere: keeper.Sources | None, opened: ExitStack, away: list[str], *, needed: bool
     ) -> dict[int, Source]:
         """Images in the memory of other nodes, by rank, until `opened` ends; without those that cannot
-        be had, of which others may have copies."""
+        be had, of which others may have copies. away: takes why."""
         if elsewhere is None:
             return {}
         where = {
@@ -126,6 +142,7 @@ class Loading:
                 return _remote(peer, rank)
             except (OSError, CheckpointError) as error:
                 log.error("%s", error)
+                away.append(str(error))
                 return None
 
         with ThreadPoolExecutor(8) as pool:

@@ -15,6 +15,7 @@ from elastic.checkpoint import copy_cpu, fetch, host, typed_json
 from elastic.checkpoint.image import Image, Piece
 from elastic.checkpoint.plan import index, plan
 from elastic.checkpoint.state import Part, Place, Stateful, collect, names_of, unwrap
+from elastic.checkpoint.storage import lasting
 from elastic.proto import sums
 from elastic.proto.errors import CheckpointError
 from elastic.proto.sums import Chunk
@@ -143,7 +144,9 @@ class Restore:
         self._later: list[Callable[[], object]] = []
         """What is done once all tensors are there."""
         self.damaged: list[str] = []
-        """What was found damaged and taken from elsewhere."""
+        """What was found damaged, and taken from elsewhere where there is a copy."""
+        self.away = False
+        """Something could not be read that may be sound."""
 
     # --- tensors -----------------------------------------------------------------------------
 
@@ -168,11 +171,13 @@ class Restore:
         while jobs:
             jobs.sort(key=lambda job: (job.read.shard, job.chunks))  # as files are best read
             failed = fetch.fetch(jobs, threads)
-            jobs = [again for job, why in failed for again in self._elsewhere(job, why)]
+            jobs = [again for job, error in failed for again in self._elsewhere(job, error)]
 
-    def _elsewhere(self, job: fetch.Job, why: str) -> Iterator[fetch.Job]:
+    def _elsewhere(self, job: fetch.Job, error: OSError | None) -> Iterator[fetch.Job]:
         """The same boxes from sources that are known to hold the same."""
         name, piece = job.read.piece.name, job.read.piece
+        self._note(error)
+        why = "is damaged" if error is None else f"cannot be read: {error}"
         complaint = f"{job.source.where}: {name} {why}"
         self._complain(complaint)
         tried = job.tried | {job.read.shard}
@@ -191,6 +196,9 @@ class Restore:
             for read in reads:
                 again = replace(read, wanted=job.read.wanted)
                 yield from fetch.jobs(self._sources[read.shard], again, job.target, tried)
+
+    def _note(self, error: BaseException | None) -> None:
+        self.away |= isinstance(error, OSError) and not lasting(error)
 
     def _complain(self, what: str) -> None:
         if what not in self.damaged:
@@ -282,6 +290,7 @@ class Restore:
                 self._trees[number] = one.values(_Saved)
                 return self._trees[number]
             except CheckpointError as error:
+                self._note(error.__cause__)
                 self._complain(str(error))
         if not number:
             raise CheckpointError(

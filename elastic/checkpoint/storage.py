@@ -41,6 +41,12 @@ class Damaged(OSError):
     """A file is not what was written, or its disk cannot give it: another try would find the same."""
 
 
+def lasting(error: Exception) -> bool:
+    """What is wrong is wrong with a file; else with the way to it, and may be over in a moment."""
+    own = Damaged | FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError
+    return not isinstance(error, OSError) or isinstance(error, own)
+
+
 class File(Protocol):
     """A file that is read."""
 
@@ -163,7 +169,8 @@ class _Opened:
     """Read, not mapped: a disk that fails and a file that is cut are errors then, and no SIGBUS."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with _disk():
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.size = os.fstat(self._fd).st_size
 
     def __del__(self) -> None:
@@ -174,16 +181,23 @@ class _Opened:
         data = _room(end - start)
         at = 0
         while at < len(data):
-            try:
+            with _disk():
                 count = os.preadv(self._fd, [data[at:]], start + at)
-            except OSError as error:
-                if error.errno == errno.EIO:
-                    raise Damaged(error.errno, error.strerror) from error
-                raise
             if not count:
                 raise Damaged(f"it ends after {start + at} bytes")
             at += count
         return data
+
+
+@contextlib.contextmanager
+def _disk() -> Iterator[None]:
+    """What a disk cannot give is damaged."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise Damaged(error.errno, error.strerror) from error
+        raise
 
 
 def _room(size: int) -> memoryview:

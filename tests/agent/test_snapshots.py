@@ -362,13 +362,13 @@ async def test_a_rank_that_opens_is_told_what_is_kept() -> None:
 async def test_a_rank_that_does_not_read_hears_the_newest_and_sees_nothing_newer_before() -> None:
     async with nodes(1) as (a,):
         rank = await saved(a, 0, 1)
-        rank.tell(keeper.Load())  # its answer is to come through as well
+        rank.tell(keeper.Load(question=1))  # its answer is to come through as well
         await a.says(lambda told: told.asks)
         last = 3000
         for step in range(1, last + 1):
             a.snapshots.obey(order(whole=Moment(1, step), keep=(Moment(1, step),)))
         answer = order(whole=Moment(1, last), keep=(Moment(1, last),))
-        answer.restore.round = 1
+        answer.restore.round = answer.restore.load = 1
         a.snapshots.obey(answer)
         assert a.snapshots._of(NAME).clients, "it is not cut off"
         rank.save(1, last)

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from elastic.master.checkpoints import Checkpoint, Orders, Whole, decide, forget, hear
 from elastic.master.events import Incarnation, NodeId
-from elastic.master.holdings import Holding, Member, Restore, Said, Shard
+from elastic.master.holdings import (
+    NOTHING,
+    Holding,
+    Look,
+    Looked,
+    Member,
+    Restore,
+    Said,
+    Shard,
+    sound,
+)
 from elastic.proto.moment import Moment
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
@@ -31,6 +41,19 @@ def says(node_id: NodeId, holdings: dict[tuple[int, int], Holding], **more: Any)
     return Said(node_id=node_id, incarnation=LIFE, holdings=found, **more)
 
 
+def found(
+    number: int,
+    stored: tuple[int, int] | None,
+    *,
+    load: int = 1,
+    known: Moment = NOTHING,
+    error: str = "",
+) -> Looked:
+    """What rank 0 of a round found on storage."""
+    moment = None if stored is None else Moment(*stored)
+    return Looked(look=Look(round=number, load=load, known=known), stored=moment, error=error)
+
+
 def heard(*said: Said) -> Checkpoint:
     state = Checkpoint()
     for one in said:
@@ -48,6 +71,9 @@ def orders(
     """Each node with one rank."""
     seats = [Member(node_id, range(i, i + 1)) for i, node_id in enumerate(members)]
     return decide(state, number, seats, ending=ending)[1]
+
+
+SEATS = [Member(A, range(1)), Member(B, range(1, 2))]
 
 
 def test_it_is_whole_once_every_rank_has_it() -> None:
@@ -73,76 +99,168 @@ def test_a_round_later_is_newer_whatever_its_step() -> None:
 
 
 def test_nobody_is_answered_before_all_have_asked() -> None:
-    first = says(A, {}, asks=1)
+    first = says(A, {}, asks=1, looked=found(1, None))
     assert told(first, members=()).restore is None
     assert told(first).restore is None
     assert "1 nodes of round 1 have not asked yet" in told(first).reason
     assert told(first, says(B, {}, asks=1)).restore == Restore(round=1, moment=None)
 
 
-def test_memory_that_covers_the_state_is_loaded() -> None:
-    a = says(A, {(1, 5): holds(0)}, asks=2, stored=Moment(1, 4))
+def test_memory_that_covers_the_state_is_loaded_and_storage_not_looked_at() -> None:
+    a = says(A, {(1, 5): holds(0)}, asks=2, committed=Moment(1, 4))
     b = says(B, {(1, 5): holds(1)}, asks=2)
+    answer = told(a, b, number=2)
+    assert answer.restore == Restore(round=2, moment=Moment(1, 5), from_memory=True)
+    assert answer.look is None
+
+
+def test_rank_0_looks_on_storage_where_nobody_has_ever_said_what_is_there() -> None:
+    a, b = says(A, {(1, 5): holds(0)}, asks=2), says(B, {(1, 5): holds(1)}, asks=2)
+    answer = told(a, b, number=2)
+    assert (answer.restore, answer.look) == (None, (A, Look(round=2, load=1)))
+    for stored, from_memory in (((1, 4), True), ((2, 1), False), (None, True)):
+        at = Moment(2, 1) if stored == (2, 1) else Moment(1, 5)
+        looked = replace(a, looked=found(2, stored))
+        expected = Restore(round=2, moment=at, from_memory=from_memory)
+        assert told(looked, b, number=2).restore == expected
+        assert told(looked, b, number=2).look is None
+    forgotten = hear(heard(replace(a, looked=found(2, (1, 4)))), a)
+    assert forgotten.known == Moment(1, 4), "once heard is enough"
+
+
+def test_storage_that_has_more_than_memory_is_looked_at() -> None:
+    """Also where it cannot have it any more: what was looked for in another round says nothing."""
+    known = Moment(1, 6)
+    a = says(A, {(1, 5): holds(0)}, asks=2, committed=known, looked=found(1, (1, 6)))
+    b = says(B, {(1, 5): holds(1)}, asks=2)
+    look = Look(round=2, load=1, known=known)
+    assert told(a, b, number=2).look == (A, look)
+    there = replace(a, looked=Looked(look=look, stored=known))
+    assert told(there, b, number=2).restore == Restore(round=2, moment=known)
+    gone = replace(a, looked=Looked(look=look, stored=Moment(1, 2)))
     expected = Restore(round=2, moment=Moment(1, 5), from_memory=True)
-    assert told(a, b, number=2).restore == expected
+    assert told(gone, b, number=2).restore == expected, "it was not to be had there"
+    away = replace(a, looked=Looked(look=look, error="no route to it"))
+    expected = Restore(round=2, moment=None, error="no route to it")
+    assert told(away, b, number=2).restore == expected, "what is older is not taken for it"
+
+
+def test_a_storage_that_cannot_be_looked_at_does_not_matter_to_memory() -> None:
+    a = says(A, {(1, 5): holds(0, of=1)}, asks=2, looked=found(2, None, error="is it mounted?"))
+    expected = Restore(round=2, moment=Moment(1, 5), from_memory=True)
+    assert told(a, number=2, members=(A,)).restore == expected
 
 
 def test_what_a_node_cannot_have_from_memory_goes_to_storage_first() -> None:
-    a = says(A, {(1, 5): holds(0, 1)}, asks=2, stored=Moment(1, 4))
+    a = says(A, {(1, 5): holds(0, 1)}, asks=2, committed=Moment(1, 4))
     new = says(C, {}, asks=2)
     waits = told(a, new, number=2, members=(A, C))
-    assert waits.restore is None
+    assert (waits.restore, waits.look) == (None, None)
     assert waits.flush == {A: {Moment(1, 5): {0, 1}}}
     done = {(1, 5): holds(0, 1, durable={0: FILE, 1: FILE}, committed=True)}
-    written = says(A, done, asks=2, stored=Moment(1, 4))
-    found = told(written, new, number=2, members=(A, C)).restore
-    assert found == Restore(round=2, moment=Moment(1, 5))
+    written = says(A, done, asks=2)
+    look = Look(round=2, load=1, known=Moment(1, 5))
+    assert told(written, new, number=2, members=(A, C)).look == (A, look)
+    there = replace(written, looked=Looked(look=look, stored=Moment(1, 5)))
+    answer = told(there, new, number=2, members=(A, C)).restore
+    assert answer == Restore(round=2, moment=Moment(1, 5))
+
+
+def test_what_was_looked_at_before_there_was_more_is_looked_at_again() -> None:
+    done = {(1, 5): holds(0, 1, durable={0: FILE, 1: FILE}, committed=True)}
+    a = says(A, done, asks=2, looked=found(2, (1, 4)))
+    look = told(a, says(C, {}, asks=2), number=2, members=(A, C)).look
+    assert look == (A, Look(round=2, load=1, known=Moment(1, 5)))
 
 
 def test_a_node_that_holds_all_there_is_needs_no_storage() -> None:
     whole = {(1, 5): holds(0, units=(7,), all_units=1)}
-    equal = says(A, whole, asks=2), says(C, whole, asks=2)
-    found = told(*equal, number=2, members=(A, C)).restore
-    assert found == Restore(round=2, moment=Moment(1, 5), from_memory=True)
+    equal = says(A, whole, asks=2, committed=NOTHING), says(C, whole, asks=2)
+    answer = told(*equal, number=2, members=(A, C)).restore
+    assert answer == Restore(round=2, moment=Moment(1, 5), from_memory=True)
 
 
 def test_a_lost_node_takes_its_images_with_it() -> None:
-    a = says(A, {(1, 5): holds(0, all_units=2)}, asks=2, stored=Moment(1, 4))
+    a = says(A, {(1, 5): holds(0, all_units=2)}, asks=2, looked=found(2, (1, 4)))
     c = says(C, {}, asks=2)
     assert told(a, c, number=2, members=(A, C)).restore == Restore(round=2, moment=Moment(1, 4))
 
 
 def test_equal_images_and_replicas_make_up_for_a_lost_node() -> None:
-    equal = says(A, {(1, 5): holds(0, units=(7,), all_units=1)}, asks=2)
-    replica = says(A, {(1, 5): holds(0, 1, all_units=2)}, asks=2)
-    for a in (equal, replica):
-        found = told(a, number=2, members=(A,)).restore
-        assert found == Restore(round=2, moment=Moment(1, 5), from_memory=True)
+    equal = {(1, 5): holds(0, units=(7,), all_units=1)}
+    replica = {(1, 5): holds(0, 1, all_units=2)}
+    for holdings in (equal, replica):
+        answer = told(says(A, holdings, asks=2, committed=NOTHING), number=2, members=(A,)).restore
+        assert answer == Restore(round=2, moment=Moment(1, 5), from_memory=True)
 
 
 def test_an_equal_image_is_trusted_only_where_a_master_has_counted_them() -> None:
-    a = says(A, {(1, 5): holds(0, units=(7,))}, asks=2)
+    a = says(A, {(1, 5): holds(0, units=(7,))}, asks=2, looked=found(2, None))
     assert told(a, number=2, members=(A,)).restore == Restore(round=2, moment=None)
 
 
 def test_storage_that_is_newer_than_memory_is_loaded() -> None:
-    a = says(A, {(1, 5): holds(0, of=1)}, asks=3, stored=Moment(2, 3))
+    a = says(A, {(1, 5): holds(0, of=1)}, asks=3, looked=found(3, (2, 3)))
     assert told(a, number=3, members=(A,)).restore == Restore(round=3, moment=Moment(2, 3))
 
 
 def test_a_step_that_is_asked_for_is_the_one_that_is_loaded() -> None:
     both = {(1, 5): holds(0, of=1), (1, 6): holds(0, of=1)}
-    five = told(says(A, both, asks=2, wanted=5), number=2, members=(A,)).restore
+    five = told(says(A, both, asks=2, wanted=5, committed=NOTHING), number=2, members=(A,)).restore
     assert five == Restore(round=2, moment=Moment(1, 5), from_memory=True)
-    old = says(A, both, asks=2, wanted=2, stored=Moment(1, 2))
+    old = says(A, both, asks=2, wanted=2, looked=found(2, (1, 2)))
     assert told(old, number=2, members=(A,)).restore == Restore(round=2, moment=Moment(1, 2))
+    assert heard(old).known is None, "what else there is was not looked for"
 
 
 def test_an_answer_stays_the_same() -> None:
     answer = Restore(round=2, moment=Moment(1, 4))
-    a = says(A, {(1, 5): holds(0)}, asks=2, answer=answer)
+    a = says(A, {(1, 5): holds(0)}, asks=2, answer=answer, committed=NOTHING)
     b = says(B, {(1, 5): holds(1)}, asks=2)
     assert told(a, b, number=2).restore == answer
+
+
+def test_each_load_of_a_round_is_decided_anew_once_all_ask_for_it() -> None:
+    """Also by a master that has answered none of those before."""
+    a, b = (
+        says(A, {(1, 5): holds(0)}, asks=1, committed=NOTHING),
+        says(B, {(1, 5): holds(1)}, asks=1),
+    )
+    state, first = decide(heard(a, b), 1, SEATS)
+    assert first.restore == Restore(round=1, moment=Moment(1, 5), from_memory=True)
+    more = {(1, 5): holds(0), (1, 6): holds(0)}
+    again = says(A, more, asks=1, load=2, answer=first.restore, committed=NOTHING)
+    state, waits = decide(hear(state, again), 1, SEATS)
+    assert waits.restore == first.restore
+    assert waits.reason == "1 nodes of round 1 have not asked yet"
+    late = says(B, {(1, 5): holds(1), (1, 6): holds(1)}, asks=1, load=2, answer=first.restore)
+    second = Restore(round=1, load=2, moment=Moment(1, 6), from_memory=True)
+    assert decide(hear(state, late), 1, SEATS)[1].restore == second
+    assert told(again, late).restore == second
+
+
+def without(said: Said, *damaged: tuple[tuple[int, int], bool]) -> Said:
+    return sound(said, {(Moment(*moment), memory) for moment, memory in damaged})
+
+
+def test_what_is_damaged_in_memory_is_taken_from_storage_or_the_step_before_it_is() -> None:
+    held = {(1, 4): holds(0, of=1), (1, 5): holds(0, of=1, durable={0: FILE}, committed=True)}
+    bad = without(says(A, held, asks=2, committed=Moment(1, 4)), ((1, 5), True))
+    assert orders(heard(bad), 2, (A,), ending=True).flush == {}
+    look = Look(round=2, load=1, known=Moment(1, 5))
+    assert told(bad, number=2, members=(A,)).look == (A, look)
+    there = replace(bad, looked=Looked(look=look, stored=Moment(1, 5)))
+    assert told(there, number=2, members=(A,)).restore == Restore(round=2, moment=Moment(1, 5))
+    both = without(there, ((1, 5), False))
+    before = Restore(round=2, moment=Moment(1, 4), from_memory=True)
+    assert told(both, number=2, members=(A,)).restore == before
+
+
+def test_what_is_damaged_on_storage_is_not_known_to_be_there() -> None:
+    a = without(
+        says(A, {}, asks=3, committed=Moment(1, 5), looked=found(2, (1, 5))), ((1, 5), False)
+    )
+    assert told(a, number=3, members=(A,)).look == (A, Look(round=3, load=1))
 
 
 # --- storage -------------------------------------------------------------------------------------
@@ -227,7 +345,7 @@ def test_what_is_loaded_from_memory_is_there(data: st.DataObject) -> None:
             (m.round, m.step): holds(*r, of=3, all_units=count if m == at else 0)
             for m, r in held[node].items()
         }
-        state = hear(state, says(node, holdings, asks=2))
+        state = hear(state, says(node, holdings, asks=2, committed=NOTHING))
         if state.whole is not None and state.whole.moment not in whole:
             there = {r for n in state.said for r in held[n].get(state.whole.moment, ())}
             assert there == {0, 1, 2}

@@ -641,6 +641,38 @@ def test_the_script_says_what_world_it_needs() -> None:
     assert core.restarts() == {"rank unit": 1}
 
 
+def damaged(round_: int, step: int, *, from_memory: bool = True) -> ev.Damaged:
+    damage = ev.Damage(
+        checkpoint="/run", round=1, step=step, from_memory=from_memory, what="slot of rank 1: w"
+    )
+    return ev.Damaged(round_, damage)
+
+
+def test_a_checkpoint_that_is_damaged_costs_no_restart_and_is_remembered() -> None:
+    core = running("a", "b", max_restarts=0)
+    told = core.feed(damaged(1, 7), 20.0)
+    assert "step 7 of checkpoint /run is damaged: slot of rank 1: w" in told.reason
+    assert (core.job.recovery.restarts, core.job.recovery.faults) == (0, 1)
+    assert core.restarts() == {"checkpoint damaged": 1}
+    for node in ("a", "b"):
+        core.feed(store(node, f"{node}:fresh"), 20.1)
+    assert core.job.last_round == 2
+    core.feed(damaged(1, 7), 20.2)
+    core.feed(damaged(1, 6), 20.2)
+    assert core.job.last_round == 2, "that round is over"
+    core.feed(damaged(2, 7, from_memory=False), 20.3)
+    assert [(one.step, one.from_memory) for one in core.job.damaged] == [(7, True), (7, False)]
+
+
+def test_damage_without_an_end_ends_the_job() -> None:
+    core = running("a", max_restarts=0, fault_budget=3)
+    for step in range(10, 0, -1):
+        core.feed(damaged(core.job.last_round, step))
+        core.feed(store("a", f"a:of-{step}"))
+    assert core.job.result is not None
+    assert "3 faults with too little progress in between" in core.job.result.reason
+
+
 def test_a_script_that_likes_no_world_is_stopped() -> None:
     core = running("a", "b", "c")
     for ranks in [2, 3, 2, 3, 2, 3]:

@@ -79,6 +79,7 @@ wishes = st.one_of(
     st.tuples(st.just("step"), rounds, st.integers(-1, 9)),
     st.tuples(st.just("restart")),
     st.tuples(st.just("saving"), rounds),
+    st.tuples(st.just("damaged"), rounds, st.integers(1, 4)),
     st.tuples(st.just("met"), rounds),
     st.tuples(st.just("drain"), st.none() | nodes | nodes | nodes),
     st.tuples(st.just("stop")),
@@ -161,6 +162,11 @@ class World:
                 return ev.Saving(self.job.last_round + ahead)
             case "met", int(ahead):
                 return ev.Met(self.job.last_round + ahead, 7)
+            case "damaged", int(ahead), int(step):
+                damage = ev.Damage(
+                    checkpoint="c", round=1, step=step, from_memory=step > 2, what="a\ntensor"
+                )
+                return ev.Damaged(self.job.last_round + ahead, damage)
             case "restart", *_:
                 return ev.RestartAsked("by\nhand")
             case "drain", node:

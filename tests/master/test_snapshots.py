@@ -1,6 +1,7 @@
 """What agents say of their snapshots, and what the master has them do, over a real stream."""
 
 from pathlib import Path
+from typing import Any
 
 from elastic.master.policy import Policy
 from elastic.proto import master_pb2 as pb
@@ -11,9 +12,11 @@ RUN = pb.Directive.RUN
 AT = pb.Moment(round=1, step=5)
 
 
-def snapshots(rank: int, *, asks: int = 0, persist: bool = True) -> pb.Snapshots:
+def snapshots(rank: int, *, asks: int = 0, persist: bool = True, **more: Any) -> pb.Snapshots:
     holding = pb.Holding(moment=AT, world_size=2, ranks=[rank], units=[rank], persist=persist)
-    return pb.Snapshots(checkpoint="/data/run", holdings=[holding], asks=asks)
+    return pb.Snapshots(
+        checkpoint="/data/run", holdings=[holding], asks=asks, load=1 if asks else 0, **more
+    )
 
 
 async def order(agent: Agent) -> pb.SnapshotOrders:
@@ -77,9 +80,47 @@ async def test_who_comes_to_another_master_says_again_what_it_holds(tmp_path: Pa
                 pass
         round_ = (await a.ordered(RUN)).round
         await b.ordered(RUN)
-        await a.say(snapshots=snapshots(0, asks=round_, persist=False))
+        nothing = pb.Moment()  # is on storage
+        await a.say(snapshots=snapshots(0, asks=round_, persist=False, committed=nothing))
         await b.say(snapshots=snapshots(1, asks=round_, persist=False))
         for agent in (a, b):
             while not (told := await order(agent)).HasField("restore"):
                 pass
             assert (told.restore.moment, told.restore.from_memory) == (AT, True)
+
+
+@within(60)
+async def test_what_is_damaged_is_not_taken_again(tmp_path: Path) -> None:
+    """In memory, and then on storage, where rank 0 is told what to pass over."""
+    async with (
+        master(tmp_path, policy=TWO) as address,
+        Agent(address, "node-a") as a,
+        Agent(address, "node-b") as b,
+    ):
+        for number, from_memory in ((1, True), (2, False)):
+            for agent in (a, b):
+                await agent.say(spare_store=pb.SpareStore(address=f"{agent.node}:{number}"))
+            for agent in (a, b):
+                assert (await agent.ordered(RUN)).round == number
+            look = pb.StorageLook(round=number, load=1, known=AT)
+            looked = None if from_memory else pb.Looked(look=look, stored=AT)
+            await a.say(
+                snapshots=snapshots(0, asks=number, persist=False, committed=AT, looked=looked)
+            )
+            await b.say(snapshots=snapshots(1, asks=number, persist=False))
+            while (told := await order(a)).restore.round != number:
+                pass
+            assert (told.restore.moment, told.restore.from_memory) == (AT, from_memory)
+            damage = pb.Damage(round=number, moment=AT, from_memory=from_memory, what="w is bad")
+            await b.say(snapshots=snapshots(1, asks=number, persist=False, damaged=[damage]))
+        for agent in (a, b):
+            await agent.say(spare_store=pb.SpareStore(address=f"{agent.node}:3"))
+        for agent in (a, b):
+            assert (await agent.ordered(RUN)).round == 3
+        await a.say(snapshots=snapshots(0, asks=3, persist=False, committed=AT))
+        await b.say(snapshots=snapshots(1, asks=3, persist=False))
+        while (told := await order(a)).look.round != 3:
+            pass
+        assert told.look == pb.StorageLook(
+            round=3, load=1, known=pb.Moment(), damaged=[pb.Damage(moment=AT, what="w is bad")]
+        )

@@ -1,5 +1,6 @@
 """A rank's connection to its keeper, used by two threads."""
 
+import os
 import socket
 from collections.abc import Iterator
 from threading import Thread
@@ -28,13 +29,13 @@ def test_whoever_reads_reads_for_all(pair: tuple[Keeping, socket.socket]) -> Non
     asking = Thread(target=lambda: found.append(keeping.ask(keeper.Need(bytes=5), 20)))
     for thread in (*waiting, asking):
         thread.start()
-    assert keeper.receive_from_rank(theirs) == keeper.Need(bytes=5)
+    assert keeper.receive_from_rank(theirs) == keeper.Need(bytes=5, question=1)
     keeper.send(theirs, keeper.Whole(round=1, step=2))
-    keeper.send(theirs, keeper.Slots(count=0))
+    keeper.send(theirs, keeper.Slots(count=0, question=1))
     keeper.send(theirs, keeper.Committed(round=1, step=2))
     for thread in (*waiting, asking):
         thread.join()
-    assert sorted(map(repr, found)) == ["(Slots(count=0), [])", "True", "True"]
+    assert sorted(map(repr, found)) == ["(Slots(count=0, question=1), [])", "True", "True"]
     keeping.drain()
     assert keeping.said == 2
     assert keeping.committed == Moment(1, 2)
@@ -68,8 +69,27 @@ def test_every_thread_hears_of_the_end(pair: tuple[Keeping, socket.socket]) -> N
 
 def test_a_refusal_is_raised(pair: tuple[Keeping, socket.socket]) -> None:
     keeping, theirs = pair
-    keeper.send(theirs, keeper.Refused(reason="no memory"))
+    keeper.send(theirs, keeper.Refused(reason="no memory", question=1))
     with pytest.raises(CheckpointError, match="no memory"):
         keeping.ask(keeper.Need(bytes=5), 20)
     with pytest.raises(CheckpointError, match="silent for 0 s"):
         keeping.ask(keeper.Need(bytes=5), 0)
+
+
+def test_an_answer_that_comes_too_late_is_nobodys(pair: tuple[Keeping, socket.socket]) -> None:
+    """Neither the next question's, nor does it leave descriptors behind."""
+    keeping, theirs = pair
+    with pytest.raises(CheckpointError, match="silent for 0 s"):
+        keeping.ask(keeper.Need(bytes=5), 0)
+    first = keeper.receive_from_rank(theirs)
+    assert isinstance(first, keeper.Need)
+    reading, writing = os.pipe()
+    keeper.send(theirs, keeper.Slots(count=1, question=first.question), (writing,))
+    os.close(writing)
+    keeper.send(theirs, keeper.Slots(count=0, question=first.question + 2))
+    answer, fds = keeping.ask(keeper.Need(bytes=6), 20)
+    assert isinstance(answer, keeper.Slots)
+    assert (answer.count, fds) == (0, [])
+    os.set_blocking(reading, False)
+    assert os.read(reading, 1) == b"", "nobody has the other end"
+    os.close(reading)
