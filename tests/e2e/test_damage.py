@@ -123,19 +123,25 @@ def on_storage(job: Job, moment: Moment) -> bool:
 @pytest.mark.parametrize("too", [False, True], ids=["memory", "and its storage"])
 def test_a_step_that_is_damaged_in_memory_is_taken_from_storage(job: Job, too: bool) -> None:
     """And where it is damaged there too, the one before it from memory."""
-    start(job, "--own", "3000", *PERSIST)
+    start(job, "--own", "3000", "--step-time", "1", *PERSIST)
     job.wait_for_steps(2, count=4)
-    with held(job, 0) as zero, held(job, 1) as one:
-        both = sorted(zero.keys() & one.keys())
-        job.wait_for("the newest step on storage", lambda: on_storage(job, both[-1]) or None)
-        for moment in one.keys() - set(both[:-1]):
-            spoil(one[moment])
-        if too:
-            folder = job.folder / "checkpoint" / manifest.folder(both[-1].step)
-            flip(next(folder.glob("shard-00001-*")))
-        kill(job)
+
+    def spoiled() -> list[Moment] | None:
+        """The steps that both had; None where the newest of them is not on storage yet."""
+        with held(job, 0) as zero, held(job, 1) as one:
+            both = sorted(zero.keys() & one.keys())
+            if not on_storage(job, both[-1]):
+                return None
+            for moment in one.keys() - set(both[:-1]):
+                spoil(one[moment])
+            if too:
+                flip(shard(job.folder / "checkpoint" / manifest.folder(both[-1].step), 1))
+            kill(job)
+            return both
+
+    both = job.wait_for("a step that is on storage while it is the newest", spoiled)
     last = 3 + too
-    job.wait_for_steps(2, after=last - 1, count=3)
+    job.wait_for_steps(2, after=last - 1, count=1)
     job.finish()
     job.ends(0)
     check(job, both[-2 if too else -1].step, last)
