@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 
-from elastic.agent import statement
+from elastic.agent import statement, uneven
 from elastic.agent.allotment import Allotment
 from elastic.agent.checkpoint import NEVER, Checkpoint, moment_of
 from elastic.agent.clients import Client
@@ -164,7 +164,16 @@ class Snapshots:
         }
         mine = newest.get(said.local_rank, NEVER)
         if all(newest.get(local, NEVER) >= mine for local in range(said.local_world_size)):
+            self._warn_of_holes(known, mine)
             self._tell(said.checkpoint)
+
+    def _warn_of_holes(self, known: Checkpoint, at: Moment) -> None:
+        torn = known.holes(at)
+        if torn:
+            reason = uneven.reason({rank: uneven.shared(one.image) for rank, one in torn.items()})
+            known.uneven = keeper.Uneven(round=at.round, step=at.step, reason=reason)
+            for client in list(known.clients):
+                self._inform(client)
 
     # --- the end of a round that is planned (master/leaving.py) ----------------------------------
 
@@ -223,6 +232,8 @@ class Snapshots:
         if client.round == known.leaving.round and known.leaving.order.order:
             order = known.leaving.order
             newest += (keeper.Leave(order=order.order, step=order.step),)
+        if known.uneven is not None and known.uneven.round == client.round:
+            newest += (known.uneven,)
         complaint = self._flushes.complaint(known.name)
         if complaint or client.was_told(keeper.Stalled):
             newest += (keeper.Stalled(reason=complaint),)

@@ -24,11 +24,14 @@ def of(known: Checkpoint, flushes: Flushes, replicas: Replicas) -> pb.Snapshots:
 
 
 def _holdings(known: Checkpoint, flushes: Flushes) -> Iterable[pb.Holding]:
-    """By moment: what is in memory here, and what this node has written."""
+    """By moment: what is in memory here, and what this node has written. What has holes is not told of,
+    so that it is never whole to the master."""
     holdings: dict[Moment, pb.Holding] = {}
+    moments = {one.moment for one in known.slots}
+    torn = {at for at in moments if at is not None and known.holes(at)}
     for one in known.slots:
         snapshot, at = one.snapshot, one.moment
-        if snapshot is None or at is None:
+        if snapshot is None or at is None or at in torn:
             continue
         stamp = snapshot.stamp
         if (known.name, at, stamp.rank) in flushes.damaged:

@@ -19,6 +19,7 @@ question has a number, which its answer repeats: one that comes too late is nobo
 |                | `Whole`    |               | a newer moment is in every rank's memory               |
 |                | `Committed`|               | a newer moment is on storage                           |
 |                | `Stalled`  |               | storage fails, or works again                          |
+|                | `Uneven`   |               | ranks of this node do not hold the same                |
 |                | `Leave`    |               | at which step to wait for this round's end             |
 |                | `Refused`  |               | what was asked for cannot be had, and why              |
 """
@@ -199,6 +200,17 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Uneven:
+    """A moment that is never whole: what the ranks of this node have divided is not all in their images.
+    Each writes all that it has from here on."""
+
+    round: int
+    step: int
+    reason: str
+    """What differs between which ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
     """Wait in the first save of `step` or beyond it, until another `Leave` or this process's end."""
 
@@ -220,7 +232,7 @@ Question = Need | Load | Looked | Damaged
 ToKeeper = Open | Held | Saved | Question
 Answer = Slots | Look | Restore | Refused
 """Each to one question."""
-ToRank = Answer | Whole | Committed | Stalled | Leave
+ToRank = Answer | Whole | Committed | Stalled | Uneven | Leave
 
 
 def opening(

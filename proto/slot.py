@@ -2,7 +2,7 @@
 
 A slot is a memfd that the guardian holds. Its image is, byte by byte, the safetensors file that a
 flush writes and a peer receives, so a checksum is made once, in the copy, and travels with the bytes.
-All numbers are native (one host, one byte order). Version 1.0:
+All numbers are native (one host, one byte order). Version 1.1; in 1.0 what is from 104 on was reserved:
 
 | offset | size | type   | field       | meaning                                                   |
 |-------:|-----:|--------|-------------|-----------------------------------------------------------|
@@ -24,11 +24,15 @@ All numbers are native (one host, one byte order). Version 1.0:
 |     88 |    4 | uint32 | local_rank  | of the writer                                             |
 |     92 |    4 | uint32 | local_world_size | ranks of the writer's node                           |
 |     96 |    8 | double | value       | what the script gave with it; no number: nothing          |
-|    104 |  152 |        |             | reserved, zero                                            |
+|    104 |    4 | uint32 | beliefs     | how many there are at 2560, up to 96                      |
+|    108 |    4 |        |             | reserved, zero                                            |
+|    112 |    8 | uint64 | believed    | xxh3 of the beliefs                                       |
+|    120 |  136 |        |             | reserved, zero                                            |
 |    256 |  128 | bytes  | job         | UTF-8, filled up with zeros                               |
 |    384 |  128 |        |             | reserved, zero                                            |
 |    512 | 2048 | uint64 | units       | digests of what the image holds: equal ones, equal bytes  |
-|   2560 | 1536 |        |             | reserved, zero                                            |
+|   2560 | 1536 | uint64 | beliefs     | two each: a digest of what is divided among ranks of this |
+|        |      |        |             | node, and how many ranks                                  |
 |   4096 |      | bytes  | image       |                                                           |
 
 **Who may touch it.** A writer holds an exclusive lock on the memfd, a reader a shared one, each on an
@@ -42,6 +46,7 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -53,13 +58,16 @@ MAGIC = b"ELASTICS"
 PAGE = 4096
 JOB_BYTES = 128
 MOST_UNITS = 256
+MOST_BELIEFS = 96
 
 _VERSION = struct.Struct("=HHI")  # at 8
 _STAMP = struct.Struct("=QqqIIQII")  # at 24: generation to units
 _WORD = struct.Struct("=Q")
 _MORE = struct.Struct("=IId")  # at 88: local_rank to value
+_BELIEFS = struct.Struct("=I4xQ")  # at 104: how many, and their digest
+_BELIEF = struct.Struct("=QQ")
 _COMMIT, _STAMP_AT, _UNIT_COUNT, _DIGEST, _ALL_UNITS, _MORE_AT = 16, 24, 68, 72, 80, 88
-_JOB, _UNITS = 256, 512
+_BELIEFS_AT, _JOB, _UNITS, _BELIEFS_TABLE = 104, 256, 512, 2560
 _PERSIST = 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock, with 64-bit offsets
@@ -89,6 +97,15 @@ class Stamp:
         return range(first, first + self.local_world_size)
 
 
+class Belief(NamedTuple):
+    """Of the writer: it and other ranks of its node hold the same, and each writes a share of that."""
+
+    digest: int
+    """Of what they hold, and of who they are: the same for all of them, if it is true."""
+    ranks: int
+    """How many they are, the writer included."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """What a committed slot holds. Its chunks are not verified yet: `sums.verify`."""
@@ -100,6 +117,8 @@ class Snapshot:
     """Digests of what the image holds, up to `MOST_UNITS`; whoever holds the same has the same."""
     all_units: int
     """How many different units the whole job's state has; 0: not known to be whole."""
+    beliefs: tuple[Belief, ...] = ()
+    """Up to `MOST_BELIEFS`: it holds its share of what each is about, and no more."""
 
 
 def create(size: int) -> int:
@@ -164,18 +183,26 @@ class Writing:
         value = math.nan if stamp.value is None else stamp.value
         _MORE.pack_into(slot, _MORE_AT, stamp.local_rank, stamp.local_world_size, value)
         self._words[_ALL_UNITS // 8] = 0
+        _BELIEFS.pack_into(slot, _BELIEFS_AT, 0, 0)
         slot[_JOB : _JOB + JOB_BYTES] = job.ljust(JOB_BYTES, b"\0")
         self.image = slot[PAGE : PAGE + image_bytes]
 
-    def commit(self, chunks: Sequence[Chunk], units: Sequence[int]) -> None:
+    def commit(
+        self, chunks: Sequence[Chunk], units: Sequence[int], beliefs: Sequence[Belief] = ()
+    ) -> None:
         """The image is whole but for its table, of these chunks. Raises `SlotError` where they are
-        not as many as announced, or there are too many units."""
+        not as many as announced, or there are too many units or beliefs."""
         if len(chunks) != self._count:
             raise SlotError(f"{self._count} chunks were announced, {len(chunks)} came")
         if len(units) > MOST_UNITS:
             raise SlotError(f"a slot has up to {MOST_UNITS} units, not {len(units)}")
+        if len(beliefs) > MOST_BELIEFS:
+            raise SlotError(f"a slot has up to {MOST_BELIEFS} beliefs, not {len(beliefs)}")
         struct.pack_into("=I", self._slot, _UNIT_COUNT, len(units))
         struct.pack_into(f"={len(units)}Q", self._slot, _UNITS, *units)
+        told = b"".join(_BELIEF.pack(*belief) for belief in beliefs)
+        _BELIEFS.pack_into(self._slot, _BELIEFS_AT, len(beliefs), xxhash.xxh3_64_intdigest(told))
+        self._slot[_BELIEFS_TABLE : _BELIEFS_TABLE + len(told)] = told
         table = sums.pack(chunks)
         at = len(self.image) - len(table)
         self.image[at:] = table
@@ -220,6 +247,7 @@ class Head:
     chunk_count: int
     units: tuple[int, ...]
     all_units: int
+    beliefs: tuple[Belief, ...]
 
     @property
     def table_at(self) -> int:
@@ -265,16 +293,29 @@ def parse(page: memoryview) -> Head:
         chunk_count=count,
         units=struct.unpack_from(f"={units}Q", page, _UNITS),
         all_units=_WORD.unpack_from(page, _ALL_UNITS)[0],
+        beliefs=_beliefs(page),
     )
+
+
+def _beliefs(page: memoryview) -> tuple[Belief, ...]:
+    count, digest = _BELIEFS.unpack_from(page, _BELIEFS_AT)
+    told = page[_BELIEFS_TABLE : _BELIEFS_TABLE + _BELIEF.size * min(count, MOST_BELIEFS)]
+    if count and (count > MOST_BELIEFS or xxhash.xxh3_64_intdigest(told) != digest):
+        raise SlotError("the slot's header is damaged: its beliefs are not those that were written")
+    return tuple(map(Belief._make, _BELIEF.iter_unpack(told)))
 
 
 def chunks(page: memoryview, table: memoryview) -> tuple[Chunk, ...]:
     """The checksums of an image, by its slot's first page and their table. Raises `SlotError` where
     either is damaged."""
     head = parse(page)
+    _check(page, table)
+    return sums.unpack(table, head.image_bytes)
+
+
+def _check(page: memoryview, table: memoryview) -> None:
     if _WORD.unpack_from(page, _DIGEST)[0] != _digest(page, table):
         raise SlotError("the slot's header is damaged: its checksum does not match")
-    return sums.unpack(table, head.image_bytes)
 
 
 def read(slot: memoryview) -> Snapshot:
@@ -282,17 +323,25 @@ def read(slot: memoryview) -> Snapshot:
 
     Raises `SlotError` where there is none, whole, and `ProtocolMismatch` where the version is too far.
     """
-    head = parse(slot)
-    if head.image_bytes > len(slot) - PAGE:
-        raise SlotError("the slot's header is damaged: its sizes make no sense")
+    head = look(slot)
     image = slot[PAGE : PAGE + head.image_bytes]
     return Snapshot(
         stamp=head.stamp,
         image=image,
-        chunks=chunks(slot, image[head.table_at :]),
+        chunks=sums.unpack(image[head.table_at :], head.image_bytes),
         units=head.units,
         all_units=head.all_units,
+        beliefs=head.beliefs,
     )
+
+
+def look(slot: memoryview) -> Head:
+    """As `read`, for who does not need the chunks."""
+    head = parse(slot)
+    if head.image_bytes > len(slot) - PAGE:
+        raise SlotError("the slot's header is damaged: its sizes make no sense")
+    _check(slot, slot[PAGE + head.table_at : PAGE + head.image_bytes])
+    return head
 
 
 def mark_whole(slot: memoryview, all_units: int) -> None:

@@ -34,8 +34,8 @@ LINK = Version(1, 0)
 """Messages between a rank and its agent."""
 
 
-SLOT = Version(1, 0)
-"""Layout of a snapshot slot."""
+SLOT = Version(1, 1)
+"""Layout of a snapshot slot; 1.1: beliefs."""
 
 
 CHECKPOINT = Version(1, 0)

@@ -22,7 +22,7 @@ from elastic.checkpoint import copy_cpu, host, lanes
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.lanes import Lane
 from elastic.checkpoint.slots import PART, Slots
-from elastic.checkpoint.state import modules
+from elastic.checkpoint.state import modules, optimizers
 from elastic.proto import slot, sums
 from elastic.proto.errors import CheckpointError
 from elastic.proto.sums import Chunk
@@ -330,18 +330,9 @@ class Behind:
 def steady(state: Mapping[str, Any]) -> set[int]:
     """The memory of what only optimizers change: parameters, and the optimizers' own state."""
     found = {_memory(p) for _, module in modules(state) for p in module.parameters()}
-    for optimizer in optimizers(state):
+    for optimizer in optimizers(dict(state)):
         found.update(map(_memory, _tensors(optimizer)))
     return found
-
-
-def optimizers(value: Any) -> Iterable[torch.optim.Optimizer]:
-    """Those in a state."""
-    if isinstance(value, torch.optim.Optimizer):
-        yield value
-    elif type(value) is dict:
-        for item in value.values():
-            yield from optimizers(item)
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:

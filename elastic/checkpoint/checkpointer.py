@@ -165,6 +165,11 @@ class Checkpointer:
             due = self._saver.due
             if due is None or (self._keeping.committed or Moment(0, 0)) >= due:
                 return
+            uneven = self._keeping.uneven
+            if uneven is not None and Moment(uneven.round, uneven.step) == due:
+                raise CheckpointError(
+                    f"{self.path}: step {due.step} cannot be kept: {uneven.reason}; save it again"
+                )
             left = 3600.0 if over is None else over - monotonic()
             if left <= 0 or self._keeping.stalled:
                 why = f": {self._keeping.stalled}" if self._keeping.stalled else ""

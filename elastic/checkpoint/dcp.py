@@ -230,7 +230,7 @@ def checked(name: str, tensor: torch.Tensor) -> Part:
     if isinstance(tensor, DTensor):
         raise CheckpointError(f"{name} is a DTensor within a value: put it into a dict or list")
     (part,) = collect({name: tensor}, Place()).parts.values()
-    return replace(part, piece=replace(part.piece, name=name))
+    return part._replace(piece=replace(part.piece, name=name))
 
 
 # --- load ----------------------------------------------------------------------------------------

@@ -8,14 +8,16 @@
 
 A tensor's entry has the shape of the rank's piece. What safetensors cannot say is in the metadata's
 JSON: {"v": "1.0", "pieces": {name: [global shape, offset]}, "dtypes": {name: dtype}, "ties": {name:
-name}}. Only pieces that are not the whole tensor are there; `dtypes` are those
-that safetensors does not have, whose entry is of plain bytes; a tie names a tensor of the same memory.
+name}, "shared": [[ranks, {name: digest}], ...]}. Only pieces that are not the whole tensor are there;
+`dtypes` are those that safetensors does not have, whose entry is of plain bytes; a tie names a tensor of
+the same memory. `shared`, where there is any, is what the writer held in common with other ranks, in
+whose image it may be: a digest for each name, equal where what they held was.
 """
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from elastic.proto import sums, version
@@ -55,6 +57,10 @@ CODES = {
 _NAMES = {code: name for name, code in CODES.items()}
 
 
+Shared = Mapping[tuple[int, ...], Mapping[str, str]]
+"""By the ranks that hold it in common, the writer among them: names, and a digest of what each is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """A box of a logical tensor, as one rank holds it; the whole of it where nothing is sharded."""
@@ -78,6 +84,10 @@ class Piece:
         return self.shape == self.extent
 
 
+Span = tuple[str, int, int]
+"""The name of what an image has there, where it begins and ends."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """What an image holds and where; offsets count from the image's first byte."""
@@ -88,6 +98,10 @@ class Image:
     starts: dict[str, int]
     ties: dict[str, str]
     """A name to the one whose bytes it shares."""
+    shared: Shared = field(default_factory=dict)
+    """What the writer holds in common with other ranks, whichever of them has it in an image."""
+    data: tuple[Span, ...]
+    """The pieces, in the order of their bytes."""
     values_at: int
     values_bytes: int
     sums_bytes: int
@@ -101,13 +115,13 @@ class Image:
     def nbytes(self) -> int:
         return self.sums_at + self.sums_bytes
 
-    def spans(self) -> list[tuple[str, int, int]]:
-        """Name, start and end of all that it is made of, in order; the header's name is ""."""
-        pieces = sorted(
-            (start, start + self.pieces[name].nbytes, name) for name, start in self.starts.items()
-        )
-        spans = [(name, start, end) for start, end, name in pieces]
-        return [("", 0, len(self.header)), *spans, (VALUES, self.values_at, self.sums_at)]
+    def spans(self) -> list[Span]:
+        """All that it is made of, in order; the header's name is ""."""
+        return [("", 0, len(self.header)), *self.data, (VALUES, self.values_at, self.sums_at)]
+
+    def common(self, name: str) -> set[tuple[tuple[int, ...], str]]:
+        """What its writer holds in common with others under that name, and with whom."""
+        return {(ranks, names[name]) for ranks, names in self.shared.items() if name in names}
 
     def chunk_ends(self) -> list[int]:
         """Where each chunk ends: `CHUNK` bytes, fewer at the end of what it is a part of."""
@@ -118,37 +132,64 @@ class Image:
         ]
 
 
-def lay_out(pieces: Sequence[Piece], ties: Mapping[str, str], values_bytes: int) -> Image:
-    """Where everything goes. The same pieces give the same place to each, whatever the values' size.
+def chunks_of(nbytes: int) -> int:
+    """How many chunks so many bytes of one piece have."""
+    return -(-nbytes // CHUNK)
 
-    Raises `CheckpointError` for a name that is taken twice.
-    """
-    order = sorted(pieces, key=lambda piece: -SIZES[piece.dtype])
-    entries: dict[str, Any] = {}
-    offsets: dict[str, int] = {}
-    end = 0
-    for piece in order:
-        if piece.name in entries or piece.name in ties or piece.name in _RESERVED:
-            raise CheckpointError(f"{piece.name!r} is the name of two tensors in the state")
-        offsets[piece.name] = end
-        entries[piece.name] = _entry(piece, end)
-        end += piece.nbytes
-    entries["__metadata__"] = {"elastic": _metadata(order, ties)}
-    length = _header_bytes(entries)
-    image = Image(
-        header=bytes(length),  # which is all of it that counts for the chunks
-        pieces={piece.name: piece for piece in order},
-        starts={name: length + at for name, at in offsets.items()},
-        ties=dict(ties),
-        values_at=length + end,
-        values_bytes=values_bytes,
-        sums_bytes=0,
-    )
-    sums_bytes = sums.ENTRY * len(image.chunk_ends())
-    for name, size in ((VALUES, values_bytes), (SUMS, sums_bytes)):
-        entries[name] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
-        end += size
-    return replace(image, header=_header(entries, length), sums_bytes=sums_bytes)
+
+class Layout:
+    """Where everything goes in images of the same pieces: to the same place, whatever their values."""
+
+    def __init__(
+        self, pieces: Sequence[Piece], ties: Mapping[str, str], shared: Shared | None = None
+    ) -> None:
+        """Raises `CheckpointError` for a name that is taken twice."""
+        order = sorted(pieces, key=lambda piece: -SIZES[piece.dtype])
+        entries: dict[str, Any] = {}
+        spans: list[Span] = []
+        end = 0
+        for piece in order:
+            if piece.name in entries or piece.name in ties or piece.name in _RESERVED:
+                raise CheckpointError(f"{piece.name!r} is the name of two tensors in the state")
+            entries[piece.name] = _entry(piece, end)
+            spans.append((piece.name, end, end + piece.nbytes))
+            end += piece.nbytes
+        self._shared = shared or {}
+        entries["__metadata__"] = {"elastic": _metadata(order, ties, self._shared)}
+        self._json = _json(entries)
+        self._length = length = _header_bytes(self._json)
+        self.pieces = {piece.name: piece for piece in order}
+        self.ties = dict(ties)
+        self.data = tuple((name, length + start, length + stop) for name, start, stop in spans)
+        self._starts = {name: start for name, start, _ in self.data}
+        self.chunks = chunks_of(length), tuple(chunks_of(stop - start) for _, start, stop in spans)
+        """How many the header has, and each of `data`; those of the values come last."""
+        self._end = end
+
+    def image(self, values_bytes: int) -> Image:
+        """The one with so many bytes of values."""
+        header, data = self.chunks
+        sums_bytes = sums.ENTRY * (header + sum(data) + chunks_of(values_bytes))
+        return Image(
+            header=self._header(values_bytes, sums_bytes), pieces=self.pieces,
+            starts=self._starts, ties=self.ties, shared=self._shared, data=self.data,
+            values_at=self._length + self._end, values_bytes=values_bytes, sums_bytes=sums_bytes,
+        )  # fmt: skip
+
+    def _header(self, *sizes: int) -> bytes:
+        """With the last two entries, and with spaces at its end, as safetensors allows."""
+        entries, end = {}, self._end
+        for name, size in zip((VALUES, SUMS), sizes, strict=True):
+            entries[name] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
+            end += size
+        length = self._length - 8
+        text = f"{self._json[:-1]},{_json(entries)[1:]}"
+        return length.to_bytes(8, "little") + text.encode().ljust(length)
+
+
+def lay_out(pieces: Sequence[Piece], ties: Mapping[str, str], values_bytes: int) -> Image:
+    """An image of these. Raises `CheckpointError` for a name that is taken twice."""
+    return Layout(pieces, ties).image(values_bytes)
 
 
 def _entry(piece: Piece, start: int) -> dict[str, Any]:
@@ -157,29 +198,26 @@ def _entry(piece: Piece, start: int) -> dict[str, Any]:
     return {"dtype": code or "U8", "shape": shape, "data_offsets": [start, start + piece.nbytes]}
 
 
-def _metadata(pieces: Sequence[Piece], ties: Mapping[str, str]) -> str:
-    fields = {
+def _metadata(pieces: Sequence[Piece], ties: Mapping[str, str], shared: Shared) -> str:
+    fields: dict[str, Any] = {
         "v": str(version.CHECKPOINT),
         "pieces": {p.name: [p.shape, p.offset] for p in pieces if not p.whole},
         "dtypes": {p.name: [p.dtype, p.extent] for p in pieces if p.dtype not in CODES},
         "ties": ties,
     }
+    if shared:
+        fields["shared"] = list(shared.items())
     return _json(fields)
 
 
-def _header_bytes(entries: dict[str, Any]) -> int:
+def _header_bytes(text: str) -> int:
     """Of a header, room for the last two entries included, so that their sizes move nothing."""
-    length = -(-(8 + len(_json(entries)) + _ROOM) // ALIGN) * ALIGN
+    length = -(-(8 + len(text) + _ROOM) // ALIGN) * ALIGN
     if length - 8 > LONGEST_HEADER:
         raise CheckpointError(
             f"a rank's tensors have names of {length} bytes in all, which is too long"
         )
     return length
-
-
-def _header(entries: dict[str, Any], length: int) -> bytes:
-    """With spaces at its end, as safetensors allows."""
-    return (length - 8).to_bytes(8, "little") + _json(entries).encode().ljust(length - 8)
 
 
 def _json(fields: dict[str, Any]) -> str:
@@ -245,10 +283,19 @@ def _parse(header: bytes, entries: dict[str, Any], fields: dict[str, Any], total
     ties = {str(name): str(fields["ties"][name]) for name in fields["ties"]}
     if not set(ties.values()) <= pieces.keys() or ties.keys() & pieces.keys():
         raise ValueError("a tie to nothing, or of a tensor that has bytes of its own")
+    data = [(name, start, start + pieces[name].nbytes) for name, start in starts.items()]
     return Image(
-        header=header, pieces=pieces, starts=starts, ties=ties,
+        header=header, pieces=pieces, starts=starts, ties=ties, shared=_shared(fields),
+        data=tuple(sorted(data, key=lambda span: span[1:])),
         values_at=values[0], values_bytes=values[1] - values[0], sums_bytes=table[1] - table[0],
     )  # fmt: skip
+
+
+def _shared(fields: dict[str, Any]) -> dict[tuple[int, ...], dict[str, str]]:
+    return {
+        _sizes(ranks): {str(name): str(digest) for name, digest in names.items()}
+        for ranks, names in fields.get("shared", ())
+    }
 
 
 def _sizes(value: Any) -> tuple[int, ...]:

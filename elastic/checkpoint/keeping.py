@@ -37,6 +37,8 @@ class Keeping:
         """The newest that is known to be on storage."""
         self.stalled = ""
         """Why nothing goes to storage now; empty where it does."""
+        self.uneven: keeper.Uneven | None = None
+        """The last snapshots that do not make up a whole."""
         self._leave = keeper.Leave()
         """The last that was heard."""
         _open.add(self)
@@ -143,6 +145,8 @@ class Keeping:
             self.keep = frozenset(Moment(*moment) for moment in message.keep)
         elif isinstance(message, keeper.Stalled):
             self.stalled = message.reason
+        elif isinstance(message, keeper.Uneven):
+            self.uneven = message
         elif isinstance(message, keeper.Leave):
             self._leave = message
         if not isinstance(message, keeper.Answer):

@@ -95,12 +95,15 @@ class Source:
         return mine == theirs
 
     def same_piece(self, piece: Piece, other: "Source", copy: Piece) -> bool:
-        """Whether another image holds the same: of its name and box, and of its bytes as far as
-        checksums tell. What each rank has of its own may have one name on all of them."""
+        """Whether another image holds the same: of its name and box, and kept equal by its writers, or
+        of its bytes as far as checksums tell. What each rank has of its own may have one name on all."""
+        name = piece.name
         if piece != copy:
             return False
+        if self.image.common(name) & other.image.common(name):
+            return True
         mine, theirs = (
-            one._sums(one.image.starts[piece.name], one.image.starts[piece.name] + piece.nbytes)
+            one._sums(one.image.starts[name], one.image.starts[name] + piece.nbytes)
             for one in (self, other)
         )
         return mine == theirs

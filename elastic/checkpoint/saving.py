@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 
 from elastic.checkpoint import ahead, copy_cpu, host, lanes
-from elastic.checkpoint.behind import Behind, optimizers, steady
-from elastic.checkpoint.image import Image, lay_out
+from elastic.checkpoint.behind import Behind, steady
+from elastic.checkpoint.image import Image
 from elastic.checkpoint.keeping import Keeping
-from elastic.checkpoint.share import mine, units
+from elastic.checkpoint.planner import Planner, Share
 from elastic.checkpoint.slots import Draft, Slots, early, reusable
-from elastic.checkpoint.state import Place, collect
+from elastic.checkpoint.state import Place, optimizers
 from elastic.proto import keeper, slot
 from elastic.proto.errors import CheckpointError
 from elastic.proto.moment import Moment
@@ -33,16 +33,6 @@ WHOLE_TIMEOUT = 60.0
 do not wait until something is heard."""
 
 SnapshotPath = Literal["auto", "shadow", "stream", "sync"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """What a rank writes of a state."""
-
-    image: Image
-    tensors: dict[str, torch.Tensor]
-    holders: dict[str, tuple[int, ...]]
-    values: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +58,7 @@ class Saver:
         self._job = job
         self._round = round_
         self._keeping = keeping
+        self._planner = Planner(place)
         self.path: SnapshotPath = path
         """How tensors get to host memory; known from the first save on."""
         self.loaded: Moment | None = None
@@ -108,7 +99,8 @@ class Saver:
     def take(self, save: Save, state: Mapping[str, Any]) -> bool:
         """Take one, now or behind training; False where it is left out, for want of memory that is
         ready."""
-        share = _share(state, self._place)
+        self._heed()
+        share = self._planner.share(state)
         slots = self._room(share)
         write = partial(self._write, slots, share, save)
         behind = self._behind
@@ -132,6 +124,18 @@ class Saver:
         if self.path == "sync":
             behind.finish()
         return True
+
+    def _heed(self) -> None:
+        """Divide nothing any more, once ranks of this node have turned out not to hold the same."""
+        self._keeping.drain()
+        uneven = self._keeping.uneven
+        if uneven is not None and not self._planner.apart:
+            self._planner.apart = True
+            if not self._place.local_rank:
+                log.error(
+                    "%s: step %d cannot be kept: %s; from now on each rank of this node writes all that "
+                    "it has", self._name, uneven.step, uneven.reason,
+                )  # fmt: skip
 
     def _write(
         self,
@@ -162,7 +166,7 @@ class Saver:
         draft, persist = found
         with draft:
             chunks = fill(draft.image, self._threads)
-            draft.commit(chunks, units(share.image, share.holders, chunks))
+            draft.commit(chunks, share.units.of(chunks), share.beliefs)
         self._keeping.tell(keeper.Held(slot=draft.index))
         if persist:
             self.due = Moment(self._round, save.step)
@@ -234,10 +238,10 @@ class Saver:
         if self.path in ("auto", "sync") and not _cuda():
             return
         try:
-            self._room(_share(state, self._place))
+            self._room(self._planner.share(state))
         except CheckpointError:
             return  # the first save says it
-        self._sized = all(optimizer.state for optimizer in optimizers(state))
+        self._sized = all(optimizer.state for optimizer in optimizers(dict(state)))
 
     def _room(self, share: Share) -> Slots:
         """Slots for such images; asked for again where the state has grown."""
@@ -272,20 +276,6 @@ class Saver:
         behind.path = "shadow" if lanes.room(device) >= need else "stream"
         size = need / (1 << 30)
         log.info("%s: %s, %.1f GiB of %s a snapshot", self._name, behind.path, size, device)
-
-
-def _share(state: Mapping[str, Any], place: Place) -> Share:
-    """What this rank writes."""
-    collected = collect(state, place)
-    parts = {part.piece.name: part for part in mine(collected.parts.values(), place)}
-    values = collected.values.encode()
-    ties = {name: other for name, other in collected.ties.items() if other in parts}
-    return Share(
-        image=lay_out([part.piece for part in parts.values()], ties, len(values)),
-        tensors={name: part.tensor for name, part in parts.items()},
-        holders={name: part.holders for name, part in parts.items()},
-        values=values,
-    )
 
 
 def _cuda() -> bool:

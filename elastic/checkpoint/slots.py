@@ -13,7 +13,7 @@ from elastic.checkpoint.lanes import Lane
 from elastic.proto import slot, sums
 from elastic.proto.errors import ProtocolMismatch, SlotError
 from elastic.proto.moment import Moment
-from elastic.proto.slot import Snapshot, Stamp, Writing
+from elastic.proto.slot import Belief, Head, Stamp, Writing
 from elastic.proto.sums import Chunk
 
 PART = 16 << 20
@@ -93,9 +93,11 @@ class Draft:
         self._claimed = claimed
         self._writing = writing
 
-    def commit(self, chunks: Sequence[Chunk], units: Sequence[int]) -> None:
+    def commit(
+        self, chunks: Sequence[Chunk], units: Sequence[int], beliefs: Sequence[Belief] = ()
+    ) -> None:
         """The image is filled but for its table, of these chunks."""
-        self._writing.commit(chunks, units)
+        self._writing.commit(chunks, units, beliefs)
 
     def __enter__(self) -> Self:
         return self
@@ -123,9 +125,9 @@ class Slots:
         self._prepared = [lane is not None and _known(view) for view in self._views]
         self._generation = 0
         self._closed = False
-        for snapshot in self._snapshots():
-            if snapshot is not None:
-                self._generation = max(self._generation, snapshot.stamp.generation)
+        for head in self._heads():
+            if head is not None:
+                self._generation = max(self._generation, head.stamp.generation)
 
     @property
     def bytes(self) -> int:
@@ -173,20 +175,20 @@ class Slots:
     def contents(self) -> list[Content]:
         return [
             Content(moment=None)
-            if snapshot is None
+            if head is None
             else Content(
-                moment=Moment(snapshot.stamp.round, snapshot.stamp.step),
-                whole=bool(snapshot.all_units),
-                due=snapshot.stamp.persist,
+                moment=Moment(head.stamp.round, head.stamp.step),
+                whole=bool(head.all_units),
+                due=head.stamp.persist,
             )
-            for snapshot in self._snapshots()
+            for head in self._heads()
         ]
 
-    def _snapshots(self) -> list[Snapshot | None]:
-        found: list[Snapshot | None] = []
+    def _heads(self) -> list[Head | None]:
+        found: list[Head | None] = []
         for view in self._views:
             try:
-                found.append(slot.read(view))
+                found.append(slot.look(view))
             except (SlotError, ProtocolMismatch):
                 found.append(None)
         return found

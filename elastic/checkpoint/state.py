@@ -7,9 +7,9 @@ tensors are named by their parameter, so that a name means the same in every wor
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -50,8 +50,7 @@ class Place:
         return range(first, first + self.local_world_size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(NamedTuple):
     """This rank's piece of one tensor of the state."""
 
     piece: Piece
@@ -72,14 +71,17 @@ class Collected:
     """The rest, as typed JSON."""
 
 
-def collect(state: Mapping[str, Any], place: Place) -> Collected:
+def collect(
+    state: Mapping[str, Any], place: Place, known: "dict[str, Known] | None" = None
+) -> Collected:
     """Take `state` apart; no tensor is copied, and no other rank is asked.
 
+    known: what was found of each tensor before, and is now; it saves time where that is still so.
     Raises `CheckpointError`, which names the place, for what a checkpoint cannot keep.
     """
     with torch.no_grad():  # else each DTensor's piece is a node of a graph
         tree, replicas = export(state)
-        store = _Store(place, replicas)
+        store = _Store(place, replicas, {} if known is None else known)
         values = typed_json.encode(tree, "", store)
     return Collected(parts=store.parts, ties=store.ties, values=values)
 
@@ -92,6 +94,7 @@ def export(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, tuple[in
     exporter = _Exporter()
     for path, module in modules(state):
         exporter.meet(path, module)
+    exporter.look(state)
     return exporter.export(dict(state)), exporter.replicas
 
 
@@ -109,7 +112,8 @@ def modules(value: Any, path: str = "") -> Iterator[tuple[str, torch.nn.Module]]
         yield path, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from modules(item, f"{path}.{key}" if path else str(key))
+            if not isinstance(item, torch.Tensor):
+                yield from modules(item, f"{path}.{key}" if path else str(key))
 
 
 def unwrap(module: torch.nn.Module) -> tuple[torch.nn.Module, tuple[int, ...]]:
@@ -125,9 +129,37 @@ def unwrap(module: torch.nn.Module) -> tuple[torch.nn.Module, tuple[int, ...]]:
             return module, ranks
 
 
+def optimizers(value: Any) -> Iterator[torch.optim.Optimizer]:
+    """Those in a state."""
+    if isinstance(value, torch.optim.Optimizer):
+        yield value
+    elif type(value) is dict:
+        for item in value.values():
+            if not isinstance(item, torch.Tensor):
+                yield from optimizers(item)
+
+
 def clean(name: str) -> str:
     """A parameter's name without what wrappers add to it."""
-    return _WRAPPER.sub("", name)
+    return _WRAPPER.sub("", name) if "_orig_mod" in name or "_checkpoint" in name else name
+
+
+def _is_stateful(value: object) -> bool:
+    """As `isinstance(value, Stateful)`, which takes its time."""
+    return callable(getattr(value, "state_dict", None)) and callable(
+        getattr(value, "load_state_dict", None)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Replicated:
+    """A module that DDP keeps equal on those ranks."""
+
+    ranks: tuple[int, ...]
+    names: list[str] = field(default_factory=list)
+    """Of its parameters."""
+    trained: set[int] = field(default_factory=set)
+    """The `id`s of those that optimizers may change."""
 
 
 class _Exporter:
@@ -135,33 +167,52 @@ class _Exporter:
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
+        self._replicated: dict[int, _Replicated] = {}
+        """By the `id` of a module that DDP keeps equal."""
         self._ranks: dict[int, tuple[int, ...]] = {}
+        """By the `id` of a parameter, those that have equal state for it, where several have."""
         self.replicas: dict[int, tuple[int, ...]] = {}
 
     def meet(self, path: str, module: torch.nn.Module) -> None:
         inner, ranks = unwrap(module)
-        for name, parameter in inner.named_parameters():
-            self.names.setdefault(id(parameter), f"{path}.{clean(name)}")
-            self._ranks.setdefault(id(parameter), ranks)
+        for name, parameter in inner.named_parameters(remove_duplicate=False):
+            name = clean(name)
+            self.names.setdefault(id(parameter), f"{path}.{name}")
+            if ranks:
+                one = self._replicated.setdefault(id(inner), _Replicated(ranks))
+                one.names.append(name)
+                one.trained.update({id(parameter)} if parameter.requires_grad else ())
+
+    def look(self, state: Mapping[str, Any]) -> None:
+        """Whether this rank has an optimizer's state for all parameters of a module that DDP keeps equal.
+        Where it has not, each rank may have its own part of it (ZeRO): it relies on nobody then."""
+        stated = {id(p) for one in optimizers(dict(state)) for p, has in one.state.items() if has}
+        for one in self._replicated.values():
+            if one.trained <= stated:
+                self._ranks.update(dict.fromkeys(one.trained, one.ranks))
 
     def export(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value
         if type(value) is dict:
             return {key: self.export(item) for key, item in value.items()}
         if isinstance(value, torch.nn.Module):
             return self._module(value)
         if isinstance(value, torch.optim.Optimizer):
             return self._optimizer(value)
-        if isinstance(value, Stateful) and not isinstance(value, type):
+        if _is_stateful(value) and not isinstance(value, type):
             return value.state_dict()
         return value
 
     def _module(self, module: torch.nn.Module) -> dict[str, Any]:
         inner, ranks = unwrap(module)
-        tree = {clean(key): value for key, value in inner.state_dict().items()}
-        if ranks:  # buffers are each rank's own
-            for name, _ in inner.named_parameters(remove_duplicate=False):
-                if clean(name) in tree:
-                    self.replicas[id(tree[clean(name)])] = ranks
+        plain = type(inner).state_dict is torch.nn.Module.state_dict  # not one of the script's own
+        found = inner.state_dict(keep_vars=True) if plain else inner.state_dict()
+        tree = {clean(key): value for key, value in found.items()}
+        if ranks:
+            for name in self._replicated[id(inner)].names:  # buffers are each rank's own
+                if name in tree:
+                    self.replicas[id(tree[name])] = ranks
         return tree
 
     def _optimizer(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -190,45 +241,100 @@ class _Exporter:
                     self.replicas[id(value)] = ranks
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """What a tensor is to a checkpoint, and all that this follows from."""
+
+    piece: Piece
+    holders: tuple[int, ...]
+    kind: type
+    dtype: torch.dtype
+    mesh: Any = None
+    """Of a DTensor, as are its placements; `kind` and `dtype` are those of the piece then."""
+    placements: Any = None
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether it is what a plain tensor is; its holders are another question."""
+        return (
+            type(tensor) is self.kind
+            and self.mesh is None
+            and tensor.dtype is self.dtype
+            and tensor.layout is torch.strided
+            and not tensor.is_meta
+            and tensor.shape == self.piece.shape
+        )
+
+    def fits_sharded(self, tensor: DTensor, local: torch.Tensor) -> bool:
+        return (
+            type(local) is self.kind
+            and tensor.device_mesh is self.mesh
+            and (tensor.placements is self.placements or _equal(tensor.placements, self.placements))
+            and local.dtype is self.dtype
+            and local.layout is torch.strided
+            and not local.is_meta
+            and tensor.shape == self.piece.shape
+            and local.shape == self.piece.extent
+        )
+
+
+def _equal(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Placements; a strided shard says that it is equal to one that is not."""
+    return some == others and [*map(type, some)] == [*map(type, others)]
+
+
 @dataclass(slots=True)
 class _Store:
     """Gathers the tensors that the encoder meets."""
 
     place: Place
     replicas: Mapping[int, tuple[int, ...]]
+    known: dict[str, Known]
     parts: dict[str, Part] = field(default_factory=dict)
     ties: dict[str, str] = field(default_factory=dict)
-    _seen: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    _seen: dict[int, list[str]] = field(default_factory=dict)
+    """The tensors that begin at an address."""
 
     def __call__(self, tensor: torch.Tensor, path: str) -> str:
         if path in self.parts or path in self.ties:
             raise CheckpointError(f"{path!r} is the name of two tensors in the state")
-        part = self._part(tensor, path)
-        memory = _memory(part)
-        if memory in self._seen:
-            self.ties[path] = self._seen[memory]
-        else:
-            if memory is not None:
-                self._seen[memory] = path
-            self.parts[path] = part
+        part = (
+            self._sharded(tensor, path) if isinstance(tensor, DTensor) else self._part(tensor, path)
+        )
+        if 0 not in part.piece.extent:
+            beside = self._seen.setdefault(part.tensor.data_ptr(), [])
+            for other in beside:
+                if _memory(self.parts[other].tensor) == _memory(part.tensor):
+                    self.ties[path] = other
+                    return path
+            beside.append(path)
+        self.parts[path] = part
         return path
 
     def _part(self, tensor: torch.Tensor, path: str) -> Part:
-        if isinstance(tensor, DTensor):
-            return _sharded(tensor, path)
-        _check(tensor, path)
-        shape = tuple(tensor.shape)
-        return Part(
-            piece=Piece(
-                name=path, dtype=_dtype(tensor), shape=shape, offset=(0,) * len(shape), extent=shape
-            ),
-            tensor=tensor.detach(),
-            holders=self.replicas.get(id(tensor), (self.place.rank,)),
-        )
+        holders = self.replicas.get(id(tensor)) or (self.place.rank,)
+        known = self.known.get(path)
+        if known is None or known.holders != holders or not known.fits(tensor):
+            known = self.known[path] = _plain(tensor, path, holders)
+        return Part(piece=known.piece, tensor=tensor.detach(), holders=holders)
+
+    def _sharded(self, tensor: DTensor, path: str) -> Part:
+        local = tensor.to_local()
+        known = self.known.get(path)
+        if known is None or not known.fits_sharded(tensor, local):
+            known = self.known[path] = _sharded(tensor, local, path)
+        return Part(piece=known.piece, tensor=local.detach(), holders=known.holders)
 
 
-def _sharded(tensor: DTensor, path: str) -> Part:
-    local = tensor.to_local().detach()
+def _plain(tensor: torch.Tensor, path: str, holders: tuple[int, ...]) -> Known:
+    _check(tensor, path)
+    shape = tuple(tensor.shape)
+    piece = Piece(
+        name=path, dtype=_dtype(tensor), shape=shape, offset=(0,) * len(shape), extent=shape
+    )
+    return Known(piece, holders, type(tensor), tensor.dtype)
+
+
+def _sharded(tensor: DTensor, local: torch.Tensor, path: str) -> Known:
     _check(local, path)
     if any(placement.is_partial() for placement in tensor.placements):
         raise CheckpointError(
@@ -242,12 +348,11 @@ def _sharded(tensor: DTensor, path: str) -> Part:
             f"{path} is a DTensor whose piece is no box ({list(tensor.placements)}), which a "
             "checkpoint cannot keep"
         )
-    return Part(
-        piece=Piece(
-            name=path, dtype=_dtype(local), shape=tuple(tensor.shape), offset=offset, extent=extent
-        ),
-        tensor=local,
-        holders=holders,
+    piece = Piece(
+        name=path, dtype=_dtype(local), shape=tuple(tensor.shape), offset=offset, extent=extent
+    )
+    return Known(
+        piece, holders, type(local), local.dtype, tensor.device_mesh, tensor.placements
     )
 
 
@@ -291,9 +396,6 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _memory(part: Part) -> tuple[Any, ...] | None:
-    """What tells that two tensors are one; None for an empty one."""
-    t = part.tensor
-    if not t.numel():
-        return None
-    return t.device, t.data_ptr(), tuple(t.shape), t.stride(), t.dtype, t.is_conj(), t.is_neg()
+def _memory(t: torch.Tensor) -> tuple[Any, ...]:
+    """What tells that two tensors that begin at one address are one."""
+    return t.device, t.shape, t.stride(), t.dtype, t.is_conj(), t.is_neg()

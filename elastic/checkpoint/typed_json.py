@@ -12,7 +12,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ class _Encoder:
         ]
 
     def mapping(self, value: dict[Any, Any], path: str, depth: int) -> Any:
-        if all(type(key) is str and not key.startswith("$") and _plain(key) for key in value):
+        if _ordinary(value):
             return {
                 key: self.encode(item, f"{path}.{key}" if path else key, depth + 1)
                 for key, item in value.items()
@@ -203,6 +203,16 @@ def _defaultdict(encoder: _Encoder, value: Any, path: str, depth: int) -> list[A
         f"{path or 'the state'} is a defaultdict of {value.default_factory!r}, which a checkpoint "
         "cannot keep: make it a dict"
     )
+
+
+def _ordinary(keys: Collection[Any]) -> bool:
+    """All of them are those of a JSON object; for many at once, since models have thousands."""
+    if not {str}.issuperset(map(type, keys)):
+        return False
+    text = "\0" + "\0".join(keys)
+    if text.isascii() and "\0$" not in text:
+        return True
+    return all(not key.startswith("$") and _plain(key) for key in keys)
 
 
 def _plain(text: str) -> bool:

@@ -83,7 +83,9 @@ class Rank:
         self.tell(keeper.Need(bytes=SIZE))
         await self.told(keeper.Slots)
 
-    def save(self, index: int, step: int, persist: bool = False) -> bytes:
+    def save(
+        self, index: int, step: int, persist: bool = False, beliefs: tuple[slot.Belief, ...] = ()
+    ) -> bytes:
         data = bytes([self.rank, step % 256]) * 1000
         view = memoryview(mmap.mmap(self.fds[index], 0))
         self.generation += 1
@@ -94,7 +96,7 @@ class Rank:
         )  # fmt: skip
         writing = slot.Writing(view, stamp, len(data) + sums.ENTRY, 1)
         writing.image[: len(data)] = data
-        writing.commit([Chunk(len(data), sums.checksum(data))], (self.rank,))
+        writing.commit([Chunk(len(data), sums.checksum(data))], (self.rank,), beliefs)
         self.tell(keeper.Held(slot=index))
         return data
 
@@ -347,6 +349,32 @@ async def test_slots_of_ranks_that_are_no_more_are_given_back_once_newer_is_whol
 
 
 # --- ranks ---------------------------------------------------------------------------------------
+
+
+@within(60)
+async def test_a_moment_with_holes_is_told_to_its_ranks_and_never_to_the_master() -> None:
+    async with nodes(1) as (a,):
+        ranks = [a.opens(local, world=3, local=local, of=2) for local in range(2)]
+        for rank in ranks:
+            await rank.slots()
+        for rank in ranks:
+            rank.save(0, 5, beliefs=(slot.Belief(7, 2),))
+        await a.says(a.holds(FIVE, 0, 1))
+        ranks[0].save(1, 6, beliefs=(slot.Belief(7, 2),))
+        ranks[1].save(1, 6, beliefs=(slot.Belief(8, 2),))
+        for rank in ranks:
+            said = await rank.told(keeper.Uneven)
+            assert isinstance(said, keeper.Uneven)
+            assert (said.round, said.step) == SIX
+            assert said.reason.startswith("ranks 0, 1 do not hold the same of ")
+        ranks[0].save(2, 7)
+        ranks[1].save(2, 7)
+        await a.says(a.holds(SEVEN, 0, 1))
+        assert not any(a.holds(SIX, 0, 1)(told) for told in a.said), a.said
+        a.end()
+        a.__init__(a.vault)  # type: ignore[misc]
+        (again,) = a.snapshots.statements()
+        assert sorted(h.moment.step for h in again.holdings) == [5, 7]
 
 
 @within(60)

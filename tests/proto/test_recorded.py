@@ -56,21 +56,21 @@ def slot_of(minor: int = 0, major: int = 1) -> memoryview:
     return memoryview(raw)
 
 
-@pytest.mark.parametrize("minor", [0, 1])
+@pytest.mark.parametrize("minor", [0, 1, 2])
 def test_slot(minor: int) -> None:
     found = slot.read(slot_of(minor))
     assert found.stamp == slot.Stamp(
         job="recorded", step=7, round=3, rank=1, world_size=2, generation=9, local_rank=1,
         local_world_size=2, persist=True, value=0.31,
     )  # fmt: skip
-    assert (found.units, found.all_units) == ((5, 2**64 - 1), 7)
+    assert (found.units, found.all_units, found.beliefs) == ((5, 2**64 - 1), 7, ())
     assert sums.verify(found.image, found.chunks) == []
     assert b'"w":{' in found.image[: found.chunks[0].end].tobytes()
 
 
-@pytest.mark.parametrize(("major", "minor"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("major", "minor"), [(1, 3), (2, 1)])
 def test_slot_of_a_stranger(major: int, minor: int) -> None:
-    said = f"the slot speaks version {major}.{minor}, this side 1.0"
+    said = f"the slot speaks version {major}.{minor}, this side 1.1"
     with pytest.raises(ProtocolMismatch, match=said):
         slot_of(minor, major)
 

@@ -22,6 +22,7 @@ from elastic.proto.sums import Chunk
 ROOT = Path(__file__).parents[2]
 STAMP = slot.Stamp(job="job", step=7, round=2, rank=1, world_size=4, generation=3, persist=True)
 UNITS = (5, 2**64 - 1)
+BELIEFS = (slot.Belief(2**64 - 1, 2), slot.Belief(1, 8))
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def write(view: memoryview, data: bytes, stamp: slot.Stamp = STAMP) -> None:
     image, chunks = with_table(data)
     writing = slot.Writing(view, stamp, len(image), len(chunks))
     writing.image[: len(data)] = data
-    writing.commit(chunks, UNITS)
+    writing.commit(chunks, UNITS, BELIEFS)
 
 
 def memory_for(data: bytes) -> memoryview:
@@ -58,7 +59,8 @@ def test_what_is_committed_is_read(image: bytes, step: int, generation: int) -> 
     stamp = slot.Stamp(job="jöb", step=step, round=0, rank=0, world_size=1, generation=generation)
     write(view, image, stamp)
     snapshot = slot.read(view)
-    assert (snapshot.stamp, snapshot.units) == (stamp, UNITS)
+    assert (snapshot.stamp, snapshot.units, snapshot.beliefs) == (stamp, UNITS, BELIEFS)
+    assert slot.look(view) == slot.parse(view)
     assert snapshot.image == with_table(image)[0]
     assert sums.verify(snapshot.image, snapshot.chunks) == []
 
@@ -137,7 +139,7 @@ def test_another_major_version_is_refused_in_a_sentence() -> None:
     view = memory_for(b"x")
     write(view, b"x")
     struct.pack_into("=H", view, 8, 2)
-    with pytest.raises(ProtocolMismatch, match=r"the slot speaks version 2\.0"):
+    with pytest.raises(ProtocolMismatch, match=r"the slot speaks version 2\.1"):
         slot.read(view)
 
 

@@ -42,7 +42,8 @@ def written(path: Path, step: int, states: list[dict[str, Any]]) -> Path:
             rank=rank, world_size=len(states), local_rank=rank, local_world_size=len(states)
         )
         found = collect(state, place)
-        parts = {part.piece.name: part for part in share.mine(found.parts.values(), place)}
+        groups = share.groups(found.parts.values(), place)
+        parts = {part.piece.name: part for part in share.mine(groups, rank)}
         values = found.values.encode()
         image = lay_out([part.piece for part in parts.values()], found.ties, len(values))
         out = bytearray(image.nbytes)

@@ -10,7 +10,7 @@ import torch
 
 from elastic.agent.memory import SLOTS
 from elastic.checkpoint import copy_cpu, share
-from elastic.checkpoint.image import Piece, lay_out
+from elastic.checkpoint.image import Layout, Piece
 from elastic.checkpoint.slots import Slots, reusable
 from elastic.proto import manifest, slot
 from elastic.proto.slot import Stamp
@@ -19,7 +19,8 @@ from tests.agent.test_flushes import DEADLINE, node, run, stopped
 SIZE = 20 << 20
 """Bytes of the tensor: enough for a flush to be met in its midst."""
 ROUND = 3
-IMAGE = lay_out([Piece(name="w", dtype="uint8", shape=(SIZE,), offset=(0,), extent=(SIZE,))], {}, 2)
+LAYOUT = Layout([Piece(name="w", dtype="uint8", shape=(SIZE,), offset=(0,), extent=(SIZE,))], {})
+IMAGE = LAYOUT.image(2)
 
 
 class Rank:
@@ -42,7 +43,7 @@ class Rank:
         with draft:
             tensors = {"w": torch.full((SIZE,), step, dtype=torch.uint8)}
             chunks = copy_cpu.write(IMAGE, tensors, b"{}", draft.image)
-            draft.commit(chunks, share.units(IMAGE, {"w": (0,)}, chunks))
+            draft.commit(chunks, share.units(LAYOUT, {"w": (0,)}).of(chunks))
         slot.mark_whole(self._slots._views[draft.index], 1)
         return draft.index
 

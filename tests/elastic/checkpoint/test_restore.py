@@ -2,6 +2,7 @@
 
 import collections
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,6 +134,22 @@ def test_another_ranks_own_tensor_of_the_same_name_is_no_copy(whole: bool) -> No
     with pytest.raises(CheckpointError, match=r"^slot 0: w is damaged, and there is no other copy"):
         Restore(sources, ALONE).fill({"w": part(result, half)})
     assert result.tolist() == [[7, 7], [7, 7]]
+
+
+@pytest.mark.parametrize(("theirs", "copy"), [("12", True), ("34", False)])
+def test_what_ranks_keep_equal_is_a_copy_whatever_its_bits(theirs: str, copy: bool) -> None:
+    """Their marks say so, where they are the same."""
+    sources = [saved({"w": torch.full((3,), n)}, f"file {n}") for n in range(2)]
+    for one, mark in zip(sources, ("12", theirs), strict=True):
+        one.image = replace(one.image, shared={(0, 1): {"w": mark}})
+    damage(sources[0], "w")
+    state = {"w": torch.full((3,), 7)}
+    if copy:
+        assert restored(state, *sources).damaged == ["file 0: w is damaged"]
+    else:
+        with pytest.raises(CheckpointError, match=r"^file 0: w is damaged, and there is no other"):
+            restored(state, *sources)
+    assert state["w"].tolist() == ([1, 1, 1] if copy else [7, 7, 7])
 
 
 def test_who_is_preferred_is_read() -> None:

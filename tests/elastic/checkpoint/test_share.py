@@ -4,9 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.checkpoint import copy_cpu
-from elastic.checkpoint.image import Image, Piece, lay_out
-from elastic.checkpoint.share import mine, units
+from elastic.checkpoint import copy_cpu, share
+from elastic.checkpoint.image import Layout, Piece
 from elastic.checkpoint.state import Part, Place
 from elastic.proto.slot import MOST_UNITS
 from elastic.proto.sums import Chunk
@@ -37,6 +36,10 @@ def jobs(draw: st.DrawFn) -> tuple[int, int, list[Part]]:
     return ranks_a_node, world, [part(f"{n}", size, who) for n, (who, size) in enumerate(sizes)]
 
 
+def mine(parts: list[Part], here: Place) -> list[Part]:
+    return share.mine(share.groups(parts, here), here.rank)
+
+
 def names(parts: list[Part]) -> set[str]:
     return {part.piece.name for part in parts}
 
@@ -52,9 +55,9 @@ def test_each_node_saves_all_that_its_ranks_hold_and_each_part_once(
         for rank in node:
             held = [p for p in parts if rank in p.holders]
             chance.shuffle(held)  # type: ignore[attr-defined]
-            share = names(mine(held, place(rank, ranks_a_node, world)))
-            assert share <= names(held)
-            saved += share
+            mine_ = names(mine(held, place(rank, ranks_a_node, world)))
+            assert mine_ <= names(held)
+            saved += mine_
         assert sorted(saved) == sorted(names([p for p in parts if set(p.holders) & set(node)]))
 
 
@@ -86,13 +89,14 @@ def test_what_nobody_holds_is_saved_by_nobody() -> None:
 
 def made(
     tensors: dict[str, torch.Tensor], values: bytes = b"{}", ties: dict[str, str] | None = None
-) -> tuple[Image, list[Chunk]]:
+) -> tuple[Layout, list[Chunk]]:
     pieces = [
         Piece(name=n, dtype="float32", shape=tuple(t.shape), offset=(0,), extent=tuple(t.shape))
         for n, t in tensors.items()
     ]
-    image = lay_out(pieces, ties or {}, len(values))
-    return image, copy_cpu.write(image, tensors, values, memoryview(bytearray(image.nbytes)))
+    layout = Layout(pieces, ties or {})
+    image = layout.image(len(values))
+    return layout, copy_cpu.write(image, tensors, values, memoryview(bytearray(image.nbytes)))
 
 
 HOLDERS = {"own": (0,), "shared": (0, 1), "empty": (0,)}
@@ -106,8 +110,8 @@ def units_of(
         "empty": torch.empty(0),  # begins where the next one does
         "shared": torch.full((5,), shared),
     }
-    image, chunks = made(tensors, values, ties)
-    return units(image, HOLDERS, chunks)
+    layout, chunks = made(tensors, values, ties)
+    return share.units(layout, HOLDERS).of(chunks)
 
 
 def test_equal_images_have_equal_units() -> None:
@@ -131,8 +135,8 @@ def test_changed_values_and_ties_change_one_unit() -> None:
 def test_shares_of_the_same_are_different_units() -> None:
     found = []
     for name in ("a", "b"):
-        image, chunks = made({name: torch.ones(2)})
-        found.append(set(units(image, {name: (0, 1)}, chunks)))
+        layout, chunks = made({name: torch.ones(2)})
+        found.append(set(share.units(layout, {name: (0, 1)}).of(chunks)))
     assert len(found[0] & found[1]) == 1, "the values"
 
 
@@ -141,9 +145,9 @@ def test_more_units_than_a_slot_has_room_for_are_folded() -> None:
         tensors = {f"{n}": torch.ones(1) for n in range(MOST_UNITS + 10)} | {
             "own": torch.tensor([last])
         }
-        image, chunks = made(tensors)
+        layout, chunks = made(tensors)
         holders = {name: (0, 1 + n) for n, name in enumerate(tensors)} | {"own": (0,)}
-        return units(image, holders, chunks)
+        return share.units(layout, holders).of(chunks)
 
     assert len(folded(1)) == MOST_UNITS
     assert folded(1) == folded(1) != folded(2)

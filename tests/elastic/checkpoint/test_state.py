@@ -187,3 +187,28 @@ def test_ddp_keeps_parameters_and_their_optimizer_equal_but_no_buffers(
     assert parts["opt.state.model.0.weight.exp_avg"].holders == (1, 3, 5, 7)
     assert parts["model.1.running_mean"].holders == (5,)
     assert parts["seed"].holders == (5,)
+
+
+@pytest.mark.parametrize("how", ["of its own parameters", "with state for its own"])
+def test_state_that_only_some_ranks_have_is_each_ranks_own(
+    rank_five_of_eight: Place, how: str
+) -> None:
+    """ZeRO-1 by hand: another rank has the state of the other parameters."""
+    module = nn.parallel.DistributedDataParallel(model(), process_group=dist.new_group([4, 5]))
+    own = [*module.parameters()][:2]
+    every = own if how == "of its own parameters" else [*module.parameters()]
+    optimizer = torch.optim.Adam(every)
+    for parameter in own:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    state = {"model": module, "opt": optimizer}
+    parts = collect(state, rank_five_of_eight).parts
+    assert parts["model.0.weight"].holders == (4, 5)
+    assert parts["opt.state.model.0.weight.exp_avg"].holders == (5,)
+    rest = torch.optim.Adam([*module.parameters()][2:])
+    for parameter in [*module.parameters()][2:]:
+        parameter.grad = torch.ones_like(parameter)
+    rest.step()
+    parts = collect(state | {"rest": rest}, rank_five_of_eight).parts
+    assert parts["opt.state.model.0.weight.exp_avg"].holders == (4, 5), "together they have all"
+    assert parts["rest.state.model.1.bias.exp_avg"].holders == (4, 5)

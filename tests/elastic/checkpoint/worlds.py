@@ -219,7 +219,10 @@ def save(folder: Path, name: str) -> None:
     path.mkdir(parents=True, exist_ok=True)
     here = place(name)
     collected = collect(state, here)
-    parts = {part.piece.name: part for part in share.mine(collected.parts.values(), here)}
+    parts = {
+        part.piece.name: part
+        for part in share.mine(share.groups(collected.parts.values(), here), here.rank)
+    }
     ties = {tie: other for tie, other in collected.ties.items() if other in parts}
     values = collected.values.encode()
     image = lay_out([part.piece for part in parts.values()], ties, len(values))

@@ -1,0 +1,59 @@
+"""Whether ranks of a node hold the same of what they have divided among their images. Pure.
+
+A rank writes a share of what it believes others of its node to hold as well. Where one of them does not,
+nobody may have written it: such a moment has holes, and is never whole.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from elastic.proto.slot import Belief
+
+Shared = Mapping[tuple[int, ...], Mapping[str, str]]
+"""What an image's header says of that: by the ranks that hold it in common, names and digests."""
+
+FEW = 3
+"""Names in a sentence."""
+LONGEST = 1000
+"""Characters of them."""
+
+
+def uneven(images: Mapping[int, Collection[Belief]]) -> bool:
+    """Whether somebody's belief is not everybody's whom it is about.
+
+    images: what is believed in each rank's image of one moment, of all ranks of a node.
+    """
+    believers = Counter(belief for beliefs in images.values() for belief in set(beliefs))
+    return any(count != belief.ranks for belief, count in believers.items())
+
+
+def reason(images: Mapping[int, Shared]) -> str:
+    """What differs between which ranks, as a sentence without its end."""
+    names: list[str] = []
+    ranks: set[int] = set()
+    for group in {group for shared in images.values() for group in shared}:
+        members = [rank for rank in group if rank in images]
+        said = [images[rank].get(group, {}) for rank in members]
+        found = [
+            name
+            for name in {name for one in said for name in one}
+            if len({one.get(name) for one in said}) > 1
+        ]
+        names += found
+        ranks |= set(members if found else ())
+    who = ", ".join(str(rank) for rank in sorted(ranks or images))
+    few = ", ".join(sorted(names)[:FEW])[:LONGEST] or "what they keep equal"
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return f"ranks {who} do not hold the same of {few}{more}"
+
+
+def shared(image: memoryview) -> Shared:
+    """What an image says there; nothing where it is no image (`elastic/checkpoint/image.py`)."""
+    try:
+        length = int.from_bytes(image[:8], "little")
+        header = json.loads(bytes(image[8 : 8 + length]))
+        fields = json.loads(header["__metadata__"]["elastic"])
+        return {tuple(ranks): dict(names) for ranks, names in fields.get("shared", ())}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}

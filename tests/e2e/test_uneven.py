@@ -1,0 +1,60 @@
+"""Ranks whose states differ, where each writes a share of what it holds in common with others."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.harness import DEADLINE, ROOT
+
+SCRIPT = Path(__file__).parent / "harness" / "scripts" / "uneven.py"
+
+
+def ran(folder: Path, *words: str) -> list[list[str]]:
+    """What each of two ranks says, line by line."""
+    with socket.create_server(("", 0)) as free:  # torch's store takes every address of the host
+        port = str(free.getsockname()[1])
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PYTHON"))}
+    meeting = {
+        "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", SCRIPT, folder, *words],
+            env=variables | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        said = [rank.communicate(timeout=3 * DEADLINE) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    return [out.splitlines() for out, _ in said]
+
+
+def test_zero_by_hand_just_works(tmp_path: Path) -> None:
+    assert ran(tmp_path, "zero") == [["kept 3", "kept 4"]] * 2
+    assert ran(tmp_path, "zero", "load") == [["loaded 4 True"]] * 2
+
+
+def test_what_is_not_the_same_on_all_ranks_is_told_once_and_whole_the_next_time(
+    tmp_path: Path,
+) -> None:
+    first, second = ran(tmp_path, "names")
+    path = tmp_path / "checkpoint"
+    why = (
+        "ranks 0, 1 do not hold the same of model of 0.0.bias, model of 0.0.weight, "
+        "model of 0.1.bias and 9 more"
+    )
+    refused = f"{path}: step 3 cannot be kept: {why}; save it again"
+    said = f"{path}: step 3 cannot be kept: {why}; from now on each rank of this node writes all that it has"
+    assert first == [refused, said, "kept 4"]
+    assert second == [refused, "kept 4"]
+    assert [found.name for found in path.iterdir()] == ["step-00000004"]
+    assert ran(tmp_path, "names", "load") == [["loaded 4 True"]] * 2
