@@ -15,6 +15,7 @@ from benchmarks import (
     node_lost,
     peers,
     restart,
+    save_cost,
     saves,
     snapshots,
     start,
@@ -30,6 +31,7 @@ NAMES = {
     "master_killed": "SIGKILL of the master to the next one's word, ranks training on",
     "master": "one master, thousands of agents: join, replace, memory; bare grpc.aio",
     "copying": "CPU tensors into a slot with checksums, beside memcpy",
+    "save_cost": "what a save takes to be planned, of many tensors, kept and anew",
     "flush": "a snapshot to a disk beside dd, and what others feel of it",
     "saves": "what a save of CPU tensors to memory adds: elastic, DLRover",
     "node_lost": "a node dies with its memory: steps computed twice, bytes read of storage, seconds",
@@ -70,6 +72,8 @@ def _rows(
         return master.rows(args.agents or master.SIZES, args.n or 5, bare="bare" in wanted)
     if name == "copying":
         return copying.rows(args.copy_gib, args.n or 15)
+    if name == "save_cost":
+        return save_cost.rows(args.n or 25)
     if name == "flush":
         return flush.rows(args.flush_gib, args.n or 5, args.folder)
     if name == "saves":
@@ -134,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         "--n",
         type=int,
         help="restart: kills (20); start: launches (20); master: runs (5); master_killed: kills (50); "
-        "copying: copies (15); flush: flushes (5); node_lost: losses (3)",
+        "copying: copies (15); save_cost: saves (25); flush: flushes (5); node_lost: losses (3)",
     )
     parser.add_argument("--ranks", type=int, default=2, help="restart, snapshots: ranks")
     parser.add_argument(

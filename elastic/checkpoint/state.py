@@ -186,7 +186,12 @@ class _Exporter:
     def look(self, state: Mapping[str, Any]) -> None:
         """Whether this rank has an optimizer's state for all parameters of a module that DDP keeps equal.
         Where it has not, each rank may have its own part of it (ZeRO): it relies on nobody then."""
-        stated = {id(p) for one in optimizers(dict(state)) for p, has in one.state.items() if has}
+        stated = {
+            id(parameter)
+            for optimizer in optimizers(dict(state))
+            for parameter, found in optimizer.state.items()
+            if type(found) is not dict or found
+        }
         for one in self._replicated.values():
             if one.trained <= stated:
                 self._ranks.update(dict.fromkeys(one.trained, one.ranks))
@@ -351,9 +356,7 @@ def _sharded(tensor: DTensor, local: torch.Tensor, path: str) -> Known:
     piece = Piece(
         name=path, dtype=_dtype(local), shape=tuple(tensor.shape), offset=offset, extent=extent
     )
-    return Known(
-        piece, holders, type(local), local.dtype, tensor.device_mesh, tensor.placements
-    )
+    return Known(piece, holders, type(local), local.dtype, tensor.device_mesh, tensor.placements)
 
 
 @functools.lru_cache(maxsize=4096)  # 0.1 ms each, and a model has few different ones
