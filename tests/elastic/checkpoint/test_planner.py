@@ -1,6 +1,7 @@
 """A plan that is kept from save to save is the one that would be made anew, whatever became of the state;
 and what ranks divide has no holes that nobody finds."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from elastic.checkpoint import share
 from elastic.checkpoint.image import Piece
 from elastic.checkpoint.planner import Planner, Share
 from elastic.checkpoint.state import Part, Place
+from elastic.proto.errors import CheckpointError
 from elastic.proto.sums import Chunk
 
 HERE = Place(rank=1, world_size=4, local_rank=1, local_world_size=2)
@@ -30,6 +32,7 @@ HERE = Place(rank=1, world_size=4, local_rank=1, local_world_size=2)
 def group() -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
     yield
+    mesh_of.cache_clear()
     dist.destroy_process_group()
 
 
@@ -49,14 +52,21 @@ MADE: list[Callable[[], torch.Tensor]] = [
     lambda: sharded(2, Replicate(), Shard(0)),
     lambda: sharded(2, Shard(0), Shard(0)),
     lambda: sharded(2, _StridedShard(0, split_factor=2), Shard(0)),
+    lambda: sharded(2, Shard(0), Replicate(), turned=True),
     lambda: sharded(1, Shard(0)),
     lambda: sharded(1, Replicate()),
 ]
 
 
-def sharded(dims: int, *placements: Any) -> DTensor:
-    """Of 4 rows and 2 columns."""
-    mesh = DeviceMesh("cpu", torch.arange(4).view((2, 2) if dims == 2 else (4,)))
+@functools.cache
+def mesh_of(dims: int, turned: bool) -> DeviceMesh:
+    ranks = torch.arange(4).view((2, 2) if dims == 2 else (4,))
+    return DeviceMesh("cpu", ranks.t() if turned else ranks)
+
+
+def sharded(dims: int, *placements: Any, turned: bool = False) -> DTensor:
+    """Of 4 rows and 2 columns. turned: the mesh has this rank in another row."""
+    mesh = mesh_of(dims, turned)
     parts = 2 ** sum(not placement.is_replicate() for placement in placements) if dims == 2 else 4
     rows = 4 if all(placement.is_replicate() for placement in placements) else 4 // parts
     return DTensor.from_local(
@@ -157,6 +167,18 @@ def test_a_plan_that_is_kept_is_the_one_that_would_be_made(
         assert looks(kept.share(state)) == looks(fresh.share(state)), how
 
 
+def test_each_kind_of_tensor_in_the_place_of_each_other(group: None) -> None:
+    planner = Planner(HERE)
+    for first in range(len(MADE)):
+        for second in range(len(MADE)):
+            for kind in (first, second):
+                state = {"x": MADE[kind]()}
+                assert looks(planner.share(state)) == looks(Planner(HERE).share(state)), (
+                    first,
+                    second,
+                )
+
+
 def test_a_plan_is_kept_while_only_values_change(group: None) -> None:
     state, planner = new_state(), Planner(HERE)
     changed(state, ("train", 4))
@@ -171,8 +193,6 @@ def test_a_plan_is_kept_while_only_values_change(group: None) -> None:
 
 
 def test_what_cannot_be_kept_is_refused_also_in_the_place_of_what_can(group: None) -> None:
-    from elastic.proto.errors import CheckpointError
-
     state, planner = new_state(), Planner(HERE)
     planner.share(state)
     for bad in (torch.ones(2, 3).to_sparse(), torch.ones(2, 3, device="meta")):
