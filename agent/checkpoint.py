@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from elastic.agent import memory, uneven
 from elastic.agent.clients import Client
+from elastic.agent.flushes import Flushes
 from elastic.agent.leaving import Leaving
 from elastic.agent.loads import Loads
 from elastic.agent.shelf import Slots
@@ -19,6 +20,7 @@ NEVER = Moment(-1, -1)
 class Checkpoint:
     name: str
     slots: Slots
+    flushes: Flushes
     clients: list[Client] = field(default_factory=list[Client])
     """The ranks of this round that have opened it."""
     whole: pb.Moment | None = None
@@ -38,6 +40,10 @@ class Checkpoint:
     """The replicas that the master wants here, by moment and rank."""
     reckoned: tuple[int, memory.Reckoning] | None = None
     """How many slots of that many bytes each rank of this node has."""
+    refused: set[int] = field(default_factory=set[int])
+    """The local ranks that were told that this is none: who asks again has it reckoned again."""
+    sizes: dict[int, int] = field(default_factory=dict[int, int])
+    """By local rank, how many bytes a slot must have that it uses."""
     leaving: Leaving = field(default_factory=Leaving)
     loads: Loads = field(default_factory=Loads)
     uneven: keeper.Uneven | None = None
@@ -63,6 +69,21 @@ class Checkpoint:
         if self.answer is None or max(self.keep, default=NEVER).round >= self.answer.round:
             return set(self.keep)
         return {*self.keep, moment_of(self.answer.moment)}
+
+    @property
+    def newest(self) -> Moment:
+        """The newest in memory that counts, as far as this node has heard: what was whole in rounds
+        before does no more once another round went on from something else."""
+        whole = moment_of(self.whole)
+        if self.answer is not None and whole.round < self.answer.round:
+            return moment_of(self.answer.moment) if self.answer.from_memory else NEVER
+        return whole
+
+    @property
+    def stored(self) -> Moment:
+        """The newest that is on storage, as far as this node has heard or has written it."""
+        ours = (Moment(*at) for at, written in self.flushes.written.items() if written.committed)
+        return max(moment_of(self.committed), *ours, NEVER)
 
     @property
     def leaving_ranks(self) -> int:

@@ -1,4 +1,5 @@
-"""What of this node's snapshots goes to storage: one moment at a time, by a process of its own.
+"""What of this node's snapshots goes to storage: one moment of a checkpoint at a time, by a process of
+its own, so that a storage that hangs delays no other checkpoint.
 
 A slot is claimed here before anybody hears that its moment is whole, so no rank can write over it
 between the order and the reading of it.
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from elastic.agent.settings import AgentSettings
 from elastic.agent.side_process import SideProcess
 from elastic.agent.starter import memory_file
-from elastic.proto import flusher, manifest, slot
+from elastic.proto import flusher, keeper, manifest, slot
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import ProtocolMismatch, SlotError
 from elastic.proto.terms import Retention, Terms
@@ -27,6 +28,8 @@ DEATHS = 3
 """Of flushers that have done nothing; then that counts as a failure of storage."""
 SILENCE = 30.0
 """Seconds without a word of the flusher, after which storage is said to hang."""
+IDLE = 60.0
+"""Seconds without anything to do, after which the flusher is ended; it takes some 20 MB of memory."""
 REMEMBERED = 8
 """Moments of a checkpoint whose files this node remembers."""
 
@@ -49,7 +52,6 @@ class Written:
 class _Task:
     """One thing that the flusher does, until it is done."""
 
-    checkpoint: str
     moment: Key
     message: flusher.ToFlusher
     fd: int | None = None
@@ -63,21 +65,26 @@ class _Task:
 
 
 class Flushes:
-    """`changed` is called with a checkpoint of which there is news for the master."""
+    """Of one checkpoint. `changed` is called when there is news of it for the master."""
 
-    def __init__(self, settings: AgentSettings, changed: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: AgentSettings, checkpoint: str, changed: Callable[[], None]
+    ) -> None:
+        self._checkpoint = checkpoint
         self._changed = changed
-        self.written: dict[str, dict[Key, Written]] = {}
-        """By checkpoint."""
-        self.damaged: set[tuple[str, Key, int]] = set()
-        """Checkpoint, moment and rank of slots that do not hold what they were to."""
-        self.terms: dict[str, Terms] = {}
-        """How each checkpoint is kept, where its ranks have said so."""
-        self._lost: dict[str, str] = {}
-        """Why something of a checkpoint will never be on storage, until something later is."""
-        self._said: dict[str, set[str]] = {}
-        """Complaints about a checkpoint that were logged since its last commit."""
-        self._silence: asyncio.TimerHandle | None = None
+        self.written: dict[Key, Written] = {}
+        self.damaged: set[tuple[Key, int]] = set()
+        """Moment and rank of slots that do not hold what they were to."""
+        self.terms = Terms()
+        """How it is kept, once its ranks have said so."""
+        self._lost = keeper.Stalled()
+        """What will never be on storage, and why, until something later is."""
+        self._tries = 0
+        """How many were in vain: each is told to those who wait."""
+        self._said: set[str] = set()
+        """Complaints that were logged since the last commit."""
+        self._quiet: asyncio.TimerHandle | None = None
+        """The flusher says nothing: it hangs, or has nothing to do."""
         self._tasks: dict[int, _Task] = {}
         self._looks: dict[int, asyncio.Future[flusher.Found | str]] = {}
         self._ids = 0
@@ -91,26 +98,26 @@ class Flushes:
     def pids(self) -> set[int]:
         return self._side.pids
 
-    def busy(self, checkpoint: str) -> bool:
-        """A moment of it is being written."""
-        return any(task.checkpoint == checkpoint for task in self._tasks.values())
+    @property
+    def busy(self) -> bool:
+        """A moment is being written."""
+        return bool(self._tasks)
 
-    def complaint(self, checkpoint: str) -> str:
-        """Why something of it is not on storage yet; empty where all goes well."""
-        tasks = (task for task in self._tasks.values() if task.checkpoint == checkpoint)
-        found = next((task.complaint for task in tasks if task.complaint), "")
-        return found or self._lost.get(checkpoint, "")
+    @property
+    def complaint(self) -> keeper.Stalled:
+        """Why something is not on storage yet; empty where all goes well."""
+        tasks = self._tasks.values()
+        reason = next((task.complaint for task in tasks if task.complaint), "")
+        return keeper.Stalled(reason=reason, tries=self._tries) if reason else self._lost
 
-    def write(
-        self, checkpoint: str, job: str, moment: Key, world_size: int, slots: Mapping[int, int]
-    ) -> bool:
+    def write(self, job: str, moment: Key, world_size: int, slots: Mapping[int, int]) -> bool:
         """Write these ranks' shards; slots: their descriptors, which stay the caller's. Whether there
         is any to be written: it may be on storage, its slot written over by now or known as damaged."""
-        done = self.written.get(checkpoint, {}).get(moment)
+        done = self.written.get(moment)
         for rank, fd in slots.items():
             if done is not None and rank in done.shards:
                 continue
-            if (checkpoint, moment, rank) in self.damaged:
+            if (moment, rank) in self.damaged:
                 continue
             claim = slot.claim(fd, exclusive=False)
             if claim is None:
@@ -120,30 +127,24 @@ class Flushes:
                 continue
             message = flusher.Write(
                 id=self._next(),
-                checkpoint=checkpoint,
-                storage_options=self._terms(checkpoint).storage_options,
+                checkpoint=self._checkpoint,
+                storage_options=self.terms.storage_options,
                 job=job,
                 round=moment[0],
                 step=moment[1],
                 file=manifest.file(rank, world_size, moment[0], job),
             )
             self._start(
-                _Task(
-                    checkpoint=checkpoint, moment=moment, message=message, fd=claim, rank=rank,
-                    world_size=world_size,
-                )
-            )  # fmt: skip
-        return self.busy(checkpoint)
+                _Task(moment=moment, message=message, fd=claim, rank=rank, world_size=world_size)
+            )
+        return self.busy
 
-    def _terms(self, checkpoint: str) -> Terms:
-        return self.terms.get(checkpoint, Terms())
-
-    def commit(self, checkpoint: str, job: str, order: pb.Commit) -> None:
+    def commit(self, job: str, order: pb.Commit) -> None:
         """Write a manifest, unless that is done or on its way."""
         moment = (order.moment.round, order.moment.step)
-        known = self.written.get(checkpoint, {}).get(moment)
+        known = self.written.get(moment)
         on_its_way = any(
-            (task.checkpoint, task.moment) == (checkpoint, moment)
+            task.moment == moment
             for task in self._tasks.values()
             if isinstance(task.message, flusher.Commit)
         )
@@ -171,31 +172,31 @@ class Flushes:
         )
         message = flusher.Commit(
             id=self._next(),
-            checkpoint=checkpoint,
-            storage_options=self._terms(checkpoint).storage_options,
+            checkpoint=self._checkpoint,
+            storage_options=self.terms.storage_options,
         )
         fd = memory_file(text.encode())
-        self._start(_Task(checkpoint=checkpoint, moment=moment, message=message, fd=fd))
+        self._start(_Task(moment=moment, message=message, fd=fd))
 
-    def _delete(self, checkpoint: str, moment: Key) -> None:
+    def _delete(self, moment: Key) -> None:
         """What is not to be kept, now that a later moment is committed."""
-        terms = self._terms(checkpoint)
+        terms = self.terms
         if terms.retention == Retention():
             return
         message = flusher.Delete(
             id=self._next(),
-            checkpoint=checkpoint,
+            checkpoint=self._checkpoint,
             storage_options=terms.storage_options,
             retention=terms.retention,
         )
-        self._start(_Task(checkpoint=checkpoint, moment=moment, message=message))
+        self._start(_Task(moment=moment, message=message))
 
-    async def look(self, checkpoint: str, step: int) -> flusher.Found | str:
+    async def look(self, step: int) -> flusher.Found | str:
         """Whether a step is on storage; else why not. It waits for what is being written."""
         message = flusher.Look(
             id=self._next(),
-            checkpoint=checkpoint,
-            storage_options=self._terms(checkpoint).storage_options,
+            checkpoint=self._checkpoint,
+            storage_options=self.terms.storage_options,
             step=step,
         )
         answer = self._looks[message.id] = asyncio.get_running_loop().create_future()
@@ -215,6 +216,8 @@ class Flushes:
     # --- the process -------------------------------------------------------------------------
 
     def _start(self, task: _Task) -> None:
+        if not self._tasks:
+            self._hush()
         self._tasks[task.message.id] = task
         self._send(task)
 
@@ -228,31 +231,45 @@ class Flushes:
         try:
             fds = () if task.fd is None else (task.fd,)
             self._side.ask(task.message, fds)
-            if self._silence is None:
+            if self._quiet is None:
                 self._listen()
         except OSError as error:
             self._later(task, f"the flusher cannot be asked: {error}")
 
     def _listen(self) -> None:
         """The flusher has had its say: from here on its silence counts."""
-        if self._silence is not None:
-            self._silence.cancel()
-        asked = any(task.again is None for task in self._tasks.values())
+        self._hush()
+        if self._side.over:
+            return
         later = asyncio.get_running_loop().call_later
-        self._silence = later(SILENCE, self._hangs) if asked and not self._side.over else None
+        if any(task.again is None for task in self._tasks.values()):
+            self._quiet = later(SILENCE, self._hangs)
+        elif not self._tasks:
+            self._quiet = later(IDLE, self._rest)
+
+    def _hush(self) -> None:
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
 
     def _hangs(self) -> None:
-        self._silence = None
+        self._quiet = asyncio.get_running_loop().call_later(SILENCE, self._hangs)
         for task in list(self._tasks.values()):
             if task.again is None:
                 self._complain(
                     task, f"it does not answer for {SILENCE:g} s: is it mounted, is it up?"
                 )
 
+    def _rest(self) -> None:
+        self._quiet = None
+        if not self._looks:
+            self._side.rest()
+
     def _heard(self, message: flusher.ToAgent) -> None:
         if isinstance(message, flusher.Found | flusher.Failed) and message.id in self._looks:
             found = message.error if isinstance(message, flusher.Failed) else message
             self._looks[message.id].set_result(found)
+            self._listen()
             return
         self._deaths = 0
         task = self._tasks.get(message.id)
@@ -264,9 +281,9 @@ class Flushes:
             self._done(task, message)
         elif isinstance(message, flusher.Failed):
             if isinstance(task.message, flusher.Delete):
-                log.warning("checkpoint %s keeps old steps: %s", task.checkpoint, message.error)
+                log.warning("checkpoint %s keeps old steps: %s", self._checkpoint, message.error)
                 self._end_of(task)
-                self._changed(task.checkpoint)
+                self._changed()
             elif message.damaged:
                 self._give_up(task, message.error)
             else:
@@ -289,12 +306,13 @@ class Flushes:
 
     def _give_up(self, task: _Task, error: str) -> None:
         """Another try would find the same."""
-        log.error("checkpoint %s: step %d: %s", task.checkpoint, task.moment[1], error)
+        log.error("checkpoint %s: step %d: %s", self._checkpoint, task.moment[1], error)
         self._end_of(task)
         if task.rank is not None:
-            self.damaged.add((task.checkpoint, task.moment, task.rank))
-            self._lost[task.checkpoint] = f"step {task.moment[1]} will not be: {error}"
-        self._changed(task.checkpoint)
+            self.damaged.add((task.moment, task.rank))
+            why = f"step {task.moment[1]} will not be: {error}"
+            self._lost = keeper.Stalled(reason=why, lost=task.moment)
+        self._changed()
 
     def _later(self, task: _Task, error: str) -> None:
         """Storage fails: try again."""
@@ -308,59 +326,61 @@ class Flushes:
 
     def _complain(self, task: _Task, error: str) -> None:
         """Said once, whatever number of files it is true of, until something is committed."""
-        said = self._said.setdefault(task.checkpoint, set())
-        if error not in said:
-            said.add(error)
+        if error not in self._said:
+            self._said.add(error)
             log.error(
                 "checkpoint %s is not on storage yet, and tried again until it is; training goes on: %s",
-                task.checkpoint, error,
+                self._checkpoint, error,
             )  # fmt: skip
-        if error != task.complaint:
-            task.complaint = error
-            self._changed(task.checkpoint)
+        self._tries += 1
+        task.complaint = error
+        self._changed()
 
     def _well(self, task: _Task) -> None:
         """It goes on."""
         if task.complaint:
             task.complaint = ""
-            self._changed(task.checkpoint)
+            self._changed()
 
     def _end_of(self, task: _Task) -> None:
         del self._tasks[task.message.id]
         if task.fd is not None:
             os.close(task.fd)
 
+    def put(self, moment: Key, world_size: int, shard: pb.Shard, value: float | None) -> None:
+        """A rank has written its own."""
+        written = self.written.setdefault(moment, Written(world_size))
+        written.shards[shard.rank] = shard
+        if shard.rank == min(written.shards):
+            written.value = value
+
     def _done(self, task: _Task, message: flusher.Done) -> None:
         self._end_of(task)
         if isinstance(task.message, flusher.Delete):
-            self._changed(task.checkpoint)
+            self._changed()
             return
-        known = self.written.setdefault(task.checkpoint, {})
+        known = self.written
         written = known.setdefault(task.moment, Written(task.world_size))
         if isinstance(task.message, flusher.Commit):
             written.committed = True
-            self._lost.pop(task.checkpoint, None)
-            self._said.pop(task.checkpoint, None)
-            log.info("checkpoint %s: step %d is on storage", task.checkpoint, task.moment[1])
-            self._delete(task.checkpoint, task.moment)
+            self._lost = keeper.Stalled()
+            self._said.clear()
+            log.info("checkpoint %s: step %d is on storage", self._checkpoint, task.moment[1])
+            self._delete(task.moment)
         elif task.rank is not None:
-            written.shards[task.rank] = pb.Shard(
-                rank=task.rank, bytes=message.bytes, digest=message.digest
-            )
+            shard = pb.Shard(rank=task.rank, bytes=message.bytes, digest=message.digest)
+            self.put(task.moment, task.world_size, shard, message.value)
             written.committed |= message.committed
-            if task.rank == min(written.shards):
-                written.value = message.value
         newest = max((key for key in known if known[key].committed), default=None)
         for old in sorted(known)[:-REMEMBERED]:
             if newest is not None and old < newest:
                 del known[old]
-        self._changed(task.checkpoint)
+        self._changed()
 
     def kill(self) -> None:
         """End the process, at the end of this agent."""
         self._side.kill()
-        if self._silence is not None:
-            self._silence.cancel()
+        self._hush()
 
 
 def _moment(fd: int) -> Key | None:

@@ -45,7 +45,7 @@ def reckon(*, slot_bytes: int, ranks: int, available: int, replicas: bool) -> Re
     room = f"{_gib(max(0, available))} of memory can be had for snapshots, {need} were wanted"
     without = ", and there are no replicas" if replicas else ""
     if slots < FEWEST:
-        words = f"{room}: none are taken in memory, all go to storage"
+        words = f"{room}: none are taken, and what is to be persisted is written to storage at once"
         return Reckoning(slots=0, replicas=False, reason=words)
     return Reckoning(slots=slots, replicas=False, reason=f"{room}: each has {slots}{without}")
 

@@ -138,6 +138,16 @@ class SideProcess:
             self._heard(received[0])
 
     def _gone(self, end: socket.socket) -> None:
+        self._part(end)
+        if self.over:
+            return
+        if self._process is not None:
+            self._process.kill()
+        self._process = None
+        log.warning("the %s died and is started again", self._module.rpartition(".")[2])
+        self._lost(asyncio.get_running_loop().time() - self._began < YOUNG)
+
+    def _part(self, end: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(end)
         loop.remove_writer(end)
@@ -145,13 +155,12 @@ class SideProcess:
         self._end = None
         while self._unsent:
             descriptors.close(self._unsent.popleft()[1])
-        if self.over:
-            return
-        if self._process is not None:
-            self._process.kill()
-        self._process = None
-        log.warning("the %s died and is started again", self._module.rpartition(".")[2])
-        self._lost(loop.time() - self._began < YOUNG)
+
+    def rest(self) -> None:
+        """It has answered all that it was asked, and ends."""
+        if self._end is not None:
+            self._part(self._end)
+            self._process = None
 
     def kill(self) -> None:
         """End it, at the end of this agent."""

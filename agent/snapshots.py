@@ -2,6 +2,7 @@
 the master, and shown to the ranks of the next round."""
 
 import asyncio
+import functools
 import logging
 import os
 import socket
@@ -46,18 +47,17 @@ class Snapshots:
         self._job = job
         self._vault = vault
         self._say = say
-        self._flushes = Flushes(settings, self._flushed)
+        self._settings = settings
         self._news = asyncio.Event()
         """The master has said something."""
         self._replicas = Replicas(settings, self._replicated)
         self._shelf = Shelf(vault, self._replicas, dropped)
-        self._allotment = Allotment(self._shelf, self._flushes)
-        self._checkpoints = {
-            name: Checkpoint(name=name, slots=self._shelf.of(name))
-            for name in self._shelf.checkpoints()
-        }
-        for checkpoint, terms in self._shelf.notes():  # of agents before us
-            self._flushes.terms[checkpoint] = codec.loads(Terms, terms)
+        self._allotment = Allotment(self._shelf)
+        self._checkpoints: dict[str, Checkpoint] = {}
+        for name in self._shelf.checkpoints():  # of agents before us
+            self._of(name)
+        for name, terms in self._shelf.notes():
+            self._of(name).flushes.terms = codec.loads(Terms, terms)
 
     def touched(self) -> dict[int, list[int]]:
         """Slots of this node's ranks that have all their memory, by local rank."""
@@ -65,17 +65,23 @@ class Snapshots:
 
     @property
     def pids(self) -> set[int]:
-        return self._flushes.pids | self._replicas.pids
+        ours = (known.flushes.pids for known in self._checkpoints.values())
+        return self._replicas.pids.union(*ours)
 
     def kill(self) -> None:
         """At the end of this agent; what is held stays."""
-        self._flushes.kill()
+        for known in self._checkpoints.values():
+            known.flushes.kill()
         self._replicas.kill()
 
     def _of(self, checkpoint: str) -> Checkpoint:
         if checkpoint not in self._checkpoints:
-            slots = self._shelf.of(checkpoint)
-            self._checkpoints[checkpoint] = Checkpoint(name=checkpoint, slots=slots)
+            flushed = functools.partial(self._flushed, checkpoint)
+            self._checkpoints[checkpoint] = Checkpoint(
+                name=checkpoint,
+                slots=self._shelf.of(checkpoint),
+                flushes=Flushes(self._settings, checkpoint, flushed),
+            )
         return self._checkpoints[checkpoint]
 
     # --- ranks -------------------------------------------------------------------------------
@@ -103,13 +109,14 @@ class Snapshots:
             for old in [c for c in known.clients if c.round < client.round]:
                 old.close()  # a process that its rank left may have the other end still
             if not known.clients:
+                known.refused.clear()
                 known.reckoned = None  # there may be other nodes and ranks than in the last round
             known.clients.append(client)
             if known.leaving.round != client.round:
                 known.leaving = Leaving(client.round)
             if known.loads.round != client.round:
                 known.loads = Loads(client.round)
-            self._keep_terms(message.checkpoint, message.terms)
+            self._keep_terms(known, message.terms)
             self._inform(client)
             return
         if client.said is None:
@@ -123,6 +130,14 @@ class Snapshots:
             case keeper.Held():
                 self._held(client.said, known)
                 self._flush(client.said.checkpoint, known)  # it was not free yet, if it was ordered
+            case keeper.Written():
+                shard = pb.Shard(rank=client.said.rank, bytes=message.bytes, digest=message.digest)
+                at = Moment(client.round, message.step)
+                known.flushes.put(at, client.said.world_size, shard, message.value)
+                self._tell(known.name)
+            case keeper.Shed():
+                self._allotment.shed(known, client.said)
+                self._tell(known.name)
             case keeper.Saved():
                 if client.round == known.leaving.round:
                     self._saved(client.said, known, message)
@@ -136,11 +151,11 @@ class Snapshots:
                 known.loads.give_up(message)
                 self._tell(known.name)
 
-    def _keep_terms(self, checkpoint: str, terms: Terms) -> None:
+    def _keep_terms(self, known: Checkpoint, terms: Terms) -> None:
         """How it is kept on storage; who comes after this agent is to know, too."""
-        if self._flushes.terms.get(checkpoint, Terms()) != terms:
-            self._shelf.note(checkpoint, codec.dumps(terms).encode())
-        self._flushes.terms[checkpoint] = terms
+        if known.flushes.terms != terms:
+            self._shelf.note(known.name, codec.dumps(terms).encode())
+        known.flushes.terms = terms
 
     def _give(
         self, client: Client, said: keeper.Open, known: Checkpoint, need: keeper.Need
@@ -234,9 +249,9 @@ class Snapshots:
             newest += (keeper.Leave(order=order.order, step=order.step),)
         if known.uneven is not None and known.uneven.round == client.round:
             newest += (known.uneven,)
-        complaint = self._flushes.complaint(known.name)
-        if complaint or client.was_told(keeper.Stalled):
-            newest += (keeper.Stalled(reason=complaint),)
+        complaint = known.flushes.complaint
+        if complaint.reason or client.was_told(keeper.Stalled):
+            newest += (complaint,)
         if client.tell(newest):
             self._mark_whole(known, known.slots.own.get(client.said.local_rank, []))
 
@@ -256,7 +271,7 @@ class Snapshots:
         self._say(self._statement(self._checkpoints[checkpoint]))
 
     def _statement(self, known: Checkpoint) -> pb.Snapshots:
-        return statement.of(known, self._flushes, self._replicas)
+        return statement.of(known, self._replicas)
 
     def obey(self, order: pb.SnapshotOrders) -> None:
         """What the master says of one checkpoint. A slot that is to be flushed is claimed before its
@@ -267,7 +282,7 @@ class Snapshots:
         known.flush = list(order.flush)
         self._flush(order.checkpoint, known)
         for commit in order.commits:
-            self._flushes.commit(order.checkpoint, self._job(), commit)
+            known.flushes.commit(self._job(), commit)
         keep = frozenset(map(moment_of, order.keep)) or known.keep  # a new master may not know yet
         whole = order.HasField("whole") and moment_of(order.whole) > moment_of(known.whole)
         if whole:
@@ -303,19 +318,24 @@ class Snapshots:
         try:
             async with asyncio.timeout(timeout):
                 while any(
-                    known.pending or self._flushes.busy(name)
-                    for name, known in self._checkpoints.items()
+                    known.pending or known.flushes.busy for known in self._checkpoints.values()
                 ):
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            late = [name for name, known in self._checkpoints.items() if known.pending]
-            for name in late:
-                log.error("after %g s the newest snapshot of %s is not on storage", timeout, name)
+            log.error("what is still on its way to storage after %g s is given up", timeout)
+        for known in self._checkpoints.values():
+            newest, stored = known.newest, known.stored
+            if newest > stored and newest.step:
+                log.error(
+                    "checkpoint %s: step %d was in memory alone and is lost%s; %s", known.name,
+                    newest.step, f": {why}" if (why := known.flushes.complaint.reason) else "",
+                    f"step {stored.step} is on storage" if stored.step > 0 else "no step is on storage",
+                )  # fmt: skip
 
     async def look(self, asked: pb.Look) -> pb.Found:
         """Whether a step is on storage."""
-        found = await self._flushes.look(asked.checkpoint, asked.step)
+        found = await self._of(asked.checkpoint).flushes.look(asked.step)
         if isinstance(found, str):
             return pb.Found(request=asked.request, error=found[:1000])
         ours = found.job == self._job()  # another's is older than memory
@@ -324,7 +344,7 @@ class Snapshots:
 
     def _flush(self, checkpoint: str, known: Checkpoint) -> None:
         """One moment at a time, the oldest that is here: each pins a slot of every rank."""
-        if self._flushes.busy(checkpoint):
+        if known.flushes.busy:
             return
         for order in sorted(known.flush, key=lambda order: moment_of(order.moment)):
             at = moment_of(order.moment)
@@ -335,7 +355,7 @@ class Snapshots:
                 if found is not None and one.moment == at and found.stamp.rank in order.ranks:
                     here[found.stamp.rank] = one.fd
                     world_size = found.stamp.world_size
-            if here and self._flushes.write(checkpoint, self._job(), at, world_size, here):
+            if here and known.flushes.write(self._job(), at, world_size, here):
                 return
 
     def _flushed(self, checkpoint: str) -> None:
@@ -344,7 +364,7 @@ class Snapshots:
         self._news.set()
         for client in list(known.clients):
             self._inform(client)
-        done = self._flushes.written.get(checkpoint, {})
+        done = known.flushes.written
         known.flush = [
             order
             for order in known.flush

@@ -3,13 +3,12 @@
 from collections.abc import Iterable
 
 from elastic.agent.checkpoint import Checkpoint, to_pb
-from elastic.agent.flushes import Flushes
 from elastic.agent.replicas import Replicas
 from elastic.proto import master_pb2 as pb
 from elastic.proto.moment import Moment
 
 
-def of(known: Checkpoint, flushes: Flushes, replicas: Replicas) -> pb.Snapshots:
+def of(known: Checkpoint, replicas: Replicas) -> pb.Snapshots:
     told = pb.Snapshots(
         checkpoint=known.name,
         answer=None if known.answer is None else _without_sources(known.answer),
@@ -19,11 +18,11 @@ def of(known: Checkpoint, flushes: Flushes, replicas: Replicas) -> pb.Snapshots:
         unfit=[to_pb(at) for name, at in replicas.unfit if name == known.name],
     )
     known.loads.state(known.clients, told)
-    told.holdings.extend(_holdings(known, flushes))
+    told.holdings.extend(_holdings(known))
     return told
 
 
-def _holdings(known: Checkpoint, flushes: Flushes) -> Iterable[pb.Holding]:
+def _holdings(known: Checkpoint) -> Iterable[pb.Holding]:
     """By moment: what is in memory here, and what this node has written. What has holes is not told of,
     so that it is never whole to the master."""
     holdings: dict[Moment, pb.Holding] = {}
@@ -34,7 +33,7 @@ def _holdings(known: Checkpoint, flushes: Flushes) -> Iterable[pb.Holding]:
         if snapshot is None or at is None or at in torn:
             continue
         stamp = snapshot.stamp
-        if (known.name, at, stamp.rank) in flushes.damaged:
+        if (at, stamp.rank) in known.flushes.damaged:
             continue
         holding = holdings.setdefault(at, pb.Holding(moment=to_pb(at)))
         holding.world_size = stamp.world_size
@@ -45,7 +44,7 @@ def _holdings(known: Checkpoint, flushes: Flushes) -> Iterable[pb.Holding]:
         holding.all_units = max(holding.all_units, snapshot.all_units)
         holding.slot_bytes = max(holding.slot_bytes, len(one.view))
         holding.persist |= stamp.persist
-    for key, written in flushes.written.get(known.name, {}).items():
+    for key, written in known.flushes.written.items():
         at = Moment(*key)
         holding = holdings.setdefault(at, pb.Holding(moment=to_pb(at)))
         holding.world_size = holding.world_size or written.world_size

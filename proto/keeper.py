@@ -9,6 +9,8 @@ question has a number, which its answer repeats: one that comes too late is nobo
 | rank to keeper | `Open`     |               | first                                                  |
 |                | `Need`     |               | before the first save; again where the state grows     |
 |                | `Held`     |               | a snapshot is committed in its slot                    |
+|                | `Written`  |               | one is on storage without ever having been in a slot   |
+|                | `Shed`     |               | its slots cannot be used: no memory for their pages    |
 |                | `Load`     |               | to know what to load                                   |
 |                | `Looked`   |               | what is on storage, as `Look` has asked                |
 |                | `Damaged`  |               | nothing is left of what `Restore` named; ended for it  |
@@ -65,9 +67,24 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """The slot of that index, as `Slots` counted them, holds a new snapshot; it says which itself."""
+    """A slot holds a new snapshot, or one that is now to be written to storage; it says so itself."""
 
-    slot: int
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """This rank's image of a step of its round is on storage, and in no slot."""
+
+    step: int
+    bytes: int
+    digest: int
+    """xxh3 of its table of checksums."""
+    value: float | None = None
+    """By which the best are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shed:
+    """It has given its slots up: what they hold that nobody needs is memory for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,9 +211,13 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
-    """Something of this node is not on storage yet; it is tried again. Empty: that is over."""
+    """Something of this node is not on storage yet. Empty: that is over."""
 
-    reason: str
+    reason: str = ""
+    tries: int = 0
+    """How many were in vain so far; said after each."""
+    lost: tuple[int, int] | None = None
+    """Round and step of what will never be there; None: it is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +250,7 @@ class Refused:
 
 
 Question = Need | Load | Looked | Damaged
-ToKeeper = Open | Held | Saved | Question
+ToKeeper = Open | Held | Written | Shed | Saved | Question
 Answer = Slots | Look | Restore | Refused
 """Each to one question."""
 ToRank = Answer | Whole | Committed | Stalled | Uneven | Leave

@@ -27,7 +27,8 @@ All numbers are native (one host, one byte order). Version 1.1; in 1.0 what is f
 |    104 |    4 | uint32 | beliefs     | how many there are at 2560, up to 96                      |
 |    108 |    4 |        |             | reserved, zero                                            |
 |    112 |    8 | uint64 | believed    | xxh3 of the beliefs                                       |
-|    120 |  136 |        |             | reserved, zero                                            |
+|    120 |    8 | uint64 | later       | 1: to be written to storage too, as was said later        |
+|    128 |  128 |        |             | reserved, zero                                            |
 |    256 |  128 | bytes  | job         | UTF-8, filled up with zeros                               |
 |    384 |  128 |        |             | reserved, zero                                            |
 |    512 | 2048 | uint64 | units       | digests of what the image holds: equal ones, equal bytes  |
@@ -66,7 +67,7 @@ _WORD = struct.Struct("=Q")
 _MORE = struct.Struct("=IId")  # at 88: local_rank to value
 _BELIEFS = struct.Struct("=I4xQ")  # at 104: how many, and their digest
 _BELIEF = struct.Struct("=QQ")
-_COMMIT, _STAMP_AT, _UNIT_COUNT, _DIGEST, _ALL_UNITS, _MORE_AT = 16, 24, 68, 72, 80, 88
+_COMMIT, _STAMP_AT, _UNIT_COUNT, _DIGEST, _ALL_UNITS, _MORE_AT, _LATER = 16, 24, 68, 72, 80, 88, 120
 _BELIEFS_AT, _JOB, _UNITS, _BELIEFS_TABLE = 104, 256, 512, 2560
 _PERSIST = 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -108,7 +109,7 @@ class Belief(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a committed slot holds. Its chunks are not verified yet: `sums.verify`."""
+    """What a committed slot holds. Its chunks are not verified yet."""
 
     stamp: Stamp
     image: memoryview
@@ -182,7 +183,7 @@ class Writing:
         )  # fmt: skip
         value = math.nan if stamp.value is None else stamp.value
         _MORE.pack_into(slot, _MORE_AT, stamp.local_rank, stamp.local_world_size, value)
-        self._words[_ALL_UNITS // 8] = 0
+        self._words[_ALL_UNITS // 8] = self._words[_LATER // 8] = 0
         _BELIEFS.pack_into(slot, _BELIEFS_AT, 0, 0)
         slot[_JOB : _JOB + JOB_BYTES] = job.ljust(JOB_BYTES, b"\0")
         self.image = slot[PAGE : PAGE + image_bytes]
@@ -282,7 +283,7 @@ def parse(page: memoryview) -> Head:
         generation=generation,
         local_rank=local_rank,
         local_world_size=local_world_size,
-        persist=bool(flags & _PERSIST),
+        persist=bool(flags & _PERSIST or _WORD.unpack_from(page, _LATER)[0]),
         value=value if math.isfinite(value) else None,
     )
     if not _sensible(stamp):
@@ -347,6 +348,11 @@ def look(slot: memoryview) -> Head:
 def mark_whole(slot: memoryview, all_units: int) -> None:
     """Note in a committed slot that its moment is whole, with so many units in all."""
     slot[:PAGE].cast("Q")[_ALL_UNITS // 8] = all_units
+
+
+def mark_persist(slot: memoryview) -> None:
+    """Note in a committed slot that it is to be written to storage."""
+    slot[:PAGE].cast("Q")[_LATER // 8] = 1
 
 
 def _sensible(stamp: Stamp) -> bool:

@@ -5,11 +5,11 @@ host while training goes on. `stream`: no memory for that; they are copied to th
 are, and an optimizer's step waits until what it changes is through.
 """
 
-import errno
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import Any, Literal
@@ -21,10 +21,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from elastic.checkpoint import copy_cpu, host, lanes
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.lanes import Lane
-from elastic.checkpoint.slots import PART, Slots
+from elastic.checkpoint.slots import PART, GivenBack, Slots
 from elastic.checkpoint.state import modules, optimizers
 from elastic.proto import slot, sums
-from elastic.proto.errors import CheckpointError
 from elastic.proto.sums import Chunk
 
 log = logging.getLogger(__name__)
@@ -285,11 +284,8 @@ class Behind:
         """Touch and register their memory, one slot after the other."""
 
         def one(index: int) -> None:
-            try:
+            with suppress(GivenBack):
                 slots.prepare(index)
-            except OSError as error:
-                if error.errno != errno.ECANCELED:
-                    raise CheckpointError(str(error)) from error
 
         self._preparations = [self._preparing.submit(one, n) for n in range(slots.count)]
         self._first = self._preparations[0]
@@ -311,6 +307,13 @@ class Behind:
             for future in [future for future in futures if future.done()]:
                 futures.remove(future)
                 future.result()
+
+    def forget(self, kind: type[Exception]) -> None:
+        """Of what went wrong, all of that kind."""
+        for futures in (self._preparations, self._copies):
+            for future in [future for future in futures if future.done()]:
+                if isinstance(future.exception(), kind):
+                    futures.remove(future)
 
     def finish(self, timeout: float | None = None) -> bool:
         """Wait for all copies; whether they are over. Raises what went wrong."""

@@ -97,8 +97,10 @@ class Checkpointer:
             last=keep or 0, every=keep_every or 0, best=keep_best or 0, highest=best == "max"
         )
         self._persist_every = persist_every
-        self._complained = ""
-        """What was last logged of storage."""
+        self._complained: set[str] = set()
+        """What was logged of storage since the last commit."""
+        self._committed: Moment | None = None
+        """What was, when that was looked at."""
         found, end = places.find(self.path)
         self._session = found
         self._place = Place(
@@ -108,7 +110,9 @@ class Checkpointer:
             local_world_size=found.local_world_size,
         )
         self._keeping = Keeping(end)
-        self._saver = Saver(self.path, self._place, found.job, found.round, self._keeping, snapshot)
+        self._saver = Saver(
+            self._storage, self._place, found.job, found.round, self._keeping, snapshot
+        )
         self._keeping.tell(
             keeper.opening(
                 checkpoint=self.path,
@@ -135,18 +139,22 @@ class Checkpointer:
         """Snapshot `state` as that of `step` finished steps; on return it may change.
 
         Tensors on the CPU are in their slot by then; those on a device get there behind training,
-        and until `ready`, a snapshot of them is only taken where it is to be persisted.
+        and until `ready`, a snapshot of them is only taken where it is to be persisted. Where there is no
+        memory for snapshots they are left out, until there is; what is to be persisted is then
+        written to storage before this returns.
+        step: greater than the last of this run; the same again is the same snapshot, which only
+        `persist` may add to.
         persist: write it to storage too, in the background; None: if it is due by `persist_every`.
         value: by which the best are kept, such as a loss, the same on every rank; one that is not
         finite is none.
-        Raises `CheckpointError` for what a checkpoint cannot keep, where no memory is to be had, and
+        Raises `CheckpointError` for what a checkpoint cannot keep, for a step that is not greater, and
         for what went wrong with an earlier snapshot.
         """
         if persist is None:
             persist = self._persist_every is not None and step % self._persist_every == 0
         number = None if value is None or not math.isfinite(value) else float(value)
         self._complain_of_storage()
-        self._saver.check()
+        self._saver.finish(0)
         if self._saver.take(Save(step=step, persist=persist, value=number), state):
             self._keeping.stay(step)
 
@@ -159,10 +167,13 @@ class Checkpointer:
         over = None if timeout is None else monotonic() + timeout
         if not self._saver.finish(timeout):
             raise CheckpointError(f"{self.path}: the last snapshot is not in host memory yet")
+        if self._saver.unwritten:
+            raise CheckpointError(self._saver.unwritten)
+        before = None
         while True:
             said = self._keeping.said
             self._keeping.drain()
-            due = self._saver.due
+            due, stalled = self._saver.due, self._keeping.stalled
             if due is None or (self._keeping.committed or Moment(0, 0)) >= due:
                 return
             uneven = self._keeping.uneven
@@ -171,17 +182,23 @@ class Checkpointer:
                     f"{self.path}: step {due.step} cannot be kept: {uneven.reason}; save it again"
                 )
             left = 3600.0 if over is None else over - monotonic()
-            if left <= 0 or self._keeping.stalled:
-                why = f": {self._keeping.stalled}" if self._keeping.stalled else ""
+            fails = stalled.reason and before not in (None, stalled)  # since we wait
+            if left <= 0 or fails or (stalled.lost or Moment(0, 0)) >= due:
+                why = f": {stalled.reason}" if stalled.reason else ""
                 raise CheckpointError(f"{self.path}: step {due.step} is not on storage yet{why}")
+            before = stalled
             self._keeping.wait(said, left)
 
     def _complain_of_storage(self) -> None:
-        """Once for each reason."""
-        if self._keeping.stalled != self._complained:
-            self._complained = self._keeping.stalled
-            if self._complained and not self._place.local_rank:
-                log.error("%s: not on storage yet: %s", self.path, self._complained)
+        """Once for each reason, until something is committed."""
+        if self._keeping.committed != self._committed:
+            self._committed = self._keeping.committed
+            self._complained.clear()
+        reason = self._keeping.stalled.reason
+        if reason and reason not in self._complained:
+            self._complained.add(reason)
+            if not self._place.local_rank:
+                log.error("%s: not on storage yet: %s", self.path, reason)
 
     # --- storage -----------------------------------------------------------------------------
 

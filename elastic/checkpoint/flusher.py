@@ -1,6 +1,6 @@
 """`python -m elastic.checkpoint.flusher FD`: writes snapshots to storage, behind training's back.
 
-One a node, at low priority, and one file at a time: disks are no faster for more. What it reads from a
+One for each checkpoint, at low priority, and one file at a time: disks are no faster for more. What it reads from a
 slot is verified on the way, so damage in memory never becomes a checkpoint. Needs no torch.
 """
 

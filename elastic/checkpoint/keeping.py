@@ -35,8 +35,8 @@ class Keeping:
         """What must not be written over, whatever is newer."""
         self.committed: Moment | None = None
         """The newest that is known to be on storage."""
-        self.stalled = ""
-        """Why nothing goes to storage now; empty where it does."""
+        self.stalled = keeper.Stalled()
+        """Why something is not on storage; empty where all goes well."""
         self.uneven: keeper.Uneven | None = None
         """The last snapshots that do not make up a whole."""
         self._leave = keeper.Leave()
@@ -50,7 +50,7 @@ class Keeping:
             raise CheckpointError(GONE) from error
 
     def ask(self, message: keeper.Question, timeout: float) -> tuple[keeper.Answer, list[int]]:
-        """The answer, with its descriptors. Raises `CheckpointError`, also where it is a refusal."""
+        """The answer, with its descriptors. Raises `CheckpointError`."""
         deadline = monotonic() + timeout
         with self._asking:  # one question at a time
             self._question += 1
@@ -64,8 +64,6 @@ class Keeping:
                         )
                 answer, fds = self._answer
                 self._answer = None
-        if isinstance(answer, keeper.Refused):
-            raise CheckpointError(answer.reason)
         expected = 0
         if isinstance(answer, keeper.Slots):
             expected = answer.count
@@ -144,7 +142,7 @@ class Keeping:
             self.whole = Moment(message.round, message.step)
             self.keep = frozenset(Moment(*moment) for moment in message.keep)
         elif isinstance(message, keeper.Stalled):
-            self.stalled = message.reason
+            self.stalled = message
         elif isinstance(message, keeper.Uneven):
             self.uneven = message
         elif isinstance(message, keeper.Leave):

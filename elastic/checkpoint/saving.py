@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -9,14 +10,16 @@ from typing import Any, Literal
 
 import torch
 
-from elastic.checkpoint import ahead, copy_cpu, host, lanes
+from elastic.checkpoint import ahead, copy_cpu, host, lanes, writing
 from elastic.checkpoint.behind import Behind, steady
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.keeping import Keeping
 from elastic.checkpoint.planner import Planner, Share
-from elastic.checkpoint.slots import Draft, Slots, early, reusable
+from elastic.checkpoint.slots import Draft, NoMemory, Slots, early, reusable
 from elastic.checkpoint.state import Place, optimizers
-from elastic.proto import keeper, slot
+from elastic.checkpoint.storage import Storage, words
+from elastic.checkpoint.want import Want
+from elastic.proto import keeper, manifest, slot
 from elastic.proto.errors import CheckpointError
 from elastic.proto.moment import Moment
 from elastic.proto.slot import Stamp
@@ -29,8 +32,12 @@ ANSWER_TIMEOUT = 600.0
 READER_TIME = 0.05
 """Seconds until a slot that is being read is tried again: nobody tells of a reader's end."""
 WHOLE_TIMEOUT = 60.0
-"""Seconds that a save waits for the others' snapshots to be whole, before it is left out; the next ones
-do not wait until something is heard."""
+"""Seconds that a save waits for the others' snapshots to be whole, or for a reader, before it is left out;
+the next ones do not wait until one has found a slot."""
+
+WHOLE = "one is whole on every rank"
+READ = "a slot is free of readers"
+"""What saves may wait for."""
 
 SnapshotPath = Literal["auto", "shadow", "stream", "sync"]
 
@@ -50,10 +57,17 @@ class Saver:
     """Not for several threads; `ready` may be asked by any."""
 
     def __init__(
-        self, name: str, place: Place, job: str, round_: int, keeping: Keeping, path: SnapshotPath
+        self,
+        storage: Storage,
+        place: Place,
+        job: str,
+        round_: int,
+        keeping: Keeping,
+        path: SnapshotPath,
     ) -> None:
-        """name: the checkpoint's, for what is logged; job: the job's own id."""
-        self._name = name
+        """job: the job's own id."""
+        self._storage = storage
+        self._name = storage.url
         self._place = place
         self._job = job
         self._round = round_
@@ -65,43 +79,106 @@ class Saver:
         """What these ranks went on from."""
         self.due: Moment | None = None
         """The last that was to be written to storage."""
+        self.unwritten = ""
+        """Why the last that this rank has written itself is not there."""
+        self._asked = self._taken = 0
+        """The newest step of this round that was to be saved, and that of which there is a snapshot."""
+        self._want = Want()
+        self._size = 0
+        """Bytes of the slots that were asked for last."""
         self._threads = host.threads(place.local_world_size)
         self._slots: Slots | None = None
         self._behind: Behind | None = None
         """None while there are only tensors on the CPU, which are copied at once."""
         self._sized = self._was_ready = self._skipped = False
-        self._waited_for: int | None = None
-        """How much the keeper had said when a save had waited for more in vain."""
-
-    def check(self) -> None:
-        """Raise what went wrong behind training."""
-        if self._behind is not None:
-            self._behind.check()
+        self._blocked = ""
+        """What the last save has waited for in vain."""
 
     def finish(self, timeout: float | None = None) -> bool:
-        """Wait until all snapshots are in host memory; whether they are."""
-        return self._behind is None or self._behind.finish(timeout)
+        """Wait until all snapshots are in host memory; whether they are. Raises what went wrong behind
+        training, but for memory that was not to be had."""
+        try:
+            return self._behind is None or self._behind.finish(timeout)
+        except NoMemory as error:
+            self._shed(error)
+            return True
 
     def close(self) -> None:
         """Wait for what is under way, and give the slots back; the snapshots stay. Raises what went
         wrong with the last ones."""
-        if self._slots is not None:
-            if self._behind is not None:
-                self._behind.leave(self._slots)
-            self._slots.close()
-            self._slots = None
+        self._give_back()
         if self._behind is not None:
             behind, self._behind = self._behind, None
-            behind.close()
+            with suppress(NoMemory):
+                behind.close()
 
     # --- a snapshot --------------------------------------------------------------------------
 
     def take(self, save: Save, state: Mapping[str, Any]) -> bool:
-        """Take one, now or behind training; False where it is left out, for want of memory that is
-        ready."""
+        """Take one, now or behind training; False where there is no memory for it, or none yet: then what
+        is to be persisted is written to storage here. Raises `CheckpointError` for a step that is not
+        beyond the last."""
         self._heed()
         share = self._planner.share(state)
         slots = self._room(share)
+        if save.step < max(self._asked, 1):
+            last = f", and step {self._asked} is saved" if self._asked else ""
+            raise CheckpointError(
+                f"{self._name}: step {save.step} cannot be: steps only grow{last}"
+            )
+        if save.step == self._asked:
+            self.finish()
+            if save.step == self._taken:
+                self._persist(share, save)
+                return True
+        self._asked = save.step
+        try:
+            if slots is not None:
+                return self._snapshot(slots, share, save, state)
+        except NoMemory as error:
+            self._shed(error)
+        if save.persist:
+            self._straight(share, save)
+        return False
+
+    def _persist(self, share: Share, save: Save) -> None:
+        """A step that is saved again is the same snapshot; it may be one now that goes to storage."""
+        moment = Moment(self._round, save.step)
+        if not save.persist or self.due == moment:
+            return
+        if self._slots is not None and self._slots.mark_persist(moment):
+            self._keeping.tell(keeper.Held())
+            self.due, self.unwritten = moment, ""
+        else:
+            self._straight(share, save)
+
+    def _straight(self, share: Share, save: Save) -> None:
+        """Write it to storage, while training waits."""
+        at, number = self._place, save.step
+        name = manifest.file(at.rank, at.world_size, self._round, self._job)
+        tensors = {name: partial(tensor.detach) for name, tensor in share.tensors.items()}
+        try:
+            written = writing.write_image(
+                self._storage, number, name, at.rank, share.image, tensors, share.values
+            )
+        except OSError as error:
+            self._fails(save, words(error))
+            return
+        self.unwritten = ""
+        self._keeping.tell(
+            keeper.Written(
+                step=number, bytes=written.bytes, digest=written.digest, value=save.value
+            )
+        )
+        self._taken, self.due = number, Moment(self._round, number)
+
+    def _fails(self, save: Save, why: str) -> None:
+        """What was to be persisted is not."""
+        self.unwritten = f"{self._name}: step {save.step} is not on storage: {why}"
+        log.error("%s", self.unwritten)
+
+    def _snapshot(self, slots: Slots, share: Share, save: Save, state: Mapping[str, Any]) -> bool:
+        """Into a slot; False where none is ready. Raises `NoMemory`."""
         write = partial(self._write, slots, share, save)
         behind = self._behind
         if behind is None:
@@ -115,6 +192,7 @@ class Saver:
             self._skipped = True
             return False
         behind.wait_ready(None, every=False)
+        behind.check()
         self._was_ready = True
         if self.path == "auto":
             self._choose(behind, share)
@@ -162,14 +240,19 @@ class Saver:
 
         found = self._wait_for_a_slot(slots, stamp, share.image, save.persist)
         if found is None:
+            if save.persist and self._behind is None and self._blocked == WHOLE:
+                self._straight(share, save)
+            elif save.persist:
+                self._fails(save, f"no snapshots until {self._blocked}")
             return
         draft, persist = found
         with draft:
             chunks = fill(draft.image, self._threads)
             draft.commit(chunks, share.units.of(chunks), share.beliefs)
-        self._keeping.tell(keeper.Held(slot=draft.index))
+        self._keeping.tell(keeper.Held())
+        self._taken = save.step
         if persist:
-            self.due = Moment(self._round, save.step)
+            self.due, self.unwritten = Moment(self._round, save.step), ""
 
     def _wait_for_a_slot(
         self, slots: Slots, stamp: Callable[[bool, int], Stamp], image: Image, persist: bool
@@ -177,15 +260,18 @@ class Saver:
         """One that may be written over; waits for other ranks, and for readers, where none is yet. None
         where that takes too long, as while the master is away: training is worth more. And whether it
         goes to storage: also in the place of one that storage was too slow for."""
-        hopeless = self._keeping.said == self._waited_for
-        deadline = monotonic() + (0.0 if hopeless else WHOLE_TIMEOUT)
+        deadline = monotonic() + (0.0 if self._blocked else WHOLE_TIMEOUT)
         while True:
             said = self._keeping.said
             contents = slots.contents()
             self._keeping.drain()  # after the look: what is kept is said before a slot tells of newer
-            whole, keep = self._keeping.whole, self._keeping.keep
+            keep = self._keeping.keep
             contents = [
-                replace(c, whole=c.whole or c.moment == whole, due=c.due and self._is_due(c.moment))
+                replace(
+                    c,
+                    whole=c.whole or self._is_whole(c.moment),
+                    due=c.due and self._is_due(c.moment),
+                )
                 for c in contents
             ]
             order = reusable(contents, self._round, self.loaded, keep)
@@ -195,17 +281,24 @@ class Saver:
             for indices, goes in (([i for i in order if i not in late], persist), (late, True)):
                 draft = slots.begin(indices, partial(stamp, goes), image)
                 if draft is not None:
+                    self._blocked = ""
                     return draft, goes
             left = deadline - monotonic()
             if left <= 0:
-                if not hopeless:
-                    log.error(
-                        "%s: no snapshots until %s", self._name,
-                        "a slot is free of readers" if order else "one is whole on every rank",
-                    )  # fmt: skip
-                self._waited_for = None if order else said
+                if not self._blocked:
+                    self._blocked = READ if order else WHOLE
+                    log.error("%s: no snapshots until %s", self._name, self._blocked)
                 return None
             self._keeping.wait(said, min(left, READER_TIME) if order else left)
+
+    def _is_whole(self, moment: Moment | None) -> bool:
+        """Whether it is known to be in every rank's memory, or something of this round that is no older
+        to be on storage: others may have no memory."""
+        stored = self._keeping.committed
+        return moment is not None and (
+            moment == self._keeping.whole
+            or (stored is not None and moment.round == self._round and moment <= stored)
+        )
 
     def _is_due(self, moment: Moment | None) -> bool:
         """Whether a snapshot of this round is not on storage yet."""
@@ -222,7 +315,7 @@ class Saver:
     def ready(self) -> bool:
         """Whether no snapshot is skipped from here on."""
         if self._behind is None:
-            return self._slots is not None or not _cuda()
+            return self._slots is not None or not (_cuda() or self._want.bytes)
         return self._sized and self._slots is not None and self._slots.prepared > 0
 
     def wait_ready(self, timeout: float | None, every: bool) -> bool:
@@ -241,10 +334,13 @@ class Saver:
             self._room(self._planner.share(state))
         except CheckpointError:
             return  # the first save says it
+        if self._slots is None:
+            return
         self._sized = all(optimizer.state for optimizer in optimizers(dict(state)))
 
-    def _room(self, share: Share) -> Slots:
-        """Slots for such images; asked for again where the state has grown."""
+    def _room(self, share: Share) -> Slots | None:
+        """Slots for such images, asked for again where the state has grown; None where there is no
+        memory for them now."""
         size = slot.bytes_for(share.image.nbytes)
         if self._slots is not None and self._slots.bytes >= size:
             return self._slots
@@ -253,12 +349,15 @@ class Saver:
             self._behind = Behind(lanes.Host() if device.type == "cpu" else lanes.Cuda(device))
             if self.path != "auto":
                 self._behind.path = self.path
-        if self._slots is not None:
-            if self._behind is not None:
-                self._behind.leave(self._slots)
-            self._slots.close()
-            self._slots = None
+        self._give_back()
+        if not self._want.asks(size):
+            self._want = self._want.passed()
+            return None
+        self._size = size
         answer, fds = self._keeping.ask(keeper.Need(bytes=size + size // 8), ANSWER_TIMEOUT)
+        if isinstance(answer, keeper.Refused):  # which the keeper has said
+            self._want = self._want.refused(size)
+            return None
         if not isinstance(answer, keeper.Slots):
             raise CheckpointError("the keeper of this rank's snapshots answers something else")
         if self._behind is None:
@@ -267,7 +366,28 @@ class Saver:
             self._slots = Slots(fds, self._threads, self._behind.lane)
             ahead.settle(self._slots.views)
             self._behind.prepare(self._slots)
+        moments = [content.moment for content in self._slots.contents()]
+        of_round = [at.step for at in moments if at is not None and at.round == self._round]
+        if max(of_round, default=0) > self._asked:  # another Checkpointer's
+            self._asked = self._taken = max(of_round)
         return self._slots
+
+    def _give_back(self) -> None:
+        if self._slots is not None:
+            if self._behind is not None:
+                self._behind.leave(self._slots)
+            self._slots.close()
+            self._slots = None
+
+    def _shed(self, error: NoMemory) -> None:
+        """There is less memory than there was; the slots go, and are asked for again later."""
+        if self._slots is not None:
+            log.error("%s: no snapshots until there is memory again: %s", self._name, error)
+            self._want = self._want.refused(self._size)
+            self._give_back()
+            self._keeping.tell(keeper.Shed())
+        if self._behind is not None:
+            self._behind.forget(NoMemory)
 
     def _choose(self, behind: Behind, share: Share) -> None:
         """The way to host memory; what training needs of the device is known by the first save."""

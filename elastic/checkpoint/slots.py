@@ -11,7 +11,7 @@ from elastic.checkpoint import claims, host, lanes
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.lanes import Lane
 from elastic.proto import slot, sums
-from elastic.proto.errors import ProtocolMismatch, SlotError
+from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
 from elastic.proto.moment import Moment
 from elastic.proto.slot import Belief, Head, Stamp, Writing
 from elastic.proto.sums import Chunk
@@ -77,6 +77,14 @@ def early(contents: Sequence[Content], now: int, loaded: Moment | None) -> list[
     if any(contents[index].whole for _, index in own):
         return []
     return [index for _, index in sorted(own)]
+
+
+class NoMemory(CheckpointError):
+    """The pages of a slot cannot be had."""
+
+
+class GivenBack(Exception):
+    """These slots are used no more."""
 
 
 def _known(memory: memoryview) -> bool:
@@ -149,7 +157,7 @@ class Slots:
 
     def prepare(self, index: int) -> None:
         """Have all pages of a slot there, so that none is missing when it is written, which would be a
-        SIGBUS. Raises OSError where there is no memory for them."""
+        SIGBUS. Raises `NoMemory`."""
         with self._preparing[index]:
             if self._prepared[index]:
                 return
@@ -157,14 +165,17 @@ class Slots:
 
             def part(at: int) -> None:
                 if self._closed:
-                    raise OSError(errno.ECANCELED, "these slots are given back")
+                    raise GivenBack
                 if _known(view[at : at + PART]):
                     return
                 error = host.populate(view[at : at + PART], write=True)
                 if error == errno.EINVAL:  # a kernel before 5.14
-                    os.posix_fallocate(fd, at, min(PART, len(view) - at))
-                elif error:
-                    raise OSError(error, f"no memory for a slot: {os.strerror(error)}")
+                    try:
+                        os.posix_fallocate(fd, at, min(PART, len(view) - at))
+                    except OSError as failed:
+                        error = failed.errno or errno.ENOMEM
+                if error not in (0, errno.EINVAL):
+                    raise NoMemory(f"no memory for a slot: {os.strerror(error)}")
                 if self._lane is not None:
                     self._lane.register(view[at : at + PART])
 
@@ -219,6 +230,14 @@ class Slots:
                 claims.release(claimed)
                 raise
         return None
+
+    def mark_persist(self, moment: Moment) -> bool:
+        """What this rank has of it is to be written to storage; whether it has any."""
+        for view, content in zip(self._views, self.contents(), strict=True):
+            if content.moment == moment:
+                slot.mark_persist(view)
+                return True
+        return False
 
     def give_up(self) -> None:
         """What is being prepared need not be."""

@@ -1,15 +1,17 @@
-"""A step of a checkpoint, written by whoever has its tensors at hand: DCP's writer, a conversion."""
+"""A step of a checkpoint, written by whoever has its tensors at hand: DCP's writer, a conversion, a rank
+without memory for a slot."""
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
 from elastic.checkpoint import copy_cpu, manifests
-from elastic.checkpoint.image import Piece, lay_out
+from elastic.checkpoint.image import CHUNK, VALUES, Image, Piece, lay_out
 from elastic.checkpoint.storage import PIECE, Storage
 from elastic.proto import sums
 from elastic.proto.manifest import Manifest, Shard
+from elastic.proto.sums import Chunk
 
 _BLOCK = 4096
 
@@ -26,18 +28,63 @@ def write_shard(
     tensors: Tensors,
     values: bytes,
 ) -> Shard:
-    """One rank's file, for good; takes as much memory as it is long.
-
-    Raises OSError, `CheckpointError` where two pieces have one name.
-    """
+    """One rank's file, for good. Raises OSError, `CheckpointError` where two pieces have one name."""
     image = lay_out(pieces, {}, len(values))
-    memory = memoryview(mmap.mmap(-1, -(-image.nbytes // _BLOCK) * _BLOCK))
-    chunks = copy_cpu.write(image, _OnCpu(tensors), values, memory[: image.nbytes])
-    table = sums.pack(chunks)
-    memory[image.sums_at : image.nbytes] = table
-    parts = (memory[at : at + PIECE] for at in range(0, len(memory), PIECE))
-    storage.write(step, name, parts, image.nbytes)
-    return Shard(rank=rank, file=name, bytes=image.nbytes, digest=sums.checksum(table))
+    return write_image(storage, step, name, rank, image, tensors, values)
+
+
+def write_image(
+    storage: Storage,
+    step: int,
+    name: str,
+    rank: int,
+    image: Image,
+    tensors: Tensors,
+    values: bytes,
+) -> Shard:
+    """The same; takes memory for one tensor that is on a device or not contiguous, and a few pieces.
+    Raises OSError."""
+    chunks: list[Chunk] = []
+    pieces = _pieces(_spans(image, tensors, values, chunks), image.nbytes)
+    storage.write(step, name, pieces, image.nbytes)
+    digest = sums.checksum(sums.pack(chunks))
+    return Shard(rank=rank, file=name, bytes=image.nbytes, digest=digest)
+
+
+def _spans(
+    image: Image, tensors: Tensors, values: bytes, chunks: list[Chunk]
+) -> Iterator[memoryview]:
+    """All that an image is made of, chunk by chunk, its table last; `chunks` takes their checksums."""
+    given: dict[str, bytes] = {"": image.header, VALUES: values}
+    for name, start, end in image.spans():
+        data = memoryview(given[name]) if name in given else _bytes_of(tensors[name]())
+        for at in range(start, end, CHUNK):
+            stop = min(at + CHUNK, end)
+            part = data[at - start : stop - start]
+            chunks.append(Chunk(stop, sums.checksum(part)))
+            yield part
+    yield memoryview(sums.pack(chunks))
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    plain = copy_cpu.words(tensor.resolve_conj().resolve_neg()).cpu().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _pieces(parts: Iterable[memoryview], size: int) -> Iterator[memoryview]:
+    """The same bytes in pieces of `PIECE`, each in memory of its own and filled up to whole blocks."""
+    left, piece, filled = -(-size // _BLOCK) * _BLOCK, memoryview(b""), 0
+    for part in parts:
+        while part:
+            if filled == len(piece):
+                if filled:
+                    yield piece
+                piece, filled = memoryview(mmap.mmap(-1, min(PIECE, left))), 0
+                left -= len(piece)
+            count = min(len(part), len(piece) - filled)
+            piece[filled : filled + count] = part[:count]
+            filled, part = filled + count, part[count:]
+    yield piece
 
 
 def commit(storage: Storage, step: int, job: str, shards: Sequence[Shard]) -> None:
@@ -51,19 +98,3 @@ def commit(storage: Storage, step: int, job: str, shards: Sequence[Shard]) -> No
         shards=tuple(sorted(shards, key=lambda shard: shard.rank)),
     )
     manifests.commit(storage, told)
-
-
-class _OnCpu(Mapping[str, torch.Tensor]):
-    """Tensors in host memory, one at a time."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._tensors[name]().cpu()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)

@@ -88,23 +88,23 @@ class Node:
     def __init__(self, path: Path, node: AgentSettings | None = None) -> None:
         self.path = path
         self.news = asyncio.Event()
-        self.flushes = Flushes(node or settings(), lambda _: self.news.set())
+        self.flushes = Flushes(node or settings(), str(path), self.news.set)
 
     def write(self, *snapshots: Snapshot, moment: flushes.Key = MOMENT) -> bool:
         slots = {snapshot.shard.rank: snapshot.fd for snapshot in snapshots}
-        return self.flushes.write(str(self.path), "job", moment, 2, slots)
+        return self.flushes.write("job", moment, 2, slots)
 
     def commit(self, *shards: pb.Shard, moment: flushes.Key = MOMENT) -> None:
         at = pb.Moment(round=moment[0], step=moment[1])
-        self.flushes.commit(str(self.path), "job", pb.Commit(moment=at, shards=shards))
+        self.flushes.commit("job", pb.Commit(moment=at, shards=shards))
 
     @property
     def written(self) -> dict[flushes.Key, flushes.Written]:
-        return self.flushes.written.get(str(self.path), {})
+        return self.flushes.written
 
     @property
     def busy(self) -> bool:
-        return self.flushes.busy(str(self.path))
+        return self.flushes.busy
 
     async def done(self) -> None:
         """Until nothing is left to do."""
@@ -288,13 +288,13 @@ def test_a_damaged_slot_is_said_and_never_on_storage(tmp_path: Path, snapshot: M
                 f"checkpoint {tmp_path}: step 7: bytes 5000 to 9000 in the slot of rank 0 are damaged"
             )
             assert not one.claimed
-            assert here.flushes.damaged == {(str(tmp_path), MOMENT, 0)}
+            assert here.flushes.damaged == {(MOMENT, 0)}
             assert here.files() == [good.name], "the others' shards are written"
-            complaint = here.flushes.complaint(str(tmp_path))
+            complaint = here.flushes.complaint.reason
             assert complaint.startswith("step 7 will not be: bytes 5000 to 9000"), "ranks are told"
             here.commit(one.shard, good.shard, moment=(3, 8))
             await here.done()
-            assert here.flushes.complaint(str(tmp_path)) == "", "until something later is there"
+            assert here.flushes.complaint.reason == "", "until something later is there"
 
     run(test())
 
@@ -314,11 +314,11 @@ def test_storage_that_fails_is_said_once_and_tried_until_it_works(
                 await retried(here, 5)
                 assert len(said.lines) == 1, "once, whatever number of files it is true of"
                 assert "Not a directory" in said.lines[0]
-                assert here.flushes.complaint(str(path)) == "Not a directory"
+                assert here.flushes.complaint.reason == "Not a directory"
                 assert all(one.claimed for one in shards)
                 path.parent.unlink()
                 await here.done()
-                assert here.flushes.complaint(str(path)) == ""
+                assert here.flushes.complaint.reason == ""
             assert [(path / one.name).read_bytes() for one in shards] == [
                 one.image for one in shards
             ]
@@ -344,13 +344,13 @@ def test_a_storage_that_hangs_is_said_once_and_written_to_when_it_answers(
                 here.write(*shards)
                 await said.wait(1)
                 assert "does not answer for 0.1 s" in said.lines[0]
-                assert "does not answer" in here.flushes.complaint(str(tmp_path))
+                assert "does not answer" in here.flushes.complaint.reason
                 assert all(one.claimed for one in shards)
                 reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
                 await here.done()
                 os.close(reader)
                 assert sum("does not answer" in line for line in said.lines) == 1
-            assert here.flushes.complaint(str(tmp_path)) == ""
+            assert here.flushes.complaint.reason == ""
             assert [(tmp_path / one.name).read_bytes() for one in shards] == [
                 one.image for one in shards
             ]
@@ -361,7 +361,7 @@ def test_a_storage_that_hangs_is_said_once_and_written_to_when_it_answers(
 def test_who_commits_deletes_what_is_not_to_be_kept(tmp_path: Path, snapshot: Make) -> None:
     async def test() -> None:
         async with node(tmp_path) as here:
-            here.flushes.terms[str(tmp_path)] = Terms(retention=Retention(last=1, best=1))
+            here.flushes.terms = Terms(retention=Retention(last=1, best=1))
             for step, value in ((1, 0.5), (2, 0.25), (3, 0.75), (4, None)):
                 shards = [snapshot(noise(9000), rank, (1, step), value) for rank in (0, 1)]
                 here.write(*shards, moment=(1, step))
@@ -623,9 +623,27 @@ def test_what_is_on_storage_is_not_written_again(tmp_path: Path, snapshot: Make)
             next_life.write(good, bad)
             await next_life.done()
             assert next_life.written[MOMENT].shards == {0: good.shard}
-            assert next_life.flushes.damaged == {(str(tmp_path), MOMENT, 1)}
+            assert next_life.flushes.damaged == {(MOMENT, 1)}
         now = (tmp_path / good.name).stat()
         assert (now.st_ino, now.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+
+    run(test())
+
+
+def test_a_flusher_with_nothing_to_do_is_ended_and_another_serves_who_comes(
+    tmp_path: Path, snapshot: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(flushes, "IDLE", 0.0)
+        async with node(tmp_path) as here:
+            for step in (1, 2):
+                here.write(snapshot(noise(9000), moment=(1, step)), moment=(1, step))
+                process = here.process()
+                await here.done()
+                assert await asyncio.to_thread(process.wait, DEADLINE) == 0
+                assert here.flushes.pids == set()
+            assert "has no step 1" in str(await here.flushes.look(1))
+            assert len(here.written) == 2
 
     run(test())
 

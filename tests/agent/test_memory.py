@@ -49,7 +49,12 @@ def test_more_memory_is_never_fewer_slots(
     [
         (64, False, (4, False), ""),
         (63, False, (3, False), "each has 3"),
-        (31, False, (0, False), "none are taken in memory, all go to storage"),
+        (
+            31,
+            False,
+            (0, False),
+            "none are taken, and what is to be persisted is written to storage at once",
+        ),
         (128, True, (6, True), ""),
         (127, True, (4, False), "each has 4, and there are no replicas"),
     ],

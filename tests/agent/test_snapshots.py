@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic.agent import memory
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.shelf import Slot
 from elastic.agent.snapshots import Snapshots
@@ -97,7 +98,7 @@ class Rank:
         writing = slot.Writing(view, stamp, len(data) + sums.ENTRY, 1)
         writing.image[: len(data)] = data
         writing.commit([Chunk(len(data), sums.checksum(data))], (self.rank,), beliefs)
-        self.tell(keeper.Held(slot=index))
+        self.tell(keeper.Held())
         return data
 
     def close(self) -> None:
@@ -174,7 +175,7 @@ class Node:
         for client in list(self.snapshots._of(NAME).clients):
             client.close()
         self.snapshots.kill()
-        for side in (self.snapshots._replicas._side, self.snapshots._flushes._side):
+        for side in (self.snapshots._replicas._side, self.snapshots._of(NAME).flushes._side):
             if side._process is not None:
                 side._process.wait()
             if side._end is not None:
@@ -464,6 +465,83 @@ async def test_a_flush_that_comes_before_the_rank_has_let_go_is_done_once_it_has
         flush = pb.Flush(moment=pb.Moment(round=1, step=5), ranks=[0])
         node.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, flush=[flush]))
         os.close(claim)
-        rank.tell(keeper.Held(slot=0))
+        rank.tell(keeper.Held())
         await node.says(lambda told: any(h.durable for h in told.holdings))
     assert list(tmp_path.glob("step-00000005/shard-*"))
+
+
+# --- a state that grows, memory that is short, the end -------------------------------------------
+
+
+@within(60)
+async def test_slots_that_have_become_too_small_go_once_something_newer_is_whole() -> None:
+    async with nodes(1, several_nodes=False) as (a,):
+        rank = await saved(a, 0, 5)
+        a.snapshots.obey(order(whole=FIVE))
+        small = len(rank.fds)
+        rank.tell(keeper.Need(bytes=2 * SIZE))
+        await rank.told(keeper.Slots)
+        rank.save(small, 6)
+        await a.says(a.holds(SIX, 0))
+        assert sorted(len(one.view) for one in a.slots("own").values())[:2] == [SIZE, 2 * SIZE]
+        a.snapshots.obey(order(whole=SIX))
+        assert {len(one.view) for one in a.slots("own").values()} == {2 * SIZE}
+
+
+@within(60)
+async def test_memory_that_is_short_is_reckoned_once_for_all_ranks_of_a_node(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def asks(rank: Rank) -> type:
+        rank.tell(keeper.Need(bytes=SIZE))
+        while (found := await rank.hear()) is not None:
+            rank.fds += found[1]
+            if isinstance(found[0], keeper.Slots | keeper.Refused):
+                return type(found[0])
+        raise AssertionError("cut off")
+
+    room = 0
+    monkeypatch.setattr(memory, "available", lambda: room)
+    async with nodes(1, several_nodes=False) as (a,):
+        first, second = (a.opens(local, local=local, of=2) for local in (0, 1))
+        assert await asks(first) is keeper.Refused
+        room = 100 * SIZE
+        assert await asks(second) is keeper.Refused, "as the other was"
+        assert await asks(first) is keeper.Slots
+        assert await asks(second) is keeper.Slots
+        first.tell(keeper.Shed())
+        await a.says(lambda told: len(a.slots("own")) == memory.SLOTS)
+    assert caplog.text.count("none are taken") == 1
+    assert "there is memory for snapshots again" in caplog.text
+
+
+@within(60)
+async def test_the_end_says_what_was_in_memory_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async with nodes(1, several_nodes=False) as (a,):
+        await saved(a, 0, 5)
+        a.snapshots.obey(order(whole=FIVE))
+        await a.snapshots.persisted(0)
+        lost = f"checkpoint {NAME}: step 5 was in memory alone and is lost"
+        assert caplog.messages[-1] == f"{lost}; no step is on storage"
+        a.snapshots._of(NAME).committed = pb.Moment(round=1, step=4)
+        await a.snapshots.persisted(0)
+        assert caplog.messages[-1] == f"{lost}; step 4 is on storage"
+        caplog.clear()
+        a.snapshots._of(NAME).committed = pb.Moment(round=1, step=5)
+        await a.snapshots.persisted(0)
+        a.snapshots._of(NAME).committed = None
+        loaded = pb.Restore(round=2, moment=pb.Moment(round=1, step=4))
+        a.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, restore=loaded))
+        await a.snapshots.persisted(0)
+        assert not caplog.messages, "what was loaded from storage is there"
+
+
+@within(60)
+async def test_what_a_rank_has_written_itself_is_told() -> None:
+    async with nodes(1, several_nodes=False) as (a,):
+        rank = a.opens(0)
+        rank.tell(keeper.Written(step=7, bytes=9000, digest=5, value=0.5))
+        told = await a.says(lambda told: told.holdings)
+        (holding,) = told.holdings
+        assert (holding.moment.round, holding.moment.step, holding.persist) == (1, 7, True)
+        assert [(x.rank, x.bytes, x.digest) for x in holding.durable] == [(0, 9000, 5)]

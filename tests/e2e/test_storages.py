@@ -42,6 +42,6 @@ def test_a_storage_that_fails_is_told_to_who_waits_and_written_to_once_it_works(
     path = job.folder / "checkpoint"
     run(job, str(path), "{}", 3, "--block", "2")
     (stalled,) = job.told("stalled")
-    assert stalled.fields["why"] == f"{path}: step 2 is not on storage yet: Not a directory"
+    assert stalled.fields["why"] == f"{path}: step 2 is not on storage yet: File exists"
     assert job.told("end")[0].fields["latest"] == 3
     assert job.nodes[0].said().count("is not on storage yet") == 1, job.dump()

@@ -28,7 +28,7 @@ HOSTILE = [
     b"x", b"\xff\xfe", b"null", b"1", b'"Open"', b"[]", b"{}", b"[" * 60_000, b'{"a":' * 12_000,
     b"{" * 60_000, b"9" * 60_000, b'{"":"Later"}', b'{"":["Need"]}', b'{"":null}', b'{"":{"":{}}}',
     b'{"":"Need"}', b'{"":"Need","bytes":"8"}', b'{"":"Need","bytes":true}', b'{"":"Need","bytes":8.0}',
-    b'{"":"Need","bytes":' + b"9" * 5000 + b"}", b'{"":"Need","bytes":NaN}', b'{"":"Held","slot":null}',
+    b'{"":"Need","bytes":' + b"9" * 5000 + b"}", b'{"":"Need","bytes":NaN}', b'{"":"Written","step":null}',
     b'{"":"Open"}', b'{"":"Slots","count":[]}', b'{"":"Whole","round":1}', b'{"":"Restore","round":{}}',
     b'{"":"Write","id":1}', b'{"":"Commit","id":1,"path":[["/"]]}', b'{"":"Done"}',
     b'{"":"Failed","id":1,"error":null}', b'{"":"Need","bytes":8}trailing', b" " * 70_000,

@@ -67,11 +67,11 @@ def test_every_thread_hears_of_the_end(pair: tuple[Keeping, socket.socket]) -> N
     assert found == [GONE] * 3
 
 
-def test_a_refusal_is_raised(pair: tuple[Keeping, socket.socket]) -> None:
+def test_a_refusal_is_an_answer_and_silence_is_none(pair: tuple[Keeping, socket.socket]) -> None:
     keeping, theirs = pair
-    keeper.send(theirs, keeper.Refused(reason="no memory", question=1))
-    with pytest.raises(CheckpointError, match="no memory"):
-        keeping.ask(keeper.Need(bytes=5), 20)
+    refused = keeper.Refused(reason="no memory", question=1)
+    keeper.send(theirs, refused)
+    assert keeping.ask(keeper.Need(bytes=5), 20) == (refused, [])
     with pytest.raises(CheckpointError, match="silent for 0 s"):
         keeping.ask(keeper.Need(bytes=5), 0)
 

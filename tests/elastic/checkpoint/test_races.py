@@ -1,7 +1,10 @@
 """Saves while a flush is asked for and not read yet: what was to be flushed is, and no save waits."""
 
 import asyncio
+import contextlib
+import mmap
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,92 +12,122 @@ import pytest
 import torch
 
 from elastic.agent.memory import SLOTS
-from elastic.checkpoint import copy_cpu, share
 from elastic.checkpoint.image import Layout, Piece
-from elastic.checkpoint.slots import Slots, reusable
-from elastic.proto import manifest, slot
-from elastic.proto.slot import Stamp
-from tests.agent.test_flushes import DEADLINE, node, run, stopped
+from elastic.checkpoint.keeping import Keeping
+from elastic.checkpoint.saving import Save, Saver
+from elastic.checkpoint.state import Place
+from elastic.checkpoint.storage import Folder
+from elastic.proto import keeper, manifest, slot
+from elastic.proto.errors import SlotError
+from tests.agent.test_flushes import DEADLINE, Node, node, run, stopped
 
 SIZE = 20 << 20
 """Bytes of the tensor: enough for a flush to be met in its midst."""
 ROUND = 3
+ATTEMPTS = 50
+"""To meet one there."""
 LAYOUT = Layout([Piece(name="w", dtype="uint8", shape=(SIZE,), offset=(0,), extent=(SIZE,))], {})
 IMAGE = LAYOUT.image(2)
 
 
 class Rank:
-    """One whose snapshots are whole as soon as it has them."""
+    """One whose snapshots are whole as soon as it has them: a test in the place of its keeper."""
 
     def __init__(self, fds: list[int]) -> None:
         self._fds = fds
-        self._slots = Slots([os.dup(fd) for fd in fds])
+        ours, self._end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._keeping = Keeping(ours)
+        self._saver = Saver(Folder(Path("/nowhere")), Place(), "job", ROUND, self._keeping, "sync")
+        keeper.send(self._end, keeper.Slots(count=len(fds), question=1), tuple(fds))
 
     def save(self, step: int) -> int:
-        """As `Checkpointer.save` does; returns the slot."""
-
-        def stamp(generation: int) -> Stamp:
-            return Stamp(
-                job="job", step=step, round=ROUND, rank=0, world_size=1, generation=generation
-            )
-
-        draft = self._slots.begin(reusable(self._slots.contents(), ROUND, None), stamp, IMAGE)
-        assert draft is not None, f"the save of step {step} is blocked"
-        with draft:
-            tensors = {"w": torch.full((SIZE,), step, dtype=torch.uint8)}
-            chunks = copy_cpu.write(IMAGE, tensors, b"{}", draft.image)
-            draft.commit(chunks, share.units(LAYOUT, {"w": (0,)}).of(chunks))
-        slot.mark_whole(self._slots._views[draft.index], 1)
-        return draft.index
+        """Returns the descriptor of its slot."""
+        state = {"w": torch.full((SIZE,), step % 256, dtype=torch.uint8)}
+        self._saver.take(Save(step=step, persist=False, value=None), state)
+        assert step in self.holds(), f"the save of step {step} is left out"
+        keeper.send(self._end, keeper.Whole(round=ROUND, step=step))
+        return next(fd for fd in self._fds if held(fd) == step)
 
     def holds(self) -> set[int]:
-        return {c.moment.step for c in self._slots.contents() if c.moment is not None and c.whole}
+        return {held(fd) for fd in self._fds}
 
     def close(self) -> None:
-        self._slots.close()
+        self._saver.close()
+        self._keeping.close()
+        self._end.close()
+
+
+def held(fd: int) -> int:
+    """The step in a slot; 0: none."""
+    with contextlib.suppress(SlotError):
+        return slot.read(memoryview(mmap.mmap(fd, 0))).stamp.step
+    return 0
 
 
 @pytest.fixture
 def fds() -> Iterator[list[int]]:
-    made = [slot.create(slot.bytes_for(IMAGE.nbytes)) for _ in range(SLOTS)]
+    made = [slot.create(slot.bytes_for(IMAGE.nbytes + slot.PAGE)) for _ in range(SLOTS)]
     yield made
     for fd in made:
         os.close(fd)
 
 
-@pytest.mark.parametrize("moment", ["between the request and the read", "in the midst of the read"])
-def test_saves_between_a_flushs_request_and_its_end(
-    tmp_path: Path, fds: list[int], moment: str
-) -> None:
+def test_saves_between_a_flushs_request_and_its_read(tmp_path: Path, fds: list[int]) -> None:
     async def test() -> None:
         rank = Rank(fds)
-        path = tmp_path / manifest.folder(2) / manifest.file(0, 1, ROUND, "job")
         async with node(tmp_path) as here:
-            here.flushes.write(str(tmp_path), "job", (ROUND, 1), 1, {0: fds[rank.save(1)]})
+            here.flushes.write("job", (ROUND, 1), 1, {0: rank.save(1)})
             await here.done()  # there is a flusher now
-            flushed = fds[rank.save(2)]
-            if moment.startswith("between"):
-                with stopped(here.process()):
-                    here.flushes.write(str(tmp_path), "job", (ROUND, 2), 1, {0: flushed})
-                    save_on(rank, path)
-            else:
-                here.flushes.write(str(tmp_path), "job", (ROUND, 2), 1, {0: flushed})
-                async with asyncio.timeout(DEADLINE):
-                    while here.busy and not any(path.parent.glob(".*")):
-                        await asyncio.sleep(0)
-                with stopped(here.process()):
-                    save_on(rank, path)
+            flushed = rank.save(2)
+            with stopped(here.process()):
+                here.flushes.write("job", (ROUND, 2), 1, {0: flushed})
+                save_on(rank, 2)
             await here.done()
-        data = path.read_bytes()
-        start = IMAGE.starts["w"]
-        assert data[start : start + SIZE] == bytes([2]) * SIZE
+        check(tmp_path, 2)
         rank.save(20)
         rank.close()
 
-    def save_on(rank: Rank, path: Path) -> None:
-        flushed = set() if path.exists() else {2}  # it may have been faster than we
-        for step in range(3, 8):
-            rank.save(step)
-            assert flushed | {step} <= rank.holds(), "what is flushed, and the newest"
+    run(test())
+
+
+def test_saves_in_the_midst_of_a_flushs_read(tmp_path: Path, fds: list[int]) -> None:
+    async def test() -> None:
+        rank = Rank(fds)
+        async with node(tmp_path) as here:
+            for step in range(10, 10 * ATTEMPTS, 10):
+                here.flushes.write("job", (ROUND, step), 1, {0: rank.save(step)})
+                await begun(here, tmp_path / manifest.folder(step))
+                with stopped(here.process()):
+                    met = not path_of(tmp_path, step).exists()
+                    if met:
+                        save_on(rank, step)
+                await here.done()
+                if met:
+                    break
+            assert met, f"none of {ATTEMPTS} flushes was met in its midst"
+        check(tmp_path, step)
+        rank.save(10 * ATTEMPTS)
+        rank.close()
 
     run(test())
+
+
+async def begun(here: Node, folder: Path) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while here.busy and not any(folder.glob(".*")):
+            await asyncio.sleep(0)
+
+
+def save_on(rank: Rank, flushed: int) -> None:
+    for step in range(flushed + 1, flushed + 6):
+        rank.save(step)
+        assert {flushed, step} <= rank.holds(), "what is flushed, and the newest"
+
+
+def path_of(path: Path, step: int) -> Path:
+    return path / manifest.folder(step) / manifest.file(0, 1, ROUND, "job")
+
+
+def check(path: Path, step: int) -> None:
+    data, start = path_of(path, step).read_bytes(), IMAGE.starts["w"]
+    assert data[start : start + SIZE] == bytes([step % 256]) * SIZE

@@ -1,0 +1,211 @@
+"""The rules of save, of one rank and a keeper process of its own."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elastic.agent import boot
+from elastic.checkpoint import Checkpointer, host, manifests, places, saving
+from elastic.checkpoint.storage import Folder
+from elastic.proto import slot
+from elastic.proto.errors import CheckpointError
+
+PLENTY = 1 << 30
+DEADLINE = 60.0
+
+
+class Machine:
+    """What there is to save to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "checkpoint"
+        self.memory = folder / "available"
+        self.memory.write_text(str(PLENTY))
+
+    @contextmanager
+    def checkpoint(self, **options: Any) -> Iterator[Checkpointer]:
+        """Its keeper has ended, too, when this has."""
+        with Checkpointer(self.path, **options) as made:
+            yield made
+        places._await_earlier(str(self.path))
+
+    def steps(self) -> list[int]:
+        storage = Folder(self.path)
+        listing = storage.listing()
+        return sorted(one.step for one in manifests.readable(storage, listing)[0])
+
+    def loaded(self) -> tuple[int, list[float]]:
+        state: dict[str, Any] = {"w": torch.zeros(3), "n": 0}
+        with self.checkpoint() as checkpoint:
+            step = checkpoint.load(state)
+        return step, state["w"].tolist()
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(tmp_path)
+    command = boot.command
+
+    def poor(python: str, _: str, *args: str) -> list[str]:
+        return command(python, "tests.elastic.checkpoint.poor_keeper", *args)
+
+    monkeypatch.setenv("AVAILABLE", str(made.memory))
+    monkeypatch.setattr(boot, "command", poor)
+    return made
+
+
+def state(step: int, size: int = 3) -> dict[str, Any]:
+    return {"w": torch.full((size,), float(step)), "n": step}
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def test_steps_only_grow(machine: Machine) -> None:
+    with machine.checkpoint() as checkpoint:
+        for step in (0, -1):
+            with pytest.raises(CheckpointError, match=f"step {step} cannot be: steps only grow$"):
+                checkpoint.save(step, state(step))
+        checkpoint.save(3, state(3))
+        with pytest.raises(
+            CheckpointError, match=r"step 2 .*: steps only grow, and step 3 is saved$"
+        ):
+            checkpoint.save(2, state(2))
+        checkpoint.save(4, state(4))
+    assert machine.steps() == [4]
+
+
+@pytest.mark.parametrize("snapshot", ["sync", "stream"])
+def test_the_same_step_again_is_the_same_snapshot_and_may_go_to_storage(
+    machine: Machine, snapshot: Any
+) -> None:
+    with machine.checkpoint(snapshot=snapshot) as checkpoint:
+        checkpoint.load(state(0))
+        assert checkpoint.wait_ready(DEADLINE) or snapshot == "sync"
+        checkpoint.save(3, state(3))
+        checkpoint.save(3, state(5))
+        checkpoint.wait(DEADLINE)
+        assert machine.steps() == []
+        checkpoint.save(3, state(5), persist=True)
+        checkpoint.wait(DEADLINE)
+        assert machine.steps() == [3]
+        checkpoint.save(3, state(5), persist=True)
+        checkpoint.wait(DEADLINE)
+    assert machine.loaded() == (3, [3.0] * 3)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def test_without_memory_snapshots_are_left_out_and_what_is_due_goes_to_storage(
+    machine: Machine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    machine.memory.write_text("4096")
+    with machine.checkpoint(persist_every=4) as checkpoint:
+        for step in range(1, 7):
+            checkpoint.save(step, state(step))
+        assert not checkpoint.ready
+        checkpoint.wait(DEADLINE)
+        assert machine.steps() == [4]
+        said = capfd.readouterr().err
+        assert said.count("of memory can be had for snapshots, 4 slots of") == 1, said
+        checkpoint.save(7, state(7), persist=True)
+        checkpoint.wait(DEADLINE)
+        assert machine.steps() == [4, 7]
+    assert machine.loaded() == (7, [7.0] * 3)
+
+
+def test_memory_is_asked_for_again(machine: Machine) -> None:
+    machine.memory.write_text("4096")
+    with machine.checkpoint() as checkpoint:
+        checkpoint.save(1, state(1))
+        machine.memory.write_text(str(PLENTY))
+        checkpoint.save(2, state(2))
+        assert not checkpoint.ready
+        checkpoint.save(3, state(3))
+        assert checkpoint.ready
+        machine.memory.write_text(str(1 << 20))
+        checkpoint.save(4, state(4, 1 << 20))
+        assert not checkpoint.ready, "it has grown"
+        checkpoint.save(5, state(5))
+        assert checkpoint.ready, "it is small again"
+    assert machine.steps() == [5]
+
+
+def test_a_storage_that_fails_without_memory_is_told_to_who_waits(machine: Machine) -> None:
+    machine.memory.write_text("4096")
+    machine.path.write_text("in the way")
+    with machine.checkpoint() as checkpoint:
+        checkpoint.save(1, state(1), persist=True)
+        with pytest.raises(CheckpointError, match="step 1 is not on storage: Not a directory"):
+            checkpoint.wait(DEADLINE)
+        machine.path.unlink()
+        checkpoint.save(2, state(2), persist=True)
+        checkpoint.wait(DEADLINE)
+        assert machine.steps() == [2]
+
+
+@pytest.mark.parametrize("snapshot", ["sync", "stream"])
+def test_pages_that_cannot_be_had_end_no_training(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    snapshot: Any,
+) -> None:
+    """The kernel says ENOMEM where the reckoning had said that there is enough."""
+    populate: Callable[..., int] = host.populate
+    short = True
+
+    def populated(data: memoryview, *, write: bool) -> int:
+        return errno.ENOMEM if short and write else populate(data, write=write)
+
+    monkeypatch.setattr(host, "populate", populated)
+    with machine.checkpoint(snapshot=snapshot) as checkpoint:
+        checkpoint.save(1, state(1), persist=True)
+        checkpoint.save(2, state(2))
+        checkpoint.wait(DEADLINE)
+        assert not checkpoint.ready
+        assert machine.steps() == [1], "straight"
+        short = False
+        for step in (3, 4, 5):
+            checkpoint.save(step, state(step))
+        assert checkpoint.wait_ready(DEADLINE)
+        checkpoint.save(6, state(6))
+    assert caplog.text.count("no snapshots until there is memory again") == 1
+    assert machine.loaded() == (6, [6.0] * 3)
+
+
+# --- readers -------------------------------------------------------------------------------------
+
+
+def test_readers_that_hang_cost_one_wait(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a storage that does not answer while it has a slot; the next save finds one again."""
+    monkeypatch.setattr(saving, "WHOLE_TIMEOUT", 0.1)
+    with machine.checkpoint() as checkpoint:
+        checkpoint.save(1, state(1))
+        slots = checkpoint._saver._slots
+        assert slots is not None
+        claims = [slot.claim(fd, exclusive=False) for fd in slots._fds]
+        for step in (2, 3, 4):
+            checkpoint.save(step, state(step))
+        assert caplog.text.count("no snapshots until a slot is free of readers") == 1
+        monkeypatch.setattr(saving, "WHOLE_TIMEOUT", 10 * DEADLINE)
+        checkpoint.save(5, state(5))  # which would take as long
+        checkpoint.save(6, state(6), persist=True)
+        with pytest.raises(CheckpointError, match="step 6 is not on storage: no snapshots until"):
+            checkpoint.wait(DEADLINE)
+        for claim in claims:
+            assert claim is not None
+            os.close(claim)
+        checkpoint.save(7, state(7), persist=True)
+        checkpoint.wait(DEADLINE)
+    assert machine.steps() == [7]
+    assert caplog.text.count("free of readers") == 2
