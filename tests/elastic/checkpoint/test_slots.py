@@ -9,7 +9,7 @@ import pytest
 
 from elastic.checkpoint import host, lanes
 from elastic.checkpoint.image import Image, lay_out
-from elastic.checkpoint.slots import PART, Content, Slots, early, reusable
+from elastic.checkpoint.slots import PART, Content, GivenBack, Slots, early, reusable
 from elastic.proto import slot, sums
 from elastic.proto.moment import Moment
 from elastic.proto.slot import Stamp
@@ -337,7 +337,7 @@ def test_what_is_prepared_is_written_first(fds: list[int]) -> None:
 def test_slots_that_are_given_up_are_prepared_no_more(fds: list[int]) -> None:
     slots = opened(fds)
     slots.give_up()
-    with pytest.raises(OSError, match="given back"):
+    with pytest.raises(GivenBack):
         slots.prepare(0)
     slots.close()
 
