@@ -14,7 +14,7 @@ from elastic.checkpoint.slots import Content, reusable
 from elastic.master import checkpoints as core
 from elastic.master.checkpoints import Checkpoint, Orders
 from elastic.master.events import Incarnation, NodeId
-from elastic.master.holdings import Holding, Member, Restore, Said
+from elastic.master.holdings import Holding, Looked, Member, Restore, Said
 from elastic.proto.moment import Moment
 
 WORLD = 3
@@ -108,7 +108,7 @@ class Job:
     def members(self) -> list[Member]:
         return [Member(node.name, range(i, i + 1)) for i, node in enumerate(self.nodes)]
 
-    def hear(self, index: int, asks: int = 0) -> None:
+    def hear(self, index: int, asks: int = 0, looked: Looked | None = None) -> None:
         node = self.nodes[index]
         holdings = {
             at: Holding(
@@ -122,6 +122,7 @@ class Job:
         said = Said(
             node_id=node.name, incarnation=LIFE, holdings=holdings, asks=asks, base="http://x",
             replicas=True, unfit=frozenset(node.unfit), answer=node.answer,
+            looked=looked,
         )  # fmt: skip
         self.state = core.hear(self.state, said)
 
@@ -204,6 +205,13 @@ class Job:
             node.pinned = None
             self.hear(each, asks=self.round)
         orders = self.decide()
+        if orders.look is not None:  # there is never anything on storage here
+            name, look = orders.look
+            for node in self.nodes:
+                node.orders.clear()
+            (zero,) = [each for each, node in enumerate(self.nodes) if node.name == name]
+            self.hear(zero, asks=self.round, looked=Looked(look=look))
+            orders = self.decide()
         assert orders.restore is not None, orders.reason
         at = orders.restore.moment
         assert at is None or orders.restore.from_memory, orders.reason

@@ -33,6 +33,11 @@ REPLACED = (
 )  # fmt: skip
 PREFIX = r"(?:\[[^\]]*\]:|<[^>]*> )?"
 WORKER_LINE = re.compile(PREFIX + r"@@ ")
+LOST_STORE = re.compile(
+    r"^\[W[^\n]* TCPStore\.cpp[^\n]*\n(?:(?:Exception raised from|frame #)[^\n]*\n|\n)*",
+    re.MULTILINE,
+)
+"""What torch says where torchrun's nodes end one after the other, and the store before the last: or not."""
 TRACEBACK = re.compile(r"^Traceback .*\n(?:[ \t].*\n)*\w+Error: @@ .*\n", re.MULTILINE)
 BANNER = "OMP_NUM_THREADS"  # the words may be a launcher's own
 
@@ -168,7 +173,7 @@ def _files(seen: Observation, text: _Text, rank_folders: _RankFolders) -> Flat:
 def _stderr(stderr: str) -> dict[str, Any]:
     """What the ranks wrote, apart from what the launcher did: ranks mark lines with `@@`."""
     raised = TRACEBACK.findall(stderr)
-    rest = TRACEBACK.sub("", stderr).splitlines()
+    rest = LOST_STORE.sub("", TRACEBACK.sub("", stderr)).splitlines()
     return {
         "ranks": sorted(line for line in rest if WORKER_LINE.match(line)),
         "tracebacks": sorted(raised),

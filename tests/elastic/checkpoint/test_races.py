@@ -5,6 +5,7 @@ import contextlib
 import mmap
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +39,13 @@ class Rank:
         ours, self._end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._keeping = Keeping(ours)
         self._saver = Saver(Folder(Path("/nowhere")), Place(), "job", ROUND, self._keeping, "sync")
-        keeper.send(self._end, keeper.Slots(count=len(fds), question=1), tuple(fds))
+        threading.Thread(target=self._give, daemon=True).start()
+
+    def _give(self) -> None:
+        need = keeper.receive_from_rank(self._end)
+        assert isinstance(need, keeper.Need), need
+        answer = keeper.Slots(count=len(self._fds), question=need.question)
+        keeper.send(self._end, answer, tuple(self._fds))
 
     def save(self, step: int) -> int:
         """Returns the descriptor of its slot."""
