@@ -268,7 +268,10 @@ def of_two(job: Job, rank: int, **more: str) -> dict[str, str]:
 
 
 def test_ranks_that_never_come_are_missed_in_a_line(job: Job) -> None:
-    with script(job, "absent", of_two(job, 0, MASTER_PORT="29400")) as alone:
+    port = (
+        free_port()
+    )  # torch's store takes it on all addresses, those of other tests' jobs among them
+    with script(job, "absent", of_two(job, 0, MASTER_PORT=str(port))) as alone:
         said = alone.ends()
     assert said.startswith(f"CheckpointError: {job.folder}/checkpoint: ")
     assert "each of which must make a Checkpointer" in said
