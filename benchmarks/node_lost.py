@@ -53,9 +53,8 @@ def _once(ours: Launcher, rng: random.Random, gib: float) -> tuple[float, ...] |
         why = two_nodes.start(job, ours, 2, options, port)
         why = why or job.until(lambda: done(1), START_S)
         if why is None:
-            job.launch(
-                ours, options, 2
-            )  # only now, or it may be in the round, and node 1 the one that waits
+            # only now, or it may be in the round, and node 1 the one that waits
+            job.launch(ours, options, 2)
             why = job.until(lambda: done(STEPS), START_S)
         if why is not None:
             return why

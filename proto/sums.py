@@ -45,13 +45,3 @@ def unpack(table: memoryview | bytes, image_bytes: int) -> tuple[Chunk, ...]:
     if ends != sorted(ends) or ends[-1] != image_bytes - len(table):
         raise SlotError("a table of checksums is damaged: its chunks do not cover the image")
     return chunks
-
-
-def verify(image: memoryview, chunks: Sequence[Chunk]) -> list[int]:
-    """Which of an image's chunks are not the bytes that were written; empty where all is well."""
-    starts = (0, *(chunk.end for chunk in chunks))
-    return [
-        index
-        for index, (start, (end, expected)) in enumerate(zip(starts, chunks, strict=False))
-        if checksum(image[start:end]) != expected
-    ]

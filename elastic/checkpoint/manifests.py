@@ -68,8 +68,8 @@ def commit(storage: Storage, told: Manifest) -> None:
     """Make written files a step, the newest, unless that or a later moment of the job is one already:
     whoever was slow makes nothing older the newest.
 
-    told: its sequence is found here; its round is 0 where no job keeps it. Raises OSError, also where a manifest cannot be looked at: it may
-    have the number that this one would get.
+    told: its sequence is found here; its round is 0 where no job keeps it. Raises OSError, also where a
+    manifest cannot be looked at: it may have the number that this one would get.
     """
 
     def look(step: int) -> Manifest | None:

@@ -1,23 +1,21 @@
 """Ranks whose states differ, where each writes a share of what it holds in common with others."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.e2e.harness import DEADLINE, ROOT
+from tests.e2e.harness.ports import free_port
 
 SCRIPT = Path(__file__).parent / "harness" / "scripts" / "uneven.py"
 
 
 def ran(folder: Path, *words: str) -> list[list[str]]:
     """What each of two ranks says, line by line."""
-    with socket.create_server(("", 0)) as free:  # torch's store takes every address of the host
-        port = str(free.getsockname()[1])
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PYTHON"))}
     meeting = {
-        "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     ranks = [

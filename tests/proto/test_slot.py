@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from elastic.proto import slot, sums
 from elastic.proto.errors import ProtocolMismatch, SlotError
 from elastic.proto.sums import Chunk
+from tests.proto.chunks import damaged
 
 ROOT = Path(__file__).parents[2]
 STAMP = slot.Stamp(job="job", step=7, round=2, rank=1, world_size=4, generation=3, persist=True)
@@ -62,7 +63,7 @@ def test_what_is_committed_is_read(image: bytes, step: int, generation: int) -> 
     assert (snapshot.stamp, snapshot.units, snapshot.beliefs) == (stamp, UNITS, BELIEFS)
     assert slot.look(view) == slot.parse(view)
     assert snapshot.image == with_table(image)[0]
-    assert sums.verify(snapshot.image, snapshot.chunks) == []
+    assert damaged(snapshot.image, snapshot.chunks) == []
 
 
 def test_an_image_of_several_chunks_is_verified_chunk_by_chunk() -> None:
@@ -73,7 +74,7 @@ def test_an_image_of_several_chunks_is_verified_chunk_by_chunk() -> None:
     assert len(snapshot.chunks) == 3
     snapshot.image[1005] ^= 1
     snapshot.image[2016] ^= 1
-    assert sums.verify(snapshot.image, snapshot.chunks) == [1, 2]
+    assert damaged(snapshot.image, snapshot.chunks) == [1, 2]
 
 
 def test_a_smaller_image_fits_into_the_slot_of_a_larger_one() -> None:
@@ -272,7 +273,7 @@ def test_a_writer_killed_at_any_moment_leaves_nothing_torn(kills: int) -> None:
             else:
                 whole += 1
                 assert (snapshot.stamp.step, snapshot.units) == (step, (step,))
-                assert sums.verify(snapshot.image, snapshot.chunks) == []
+                assert damaged(snapshot.image, snapshot.chunks) == []
                 assert snapshot.image[:-16] == step.to_bytes(8, "little") * (step % 4096)
             print(step + 1, file=forks.stdin, flush=True)
     os.close(fd)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.e2e.harness.ports import free_port
 
 from .cases import Case, Signal, When
 
@@ -59,14 +60,6 @@ class Observation:
     launcher_pids: tuple[int, ...]
     port: int
     tmp: Path = field(compare=False)
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def run(case: Case, launcher: Launcher) -> Observation:

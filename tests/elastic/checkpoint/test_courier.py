@@ -28,6 +28,7 @@ from elastic.proto.courier import Drop, Failed, Fetch, Fetched, Forget, Hold, Se
 from elastic.proto.errors import SlotError
 from elastic.proto.moment import Moment
 from elastic.proto.sums import Chunk
+from tests.proto.chunks import damaged
 
 AT = Moment(3, 7)
 SECRET = "0123456789abcdef"
@@ -67,7 +68,7 @@ class Slot:
             found = slot.read(self.view)
         except SlotError:
             return None
-        assert not sums.verify(found.image, found.chunks)
+        assert not damaged(found.image, found.chunks)
         return bytes(found.image[: found.chunks[-1].end])
 
 
