@@ -33,7 +33,7 @@ NAMES = {
     "copying": "CPU tensors into a slot with checksums, beside memcpy",
     "save_cost": "what a save takes to be planned, of many tensors, kept and anew",
     "flush": "a snapshot to a disk beside dd, and what others feel of it",
-    "saves": "what a save of CPU tensors to memory adds: elastic, DLRover",
+    "saves": "what a save to memory adds, of tensors on CPU or GPU: elastic, DLRover",
     "node_lost": "a node dies with its memory: steps computed twice, bytes read of storage, seconds",
     "snapshots": "what a save adds, shadow, stream and DCP; restore (needs a device; only where named)",
 }
@@ -77,7 +77,8 @@ def _rows(
     if name == "flush":
         return flush.rows(args.flush_gib, args.n or 5, args.folder)
     if name == "saves":
-        return saves.rows(ours, _dlrover(args, wanted), args.copy_gib)
+        saved = saves.Setting(ranks=args.ranks, device=args.device, gib=args.copy_gib)
+        return saves.rows(ours, _dlrover(args, wanted), saved)
     if name == "node_lost":
         return node_lost.rows(ours, args.node_gib, args.n or 3) if ours else []
     if name == "snapshots":
@@ -140,9 +141,9 @@ def _parser() -> argparse.ArgumentParser:
         help="restart: kills (20); start: launches (20); master: runs (5); master_killed: kills (50); "
         "copying: copies (15); save_cost: saves (25); flush: flushes (5); node_lost: losses (3)",
     )
-    parser.add_argument("--ranks", type=int, default=2, help="restart, snapshots: ranks")
+    parser.add_argument("--ranks", type=int, default=2, help="restart, saves, snapshots: ranks")
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="restart, snapshots: device"
+        "--device", choices=("cpu", "cuda"), default="cpu", help="restart, saves, snapshots: device"
     )
     parser.add_argument(
         "--hold-gib", type=float, default=0.0, help="restart: device memory that each rank holds"
@@ -151,8 +152,8 @@ def _parser() -> argparse.ArgumentParser:
         "--gib", type=float, default=11.5e9 / (1 << 30), help="snapshots: state of each rank"
     )
     parser.add_argument(
-        "--way", action="append", choices=snapshots.WAYS,
-        help="snapshots: only this one (repeatable)",
+        "--way", action="append", choices=(*snapshots.WAYS, "none"),
+        help="snapshots: only this one (repeatable); none: only loads",
     )  # fmt: skip
     parser.add_argument(
         "--settle", type=float, nargs=2, default=(1.0, 4.0), help="restart: seconds before a kill"

@@ -1,7 +1,8 @@
-"""What a save of CPU tensors to memory costs training, beside DLRover's flash checkpoint of the same state."""
+"""What a save to memory costs training, beside DLRover's flash checkpoint of the same state."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from benchmarks.jobs import SCRIPTS, Job, Launcher
 from benchmarks.table import Row, Sample
@@ -9,22 +10,31 @@ from benchmarks.table import Row, Sample
 BOUND_S = 300.0
 
 
-def rows(ours: Launcher | None, dlrover: Sequence[Launcher], gib: float) -> list[Row]:
-    """A job of one rank for each; gib: parameters and what AdamW has of them."""
-    own = None if ours is None else _measure(ours, "elastic", gib)
-    others = [_measure(peer, "dlrover", gib) for peer in dlrover]
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    ranks: int = 2
+    device: str = "cpu"
+    gib: float = 1.0
+    """Parameters and what AdamW has of them, of each rank."""
+
+
+def rows(ours: Launcher | None, dlrover: Sequence[Launcher], setting: Setting) -> list[Row]:
+    """A job for each; every rank has a state of its own."""
+    own = None if ours is None else _measure(ours, "elastic", setting)
+    others = [_measure(peer, "dlrover", setting) for peer in dlrover]
     found = []
     for measure in dict.fromkeys(name for one in (own or {}, *others) for name in one):
         peers = [other[measure] for other in others if measure in other]
-        what = f"{gib:g} GiB of CPU tensors, one rank: {measure}"
+        what = f"{setting.ranks} x {setting.gib:.3g} GiB on {setting.device}: {measure}"
         found.append(Row(measure=what, ours=own.get(measure) if own else None, peers=peers))
     return found
 
 
-def _measure(launcher: Launcher, by: str, gib: float) -> dict[str, Sample]:
-    options = ["--standalone", "--nproc_per_node=1", str(SCRIPTS / "saves.py")]
+def _measure(launcher: Launcher, by: str, setting: Setting) -> dict[str, Sample]:
+    options = ["--standalone", f"--nproc_per_node={setting.ranks}", str(SCRIPTS / "saves.py")]
     with Job() as job:
-        job.launch(launcher, [*options, f"--by={by}", f"--gib={gib}"])
+        told = [f"--by={by}", f"--gib={setting.gib}", f"--device={setting.device}"]
+        job.launch(launcher, [*options, *told])
         why = job.until(job.ended, BOUND_S)
         figures = job.out / "figures"
         lines = figures.read_text().splitlines() if figures.exists() else []

@@ -19,7 +19,8 @@ class Setting:
     device: str = "cuda"
     gib: float = 11.5e9 / (1 << 30)
     ways: Sequence[str] = WAYS
-    """What is measured; shadow alone takes 2 minutes on 4 GPUs, all of them 6."""
+    """What is measured, beside a load after SIGKILL, which always is; shadow alone takes 2 minutes on 4 GPUs,
+    all of them 6."""
     bound_s: float = 540.0
 
 

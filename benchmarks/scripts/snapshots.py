@@ -6,6 +6,7 @@ A step is matrix products of `--step-ms` and a fused AdamW of `--gib` of state, 
 
 import argparse
 import json
+import mmap
 import os
 import signal
 import time
@@ -34,6 +35,8 @@ RANK, LOCAL, ROUND = (int(os.environ[k]) for k in ("RANK", "LOCAL_RANK", "ELASTI
 CUDA = ARGS.device == "cuda"
 DEVICE = torch.device("cuda", LOCAL) if CUDA else torch.device("cpu")
 WAYS = ARGS.ways.split(",")
+SNAPSHOTS: tuple[SnapshotPath, ...] = ("shadow", "stream", "sync")
+MADV_POPULATE_WRITE = 23  # the mmap module names it from 3.14 on
 PARAMETERS = 32
 
 
@@ -179,8 +182,9 @@ def first_life(training: Training) -> None:
     training.calibrate(ARGS.step_ms / 1e3)
     plain = training.steps(10) / 10
     tell("step", "plain", plain * 1e3, "ms")
-    for way in WAYS:
-        if way != "dcp":
+    fresh_pages(training.bytes)
+    for way in SNAPSHOTS:
+        if way in WAYS:
             with Checkpointer(path, snapshot=way) as checkpoint:
                 begin = clock()
                 become_ready(training, checkpoint, way, plain)
@@ -197,6 +201,19 @@ def first_life(training: Training) -> None:
         (ARGS.folder / f"left.{RANK}").write_text(f"{training.done} {training.digest()!r}")
         together()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fresh_pages(size: int) -> None:
+    """What the machine takes for pages of a slot's size, all ranks at once, with nothing of ours: a virtual
+    machine that gets its memory as it touches it is slow the first time, whoever does it."""
+    for times in ("the first time", "again"):
+        together()
+        begin = time.perf_counter()
+        with mmap.mmap(-1, size) as pages:
+            pages.madvise(mmap.MADV_HUGEPAGE)
+            pages.madvise(MADV_POPULATE_WRITE)
+            tell("as many bytes touched", times, time.perf_counter() - begin, "s")
+        together()
 
 
 def become_ready(
