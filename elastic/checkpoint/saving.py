@@ -3,21 +3,20 @@
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 from typing import Any, Literal
 
 import torch
 
 from elastic.checkpoint import ahead, copy_cpu, host, lanes, writing
 from elastic.checkpoint.behind import Behind, steady
-from elastic.checkpoint.image import Image
 from elastic.checkpoint.keeping import Keeping
 from elastic.checkpoint.planner import Planner, Share
-from elastic.checkpoint.slots import Draft, NoMemory, Slots, early, reusable
+from elastic.checkpoint.slots import NoMemory, Slots
 from elastic.checkpoint.state import Place, optimizers
 from elastic.checkpoint.storage import Storage, words
+from elastic.checkpoint.turn import WHOLE, Turn
 from elastic.checkpoint.want import Want
 from elastic.proto import keeper, manifest, slot
 from elastic.proto.errors import CheckpointError
@@ -29,16 +28,6 @@ log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT = 600.0
 """Seconds that a keeper may take to answer: the ranks of a job have to come together for a load."""
-READER_TIME = 0.05
-"""Seconds until a slot that is being read is tried again: nobody tells of a reader's end."""
-WHOLE_TIMEOUT = 60.0
-"""Seconds that a save waits for the others' snapshots to be whole, or for a reader, before it is left out;
-the next ones do not wait until one has found a slot."""
-
-WHOLE = "one is whole on every rank"
-READ = "a slot is free of readers"
-"""What saves may wait for."""
-
 SnapshotPath = Literal["auto", "shadow", "stream", "sync"]
 
 
@@ -75,8 +64,6 @@ class Saver:
         self._planner = Planner(place)
         self.path: SnapshotPath = path
         """How tensors get to host memory; known from the first save on."""
-        self.loaded: Moment | None = None
-        """What these ranks went on from."""
         self.due: Moment | None = None
         """The last that was to be written to storage."""
         self.unwritten = ""
@@ -88,11 +75,19 @@ class Saver:
         """Bytes of the slots that were asked for last."""
         self._threads = host.threads(place.local_world_size)
         self._slots: Slots | None = None
+        self._turn = Turn(storage.url, round_, keeping)
         self._behind: Behind | None = None
         """None while there are only tensors on the CPU, which are copied at once."""
         self._sized = self._was_ready = self._skipped = False
-        self._blocked = ""
-        """What the last save has waited for in vain."""
+
+    @property
+    def loaded(self) -> Moment | None:
+        """What these ranks went on from."""
+        return self._turn.loaded
+
+    @loaded.setter
+    def loaded(self, moment: Moment | None) -> None:
+        self._turn.loaded = moment
 
     def finish(self, timeout: float | None = None) -> bool:
         """Wait until all snapshots are in host memory; whether they are. Raises what went wrong behind
@@ -238,12 +233,14 @@ class Saver:
                 value=save.value,
             )
 
-        found = self._wait_for_a_slot(slots, stamp, share.image, save.persist)
+        found = self._turn.wait(
+            slots, stamp, share.image, save.persist, behind=self._behind is not None
+        )
         if found is None:
-            if save.persist and self._behind is None and self._blocked == WHOLE:
+            if save.persist and self._behind is None and self._turn.blocked == WHOLE:
                 self._straight(share, save)
             elif save.persist:
-                self._fails(save, f"no snapshots until {self._blocked}")
+                self._fails(save, f"no snapshots until {self._turn.blocked}")
             return
         draft, persist = found
         with draft:
@@ -253,61 +250,6 @@ class Saver:
         self._taken = save.step
         if persist:
             self.due, self.unwritten = Moment(self._round, save.step), ""
-
-    def _wait_for_a_slot(
-        self, slots: Slots, stamp: Callable[[bool, int], Stamp], image: Image, persist: bool
-    ) -> tuple[Draft, bool] | None:
-        """One that may be written over; waits for other ranks, and for readers, where none is yet. None
-        where that takes too long, as while the master is away: training is worth more. And whether it
-        goes to storage: also in the place of one that storage was too slow for."""
-        deadline = monotonic() + (0.0 if self._blocked else WHOLE_TIMEOUT)
-        while True:
-            said = self._keeping.said
-            contents = slots.contents()
-            self._keeping.drain()  # after the look: what is kept is said before a slot tells of newer
-            keep = self._keeping.keep
-            contents = [
-                replace(
-                    c,
-                    whole=c.whole or self._is_whole(c.moment),
-                    due=c.due and self._is_due(c.moment),
-                )
-                for c in contents
-            ]
-            order = reusable(contents, self._round, self.loaded, keep)
-            if not order and self._behind is not None:
-                order = early(contents, self._round, self.loaded)
-            late = [index for index in order if contents[index].due]
-            for indices, goes in (([i for i in order if i not in late], persist), (late, True)):
-                draft = slots.begin(indices, partial(stamp, goes), image)
-                if draft is not None:
-                    self._blocked = ""
-                    return draft, goes
-            left = deadline - monotonic()
-            if left <= 0:
-                if not self._blocked:
-                    self._blocked = READ if order else WHOLE
-                    log.error("%s: no snapshots until %s", self._name, self._blocked)
-                return None
-            self._keeping.wait(said, min(left, READER_TIME) if order else left)
-
-    def _is_whole(self, moment: Moment | None) -> bool:
-        """Whether it is known to be in every rank's memory, or something of this round that is no older
-        to be on storage: others may have no memory."""
-        stored = self._keeping.committed
-        return moment is not None and (
-            moment == self._keeping.whole
-            or (stored is not None and moment.round == self._round and moment <= stored)
-        )
-
-    def _is_due(self, moment: Moment | None) -> bool:
-        """Whether a snapshot of this round is not on storage yet."""
-        committed = self._keeping.committed
-        return (
-            moment is not None
-            and moment.round == self._round
-            and (committed is None or committed < moment)
-        )
 
     # --- memory ------------------------------------------------------------------------------
 

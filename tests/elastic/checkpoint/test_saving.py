@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from elastic.agent import boot
-from elastic.checkpoint import Checkpointer, host, manifests, places, saving
+from elastic.checkpoint import Checkpointer, host, manifests, places, turn
 from elastic.checkpoint.storage import Folder
 from elastic.proto import slot
 from elastic.proto.errors import CheckpointError
@@ -188,7 +188,7 @@ def test_readers_that_hang_cost_one_wait(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As of a storage that does not answer while it has a slot; the next save finds one again."""
-    monkeypatch.setattr(saving, "WHOLE_TIMEOUT", 0.1)
+    monkeypatch.setattr(turn, "WHOLE_TIMEOUT", 0.1)
     with machine.checkpoint() as checkpoint:
         checkpoint.save(1, state(1))
         slots = checkpoint._saver._slots
@@ -197,7 +197,7 @@ def test_readers_that_hang_cost_one_wait(
         for step in (2, 3, 4):
             checkpoint.save(step, state(step))
         assert caplog.text.count("no snapshots until a slot is free of readers") == 1
-        monkeypatch.setattr(saving, "WHOLE_TIMEOUT", 10 * DEADLINE)
+        monkeypatch.setattr(turn, "WHOLE_TIMEOUT", 10 * DEADLINE)
         checkpoint.save(5, state(5))  # which would take as long
         checkpoint.save(6, state(6), persist=True)
         with pytest.raises(CheckpointError, match="step 6 is not on storage: no snapshots until"):
