@@ -10,7 +10,7 @@ All numbers are native (one host, one byte order). Version 1.1; in 1.0 what is f
 |      8 |    2 | uint16 | major       | version of the layout                                     |
 |     10 |    2 | uint16 | minor       |                                                           |
 |     12 |    4 | uint32 | chunks      | of the image that have a checksum each (`proto/sums.py`)  |
-|     16 |    8 | uint64 | commit      | `generation`, once all else is written; 0 before          |
+|     16 |    8 | uint64 | commit      | `generation`, once all else is written; 0 before, in each version |
 |     24 |    8 | uint64 | generation  | grows each time that the slot is written                  |
 |     32 |    8 | int64  | step        | finished optimizer steps                                  |
 |     40 |    8 | int64  | round       | of the job, in which it was written                       |
@@ -263,14 +263,16 @@ def parse(page: memoryview) -> Head:
     """
     if len(page) < PAGE or bytes(page[:8]) != MAGIC:
         raise SlotError("the slot is empty")
+    (commit,) = _WORD.unpack_from(page, _COMMIT)
+    if not commit:  # before its version, which may be half written
+        raise SlotError("the slot's snapshot was not finished")
     major, minor, count = _VERSION.unpack_from(page, 8)
     version.check("the slot", version.Version(major, minor), version.SLOT)
-    (commit,) = _WORD.unpack_from(page, _COMMIT)
     generation, step, round_, rank, world_size, length, flags, units = _STAMP.unpack_from(
         page, _STAMP_AT
     )
-    if not generation or commit != generation:
-        raise SlotError(f"the snapshot of step {step} was not finished")
+    if commit != generation:
+        raise SlotError("the slot's header is damaged: it is of two snapshots")
     local_rank, local_world_size, value = _MORE.unpack_from(page, _MORE_AT)
     if not sums.ENTRY * count <= length or units > MOST_UNITS:
         raise SlotError("the slot's header is damaged: its sizes make no sense")
