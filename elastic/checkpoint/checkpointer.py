@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, SupportsFloat, get_args
 
 from elastic.checkpoint import claims, files, manifests, places, storage
+from elastic.checkpoint.connect import connect
 from elastic.checkpoint.keeping import Keeping
 from elastic.checkpoint.loading import Loading, looked
 from elastic.checkpoint.saving import ANSWER_TIMEOUT, Save, Saver, SnapshotPath
@@ -92,7 +93,7 @@ class Checkpointer:
             options = json.dumps(dict(storage_options or {}))
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"storage_options are what JSON can say: {error}") from error
-        self._storage = storage.connect(self.path, options)
+        self._storage = connect(self.path, options)
         retention = Retention(
             last=keep or 0, every=keep_every or 0, best=keep_best or 0, highest=best == "max"
         )

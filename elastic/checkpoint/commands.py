@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from elastic.checkpoint import inspection
+from elastic.checkpoint.connect import connect
 from elastic.checkpoint.image import SIZES
 from elastic.checkpoint.inspection import Step, ranks
-from elastic.checkpoint.storage import Storage, canonical, connect, words
+from elastic.checkpoint.storage import Storage, canonical, words
 from elastic.proto.errors import CheckpointError
 from elastic.proto.verbs import Context, Output, age
 

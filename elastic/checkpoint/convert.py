@@ -35,11 +35,12 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from elastic.checkpoint import copy_cpu, foreign, manifests, tree, writing
+from elastic.checkpoint.connect import connect
 from elastic.checkpoint.dcp import StorageReader, checked
 from elastic.checkpoint.foreign import Entry
 from elastic.checkpoint.image import CODES, SIZES, Piece
-from elastic.checkpoint.state import Part
-from elastic.checkpoint.storage import canonical, connect
+from elastic.checkpoint.storage import canonical
+from elastic.checkpoint.tensors import Part
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError, NotFound
 

@@ -45,12 +45,15 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from elastic.checkpoint import files, manifests, tree, writing
+from elastic.checkpoint.connect import connect
 from elastic.checkpoint.image import SIZES, Piece
 from elastic.checkpoint.plan import Box, Held, index
 from elastic.checkpoint.plan import plan as plan_reads
-from elastic.checkpoint.restore import Restore, Source
-from elastic.checkpoint.state import Part, Place, collect
-from elastic.checkpoint.storage import Storage, canonical, connect
+from elastic.checkpoint.restore import Restore
+from elastic.checkpoint.source import Source
+from elastic.checkpoint.state import Place, collect
+from elastic.checkpoint.storage import Storage, canonical
+from elastic.checkpoint.tensors import Part
 from elastic.checkpoint.tree import Reference, Route
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import local
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,12 +17,9 @@ from elastic.checkpoint import host, lanes
 from elastic.checkpoint.copy_cpu import WORDS
 from elastic.checkpoint.image import CHUNK, SIZES
 from elastic.checkpoint.plan import Box, Read, flat
+from elastic.checkpoint.source import Source
 from elastic.proto import sums
 from elastic.proto.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from elastic.checkpoint.restore import Source
-
 
 Span = tuple[int, int, int]
 """Of a chunk: start and end in the image, and checksum."""

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from elastic.checkpoint import manifests, plan
 from elastic.checkpoint.image import Piece, header_bytes, parse
-from elastic.checkpoint.restore import Source
+from elastic.checkpoint.source import Source
 from elastic.checkpoint.storage import LOOKS, Storage, lasting, words
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError

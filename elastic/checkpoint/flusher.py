@@ -18,8 +18,9 @@ from setproctitle import setproctitle
 
 from elastic.agent.prctl import set_pdeathsig
 from elastic.checkpoint import manifests, retention
+from elastic.checkpoint.connect import connect
 from elastic.checkpoint.retention import Stored
-from elastic.checkpoint.storage import PIECE, Storage, connect, words
+from elastic.checkpoint.storage import PIECE, Storage, words
 from elastic.proto import datagrams, manifest, slot, sums
 from elastic.proto.errors import CheckpointError, ElasticError, SlotError
 from elastic.proto.flusher import (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from elastic.checkpoint import host
 from elastic.checkpoint.image import header_bytes, parse
-from elastic.checkpoint.restore import Mapped, Source
+from elastic.checkpoint.source import Mapped, Source
 from elastic.proto import slot
 from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
 from elastic.proto.moment import Moment

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from elastic.checkpoint import manifests
+from elastic.checkpoint.folder import Folder
 from elastic.checkpoint.image import VALUES, Image, header_bytes, parse
-from elastic.checkpoint.storage import File, Folder, Storage, words
+from elastic.checkpoint.storage import File, Storage, words
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError, NotFound, ProtocolMismatch, SlotError
 from elastic.proto.manifest import Manifest, Shard

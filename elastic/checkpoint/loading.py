@@ -10,7 +10,8 @@ from typing import Any
 from elastic.checkpoint import files, images, storage
 from elastic.checkpoint.image import header_bytes, parse
 from elastic.checkpoint.peers import Peer, head
-from elastic.checkpoint.restore import Restore, Source
+from elastic.checkpoint.restore import Restore
+from elastic.checkpoint.source import Source
 from elastic.checkpoint.state import Place
 from elastic.checkpoint.storage import Storage
 from elastic.proto import courier, keeper

@@ -9,7 +9,8 @@ import torch
 from elastic.checkpoint import share
 from elastic.checkpoint.image import Image, Layout, Piece
 from elastic.checkpoint.share import Units
-from elastic.checkpoint.state import Collected, Known, Place, collect
+from elastic.checkpoint.state import Collected, Place, collect
+from elastic.checkpoint.tensors import Known
 from elastic.proto.slot import Belief
 
 

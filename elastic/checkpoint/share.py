@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import xxhash
 
 from elastic.checkpoint.image import Layout
-from elastic.checkpoint.state import Part, Place
+from elastic.checkpoint.state import Place
+from elastic.checkpoint.tensors import Part
 from elastic.proto.slot import MOST_BELIEFS, MOST_UNITS, Belief
 from elastic.proto.sums import Chunk
 

@@ -5,9 +5,10 @@ import os
 from typing import Any
 
 from elastic.checkpoint import files, manifests
+from elastic.checkpoint.connect import connect
 from elastic.checkpoint.restore import Restore
 from elastic.checkpoint.state import Place
-from elastic.checkpoint.storage import canonical, connect
+from elastic.checkpoint.storage import canonical
 
 log = logging.getLogger(__name__)
 

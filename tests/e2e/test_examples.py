@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from elastic.checkpoint import manifests
-from elastic.checkpoint.storage import Folder
+from elastic.checkpoint.folder import Folder
 from elastic.proto import manifest
 from tests.e2e.harness import ROOT, SCRIPT, Job
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastic.checkpoint import manifests
-from elastic.checkpoint.storage import Folder
+from elastic.checkpoint.folder import Folder
 from tests.e2e.harness import Job, Node, processes
 from tests.e2e.harness.moments import KINDS, Moments
 

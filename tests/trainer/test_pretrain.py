@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from elastic.checkpoint import manifests
-from elastic.checkpoint.storage import Folder
+from elastic.checkpoint.folder import Folder
 from elastic.trainer.generate import load_model, main
 
 ROOT = Path(__file__).parents[2]

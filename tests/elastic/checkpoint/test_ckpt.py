@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from elastic.checkpoint import convert, foreign, inspection, manifests
 from elastic.checkpoint.dcp import StorageReader
-from elastic.checkpoint.storage import Folder
+from elastic.checkpoint.folder import Folder
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError
 from tests.elastic.asking import Ask, columns

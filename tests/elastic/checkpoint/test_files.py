@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elastic.checkpoint import copy_cpu, files, manifests, stored
+from elastic.checkpoint.folder import Folder
 from elastic.checkpoint.image import Piece, lay_out
-from elastic.checkpoint.storage import Folder
 from elastic.proto import manifest, sums
 from elastic.proto.errors import CheckpointError
 from tests.elastic.checkpoint import shards

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastic.checkpoint import files, flusher, manifests
-from elastic.checkpoint.storage import Folder
+from elastic.checkpoint.folder import Folder
 from elastic.proto import manifest, slot, sums
 from elastic.proto.errors import SlotError
 from elastic.proto.flusher import Commit, Delete, Done, Write

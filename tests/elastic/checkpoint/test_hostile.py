@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from elastic.checkpoint import copy_cpu
 from elastic.checkpoint.image import SIZES, SUMS, VALUES, Image, Piece, header_bytes, lay_out, parse
-from elastic.checkpoint.restore import Mapped, Restore, Source
+from elastic.checkpoint.restore import Restore
+from elastic.checkpoint.source import Mapped, Source
 from elastic.checkpoint.state import Place
 from elastic.checkpoint.typed_json import decode
 from elastic.proto import manifest, slot, sums

@@ -21,7 +21,8 @@ from elastic.agent.uneven import uneven
 from elastic.checkpoint import share
 from elastic.checkpoint.image import Piece
 from elastic.checkpoint.planner import Planner, Share
-from elastic.checkpoint.state import Part, Place
+from elastic.checkpoint.state import Place
+from elastic.checkpoint.tensors import Part
 from elastic.proto.errors import CheckpointError
 from elastic.proto.sums import Chunk
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from elastic.agent.memory import SLOTS
+from elastic.checkpoint.folder import Folder
 from elastic.checkpoint.image import Layout, Piece
 from elastic.checkpoint.keeping import Keeping
 from elastic.checkpoint.saving import Save, Saver
 from elastic.checkpoint.state import Place
-from elastic.checkpoint.storage import Folder
 from elastic.proto import keeper, manifest, slot
 from elastic.proto.errors import SlotError
 from tests.agent.test_flushes import DEADLINE, Node, node, run, stopped

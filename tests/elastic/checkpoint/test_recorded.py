@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from elastic.checkpoint import copy_cpu, files
+from elastic.checkpoint.folder import Folder
 from elastic.checkpoint.image import SIZES, Image, Piece, lay_out
 from elastic.checkpoint.restore import Restore
 from elastic.checkpoint.state import Place, collect
-from elastic.checkpoint.storage import Folder
 from elastic.proto import manifest, sums, version
 from elastic.proto.errors import CheckpointError
 

@@ -15,8 +15,10 @@ from torch.optim import Optimizer, lr_scheduler
 from elastic.checkpoint import copy_cpu
 from elastic.checkpoint.image import CHUNK, Piece, lay_out
 from elastic.checkpoint.plan import Box
-from elastic.checkpoint.restore import Mapped, Reader, Restore, Source
-from elastic.checkpoint.state import Part, Place, collect
+from elastic.checkpoint.restore import Restore
+from elastic.checkpoint.source import Mapped, Reader, Source
+from elastic.checkpoint.state import Place, collect
+from elastic.checkpoint.tensors import Part
 from elastic.proto.errors import CheckpointError
 
 ALONE = Place()

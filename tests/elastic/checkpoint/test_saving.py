@@ -12,7 +12,7 @@ import torch
 
 from elastic.agent import boot
 from elastic.checkpoint import Checkpointer, host, manifests, places, turn
-from elastic.checkpoint.storage import Folder
+from elastic.checkpoint.folder import Folder
 from elastic.proto import slot
 from elastic.proto.errors import CheckpointError
 

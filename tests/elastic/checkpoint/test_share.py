@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from elastic.checkpoint import copy_cpu, share
 from elastic.checkpoint.image import Layout, Piece
-from elastic.checkpoint.state import Part, Place
+from elastic.checkpoint.state import Place
+from elastic.checkpoint.tensors import Part
 from elastic.proto.slot import MOST_UNITS
 from elastic.proto.sums import Chunk
 

@@ -14,7 +14,10 @@ import fsspec
 import pytest
 
 from elastic.checkpoint import files, storage
-from elastic.checkpoint.storage import Storage, canonical, connect, words
+from elastic.checkpoint.connect import connect
+from elastic.checkpoint.folder import Folder
+from elastic.checkpoint.objects import Objects
+from elastic.checkpoint.storage import Storage, canonical, words
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError
 from tests.elastic.checkpoint.shards import commit
@@ -143,7 +146,7 @@ def test_a_checkpoint_is_found_and_read_wherever_it_is(here: Storage) -> None:
         assert sources[rank].values(str) == {"w": "w"}
 
 
-class Counted(storage.Objects):
+class Counted(Objects):
     """Counts the bytes that are read."""
 
     read = 0
@@ -165,7 +168,7 @@ class Counted(storage.Objects):
 def test_of_an_object_only_header_and_table_are_read_until_a_tensor_is_needed(
     here: Storage,
 ) -> None:
-    assert isinstance(here, storage.Objects)
+    assert isinstance(here, Objects)
     commit(here, 10, numbers=4 << 20)
     counted = Counted(here.url, here._fs, here._root)
     sources, wrong = files.sources(counted, 10)
@@ -234,7 +237,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error_that_says_where_it_ends
     file = here.open(7, "a")
     assert file.read(4090, 2 << 20) == data[4090 : 2 << 20]
     here.publish(7, "a", data[:5000], over=True)
-    if isinstance(here, storage.Folder):  # who has a file open keeps it, unless it is cut in place
+    if isinstance(here, Folder):  # who has a file open keeps it, unless it is cut in place
         assert file.read(0, len(data)) == data
         here.write(7, "a", pieces(data), len(data))
         file = here.open(7, "a")
@@ -247,7 +250,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error_that_says_where_it_ends
 
 def test_a_disk_that_fails_under_a_file_is_an_error_of_that_file(tmp_path: Path) -> None:
     """Memory that is not mapped is read as a failing disk is: EIO."""
-    here = storage.Folder(tmp_path)
+    here = Folder(tmp_path)
     (tmp_path / manifest.folder(7)).mkdir()
     (tmp_path / manifest.folder(7) / "a").symlink_to("/proc/self/mem")
     with pytest.raises(storage.Damaged) as found:
@@ -260,7 +263,7 @@ def test_a_disk_that_fails_under_a_file_is_an_error_of_that_file(tmp_path: Path)
 
 def test_a_write_that_cannot_be_direct_is_made_through_the_cache(tmp_path: Path) -> None:
     """The disk takes the file, opened for direct writes, and then no piece of such a size."""
-    here = storage.Folder(tmp_path)
+    here = Folder(tmp_path)
     data = os.urandom(50_001)
     here.write(1, "a", pieces(data, 1003), len(data))
     assert content(here, 1, "a") == data
@@ -274,7 +277,7 @@ def test_one_folder_that_may_not_be_read_hides_no_other() -> None:
     """Root may read all: another program looks, as nobody, where nobody may."""
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from elastic.checkpoint import manifests; from elastic.checkpoint.storage import Folder\n"
+        "from elastic.checkpoint import manifests; from elastic.checkpoint.folder import Folder\n"
         "os.setuid(65534); here = Folder(Path(sys.argv[1]))\n"
         "found, wrong = manifests.readable(here, here.listing())\n"
         "print([one.step for one in found], wrong)"
@@ -282,7 +285,7 @@ def test_one_folder_that_may_not_be_read_hides_no_other() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
-        here = storage.Folder(folder)
+        here = Folder(folder)
         commit(here, 10, sequence=1)
         commit(here, 20, sequence=2)
         closed = folder / manifest.folder(20)

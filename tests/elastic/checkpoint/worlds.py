@@ -33,10 +33,10 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from elastic.checkpoint import copy_cpu, files, share
+from elastic.checkpoint.folder import Folder
 from elastic.checkpoint.image import header_bytes, lay_out, parse
 from elastic.checkpoint.restore import Restore
 from elastic.checkpoint.state import Place, collect
-from elastic.checkpoint.storage import Folder
 from elastic.proto import manifest, sums
 
 STEP = 1
