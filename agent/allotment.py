@@ -69,14 +69,14 @@ class Allotment:
         at = one.moment
         newest, loaded = moment_of(known.whole), None
         whole = [
-            s.moment
-            for s in own
-            if s.snapshot is not None and (s.snapshot.all_units or s.moment == newest)
+            found.moment
+            for found in (s.snapshot for s in own)
+            if found is not None and (found.all_units or found.moment == newest)
         ]
         if known.answer is not None and newest.round < known.answer.round:
             loaded = moment_of(known.answer.moment)
         return at is not None and (
-            at == max((m for m in whole if m is not None), default=None)
+            at == max(whole, default=None)
             or at == loaded
             or at in known.keep
             or self._unwritten(known, one)
@@ -84,10 +84,10 @@ class Allotment:
 
     def _unwritten(self, known: Checkpoint, one: Slot) -> bool:
         """What it holds is still to go to storage."""
-        snapshot, at = one.snapshot, one.moment
-        if snapshot is None or at is None or not snapshot.stamp.persist:
+        snapshot = one.snapshot
+        if snapshot is None or not snapshot.stamp.persist:
             return False
-        written = known.flushes.written.get(at)
+        written = known.flushes.written.get(snapshot.moment)
         return written is None or snapshot.stamp.rank not in written.shards
 
     def copy(self, known: Checkpoint, rank: int, size: int) -> Slot | None:

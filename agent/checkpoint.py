@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from elastic.agent import memory, uneven
+from elastic.agent import memory
 from elastic.agent.clients import Client
 from elastic.agent.flushes import Flushes
 from elastic.agent.leaving import Leaving
 from elastic.agent.loads import Loads
 from elastic.agent.shelf import Slots
-from elastic.proto import keeper, slot
+from elastic.proto import keeper
 from elastic.proto import master_pb2 as pb
 from elastic.proto.moment import Moment
 
@@ -48,20 +48,6 @@ class Checkpoint:
     loads: Loads = field(default_factory=Loads)
     uneven: keeper.Uneven | None = None
     """What its ranks are told of the last moment that has holes."""
-
-    def holes(self, at: Moment) -> dict[int, slot.Snapshot]:
-        """The images of a moment by rank, of a node whose ranks do not hold the same of what they have
-        divided; empty where all hold the same, or not all of their images are here yet."""
-        nodes: dict[range, dict[int, slot.Snapshot]] = {}
-        for one in self.slots:
-            found = one.snapshot
-            if found is not None and one.moment == at:
-                nodes.setdefault(found.stamp.node, {})[found.stamp.rank] = found
-        for node, images in nodes.items():
-            beliefs = {rank: found.beliefs for rank, found in images.items()}
-            if len(images) == len(node) and uneven.uneven(beliefs):
-                return images
-        return {}
 
     @property
     def lasting(self) -> set[Moment]:

@@ -48,7 +48,7 @@ class Slot:
     @property
     def moment(self) -> Moment | None:
         snapshot = self.snapshot
-        return None if snapshot is None else Moment(snapshot.stamp.round, snapshot.stamp.step)
+        return None if snapshot is None else snapshot.moment
 
     @property
     def untouched(self) -> int:
@@ -68,6 +68,10 @@ class Slots:
     def __iter__(self) -> Iterator[Slot]:
         for slots in (*self.own.values(), *self.copy.values()):
             yield from slots
+
+    def held(self) -> list[tuple[Slot, slot.Snapshot]]:
+        """Those that hold something, and what. Looked at once: ranks write meanwhile."""
+        return [(one, found) for one in self if (found := one.snapshot) is not None]
 
 
 class Shelf:

@@ -183,7 +183,7 @@ class Snapshots:
             self._tell(said.checkpoint)
 
     def _warn_of_holes(self, known: Checkpoint, at: Moment) -> None:
-        torn = known.holes(at)
+        torn = uneven.holes(one for _, one in known.slots.held() if one.moment == at)
         if torn:
             reason = uneven.reason({rank: uneven.shared(one.image) for rank, one in torn.items()})
             known.uneven = keeper.Uneven(round=at.round, step=at.step, reason=reason)
@@ -350,9 +350,8 @@ class Snapshots:
             at = moment_of(order.moment)
             here: dict[int, int] = {}
             world_size = 0
-            for one in known.slots:
-                found = one.snapshot
-                if found is not None and one.moment == at and found.stamp.rank in order.ranks:
+            for one, found in known.slots.held():
+                if found.moment == at and found.stamp.rank in order.ranks:
                     here[found.stamp.rank] = one.fd
                     world_size = found.stamp.world_size
             if here and known.flushes.write(self._job(), at, world_size, here):
@@ -382,7 +381,7 @@ class Snapshots:
         wanted = {(*key, order.base) for key, order in known.fetch.items()}
         self._replicas.only(checkpoint, wanted)
         under_way = self._replicas.fetching(checkpoint)
-        here = {(s.moment, s.snapshot.stamp.rank) for s in known.slots if s.snapshot is not None}
+        here = {(found.moment, found.stamp.rank) for _, found in known.slots.held()}
         opened = [client.said for client in known.clients if client.said is not None]
         for (moment, rank), order in known.fetch.items():
             if (moment, rank) in under_way | here or (checkpoint, moment) in self._replicas.unfit:
@@ -401,12 +400,10 @@ class Snapshots:
     def _replicated(self, checkpoint: str) -> None:
         """A replica has come, or cannot."""
         known = self._of(checkpoint)
-        for one in known.slots:
-            snapshot, at = one.snapshot, one.moment
-            if snapshot is not None and at is not None and not snapshot.all_units:
-                order = known.fetch.get((at, snapshot.stamp.rank))
-                if order is not None:
-                    _mark(one, at, order.all_units)
+        for one, found in known.slots.held():
+            order = known.fetch.get((found.moment, found.stamp.rank))
+            if order is not None and not found.all_units:
+                _mark(one, found.moment, order.all_units)
         self._tell(checkpoint)
 
 

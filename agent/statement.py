@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 
+from elastic.agent import uneven
 from elastic.agent.checkpoint import Checkpoint, to_pb
 from elastic.agent.replicas import Replicas
 from elastic.proto import master_pb2 as pb
 from elastic.proto.moment import Moment
+from elastic.proto.slot import Snapshot
 
 
 def of(known: Checkpoint, replicas: Replicas) -> pb.Snapshots:
@@ -26,14 +28,14 @@ def _holdings(known: Checkpoint) -> Iterable[pb.Holding]:
     """By moment: what is in memory here, and what this node has written. What has holes is not told of,
     so that it is never whole to the master."""
     holdings: dict[Moment, pb.Holding] = {}
-    moments = {one.moment for one in known.slots}
-    torn = {at for at in moments if at is not None and known.holes(at)}
-    for one in known.slots:
-        snapshot, at = one.snapshot, one.moment
-        if snapshot is None or at is None or at in torn:
-            continue
-        stamp = snapshot.stamp
-        if (at, stamp.rank) in known.flushes.damaged:
+    held = known.slots.held()
+    by_moment: dict[Moment, list[Snapshot]] = {}
+    for _, snapshot in held:
+        by_moment.setdefault(snapshot.moment, []).append(snapshot)
+    torn = {at for at, images in by_moment.items() if uneven.holes(images)}
+    for one, snapshot in held:
+        at, stamp = snapshot.moment, snapshot.stamp
+        if at in torn or (at, stamp.rank) in known.flushes.damaged:
             continue
         holding = holdings.setdefault(at, pb.Holding(moment=to_pb(at)))
         holding.world_size = stamp.world_size

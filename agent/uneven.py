@@ -6,9 +6,9 @@ nobody may have written it: such a moment has holes, and is never whole.
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from elastic.proto.slot import Belief
+from elastic.proto.slot import Belief, Snapshot
 
 Shared = Mapping[tuple[int, ...], Mapping[str, str]]
 """What an image's header says of that: by the ranks that hold it in common, names and digests."""
@@ -26,6 +26,18 @@ def uneven(images: Mapping[int, Collection[Belief]]) -> bool:
     """
     believers = Counter(belief for beliefs in images.values() for belief in set(beliefs))
     return any(count != belief.ranks for belief, count in believers.items())
+
+
+def holes(found: Iterable[Snapshot]) -> dict[int, Snapshot]:
+    """Of one moment's images, those of a node whose ranks do not hold the same of what they have divided, by
+    rank; empty where all hold the same, or not all of a node's images are there yet."""
+    nodes: dict[range, dict[int, Snapshot]] = {}
+    for one in found:
+        nodes.setdefault(one.stamp.node, {})[one.stamp.rank] = one
+    for node, images in nodes.items():
+        if len(images) == len(node) and uneven({rank: i.beliefs for rank, i in images.items()}):
+            return images
+    return {}
 
 
 def reason(images: Mapping[int, Shared]) -> str:

@@ -53,6 +53,7 @@ import xxhash
 
 from elastic.proto import sums, version
 from elastic.proto.errors import SlotError
+from elastic.proto.moment import Moment
 from elastic.proto.sums import Chunk
 
 MAGIC = b"ELASTICS"
@@ -120,6 +121,10 @@ class Snapshot:
     """How many different units the whole job's state has; 0: not known to be whole."""
     beliefs: tuple[Belief, ...] = ()
     """Up to `MOST_BELIEFS`: it holds its share of what each is about, and no more."""
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.stamp.round, self.stamp.step)
 
 
 def create(size: int) -> int:
@@ -340,10 +345,11 @@ def read(slot: memoryview) -> Snapshot:
 
 def look(slot: memoryview) -> Head:
     """As `read`, for who does not need the chunks."""
-    head = parse(slot)
+    page = memoryview(bytes(slot[:PAGE]))  # what is checked is what was read: it may be written now
+    head = parse(page)
     if head.image_bytes > len(slot) - PAGE:
         raise SlotError("the slot's header is damaged: its sizes make no sense")
-    _check(slot, slot[PAGE + head.table_at : PAGE + head.image_bytes])
+    _check(page, slot[PAGE + head.table_at : PAGE + head.image_bytes])
     return head
 
 

@@ -7,7 +7,9 @@ import mmap
 import os
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -376,6 +378,37 @@ async def test_a_moment_with_holes_is_told_to_its_ranks_and_never_to_the_master(
         a.__init__(a.vault)  # type: ignore[misc]
         (again,) = a.snapshots.statements()
         assert sorted(h.moment.step for h in again.holdings) == [5, 7]
+
+
+@within(60)
+async def test_what_a_rank_writes_meanwhile_is_told_of_as_it_was_at_one_time() -> None:
+    async with nodes(1) as (a,):
+        rank = a.opens(0, world=1)
+        await rank.slots()
+        over = threading.Event()
+
+        def write() -> None:
+            for step in count(1):
+                if over.is_set():
+                    return
+                with contextlib.suppress(BlockingIOError):  # nobody listens now
+                    rank.save(0, step, persist=bool(step % 2))
+
+        writer, before = threading.Thread(target=write), sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        writer.start()
+        try:
+            seen: set[int] = set()
+            while len(seen) < 60:
+                a.snapshots.obey(order())
+                for told in a.snapshots.statements():
+                    for holding in told.holdings:
+                        seen.add(holding.moment.step)
+                        assert holding.persist == bool(holding.moment.step % 2), holding
+        finally:
+            over.set()
+            writer.join()
+            sys.setswitchinterval(before)
 
 
 @within(60)
