@@ -1,5 +1,6 @@
 """What every test shares."""
 
+import contextlib
 import gc
 import json
 import subprocess
@@ -33,6 +34,13 @@ def freezer(tmp_path: Path) -> Iterator[Freezer]:
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
     """A server that speaks S3, a process of its own; its driver's options."""
+    with serve_s3() as (options, _):
+        yield options
+
+
+@contextlib.contextmanager
+def serve_s3() -> Iterator[tuple[str, int]]:
+    """The options of its driver, and its pid."""
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -40,7 +48,8 @@ def s3() -> Iterator[str]:
     try:
         endpoint = server.stdout.readline().strip()
         assert endpoint, "moto did not start"
-        yield json.dumps({"key": "k", "secret": "tell-nobody", "endpoint_url": endpoint})
+        options = {"key": "k", "secret": "tell-nobody", "endpoint_url": endpoint}
+        yield json.dumps(options), server.pid
     finally:
         server.communicate()  # it ends with its standard input
 
