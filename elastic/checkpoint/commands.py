@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from elastic.checkpoint import inspection
@@ -33,8 +34,9 @@ def ckpt(context: Context, argv: Sequence[str]) -> int:
             "path", metavar="PATH", type=_path, help="the checkpoint's folder or URL"
         )
         inner.add_argument(
-            "--storage-options", type=_options, default={}, metavar="JSON",
-            help="of a URL, what its driver is given: '{\"endpoint_url\": \"http://127.0.0.1:9000\"}'",
+            "--storage-options", type=_options, default={}, metavar="JSON|@FILE",
+            help="of a URL, what its driver is given: '{\"endpoint_url\": \"http://127.0.0.1:9000\"}', or "
+            "a file that has it, since others see a command line",
         )  # fmt: skip
         if add is not None:
             add(inner)
@@ -50,7 +52,11 @@ def _path(argument: str) -> str:
 
 def _options(argument: str) -> dict[str, Any]:
     try:
+        if argument.startswith("@"):
+            argument = Path(argument[1:]).read_text()
         given = json.loads(argument)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     except ValueError:  # which would repeat it, and there may be a secret in it
         given = None
     if not isinstance(given, dict):

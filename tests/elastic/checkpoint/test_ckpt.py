@@ -355,7 +355,9 @@ def test_a_step_on_an_object_store(
     assert torch.equal(found["model.0.weight"], states()[0]["model"][0].weight)
     name = f"{url}/{manifest.folder(7)}/{shard(path, 1).name}"
     store.pipe_file(name, bytes(shard(path, 1).stat().st_size))
-    damaged = ask("ckpt", "verify", url, *options)
+    secret = tmp_path / "secret.json"
+    secret.write_text(s3)
+    damaged = ask("ckpt", "verify", url, "--storage-options", f"@{secret}")
     assert (damaged.code, shard(path, 1).name in damaged.out) == (1, True), damaged
 
 
@@ -386,6 +388,11 @@ def test_options_that_are_none_are_not_repeated(given: str, tmp_path: Path, ask:
     assert answer.code == 2
     assert "it is no JSON object" in answer.err
     assert "tell-nobody" not in answer.err
+
+
+def test_options_in_a_file_that_is_not_there(tmp_path: Path, ask: Ask) -> None:
+    answer = ask("ckpt", "ls", tmp_path, "--storage-options", f"@{tmp_path / 'none'}")
+    assert (answer.code, "No such file" in answer.err) == (2, True), answer
 
 
 # --- to DCP and back -----------------------------------------------------------------------------
