@@ -10,7 +10,7 @@ import torch
 import xxhash
 
 from elastic.checkpoint import manifests
-from elastic.checkpoint.storage import Folder
+from elastic.checkpoint.folder import Folder
 from tests.conftest import serve_s3
 from tests.e2e.harness import Job
 
