@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from elastic.agent import memory
+from elastic.agent import memory, uneven
 from elastic.agent.clients import Client
 from elastic.agent.flushes import Flushes
 from elastic.agent.leaving import Leaving
@@ -46,8 +46,30 @@ class Checkpoint:
     """By local rank, how many bytes a slot must have that it uses."""
     leaving: Leaving = field(default_factory=Leaving)
     loads: Loads = field(default_factory=Loads)
-    uneven: keeper.Uneven | None = None
-    """What its ranks are told of the last moment that has holes."""
+    uneven: dict[Moment, str] = field(default_factory=dict[Moment, str])
+    """The moments of its ranks' round that have holes, and what differs between which ranks."""
+    elsewhere: dict[Moment, str] = field(default_factory=dict[Moment, str])
+    """The same of all nodes, as the master says."""
+
+    def find_holes(self, round_: int) -> bool:
+        """Note the moments of that round that have any; whether that is news."""
+        known = {at: why for at, why in self.uneven.items() if at.round == round_}
+        torn = uneven.torn(found for _, found in self.slots.held())
+        news = {at for at in torn if at.round == round_ and at not in known}
+        for at in news:
+            images = torn[at].items()
+            known[at] = uneven.reason({rank: uneven.shared(one.image) for rank, one in images})
+        self.uneven = known
+        return bool(news)
+
+    def uneven_of(self, round_: int) -> tuple[keeper.Uneven, ...]:
+        """What ranks of that round are told of it, the oldest first."""
+        reasons = self.elsewhere | self.uneven
+        return tuple(
+            keeper.Uneven(round=at.round, step=at.step, reason=why, here=at in self.uneven)
+            for at, why in sorted(reasons.items())
+            if at.round == round_
+        )
 
     @property
     def lasting(self) -> set[Moment]:

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 
-from elastic.agent import statement, uneven
+from elastic.agent import statement
 from elastic.agent.allotment import Allotment
 from elastic.agent.checkpoint import NEVER, Checkpoint, moment_of
 from elastic.agent.clients import Client
@@ -179,16 +179,10 @@ class Snapshots:
         }
         mine = newest.get(said.local_rank, NEVER)
         if all(newest.get(local, NEVER) >= mine for local in range(said.local_world_size)):
-            self._warn_of_holes(known, mine)
+            if known.find_holes(mine.round):
+                for client in list(known.clients):
+                    self._inform(client)
             self._tell(said.checkpoint)
-
-    def _warn_of_holes(self, known: Checkpoint, at: Moment) -> None:
-        torn = uneven.holes(one for _, one in known.slots.held() if one.moment == at)
-        if torn:
-            reason = uneven.reason({rank: uneven.shared(one.image) for rank, one in torn.items()})
-            known.uneven = keeper.Uneven(round=at.round, step=at.step, reason=reason)
-            for client in list(known.clients):
-                self._inform(client)
 
     # --- the end of a round that is planned (master/leaving.py) ----------------------------------
 
@@ -247,8 +241,7 @@ class Snapshots:
         if client.round == known.leaving.round and known.leaving.order.order:
             order = known.leaving.order
             newest += (keeper.Leave(order=order.order, step=order.step),)
-        if known.uneven is not None and known.uneven.round == client.round:
-            newest += (known.uneven,)
+        newest += known.uneven_of(client.round)
         complaint = known.flushes.complaint
         if complaint.reason or client.was_told(keeper.Stalled):
             newest += (complaint,)
@@ -291,6 +284,7 @@ class Snapshots:
             self._mark_whole(known, (one for slots in known.slots.copy.values() for one in slots))
             for local in known.slots.own.keys() - ranks:
                 self._mark_whole(known, known.slots.own[local])
+        known.elsewhere = {moment_of(one.moment): one.reason for one in order.uneven}
         if order.HasField("committed") and moment_of(order.committed) > moment_of(known.committed):
             known.committed = order.committed
         if whole or keep != known.keep:

@@ -7,7 +7,6 @@ from elastic.agent.checkpoint import Checkpoint, to_pb
 from elastic.agent.replicas import Replicas
 from elastic.proto import master_pb2 as pb
 from elastic.proto.moment import Moment
-from elastic.proto.slot import Snapshot
 
 
 def of(known: Checkpoint, replicas: Replicas) -> pb.Snapshots:
@@ -18,6 +17,7 @@ def of(known: Checkpoint, replicas: Replicas) -> pb.Snapshots:
         base=replicas.base,
         replicas=known.reckoned is not None and known.reckoned[1].replicas,
         unfit=[to_pb(at) for name, at in replicas.unfit if name == known.name],
+        uneven=[pb.Uneven(moment=to_pb(at), reason=why) for at, why in known.uneven.items()],
     )
     known.loads.state(known.clients, told)
     told.holdings.extend(_holdings(known))
@@ -29,10 +29,7 @@ def _holdings(known: Checkpoint) -> Iterable[pb.Holding]:
     so that it is never whole to the master."""
     holdings: dict[Moment, pb.Holding] = {}
     held = known.slots.held()
-    by_moment: dict[Moment, list[Snapshot]] = {}
-    for _, snapshot in held:
-        by_moment.setdefault(snapshot.moment, []).append(snapshot)
-    torn = {at for at, images in by_moment.items() if uneven.holes(images)}
+    torn = uneven.torn(snapshot for _, snapshot in held)
     for one, snapshot in held:
         at, stamp = snapshot.moment, snapshot.stamp
         if at in torn or (at, stamp.rank) in known.flushes.damaged:

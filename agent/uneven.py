@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
+from elastic.proto.moment import Moment
 from elastic.proto.slot import Belief, Snapshot
 
 Shared = Mapping[tuple[int, ...], Mapping[str, str]]
@@ -28,16 +29,17 @@ def uneven(images: Mapping[int, Collection[Belief]]) -> bool:
     return any(count != belief.ranks for belief, count in believers.items())
 
 
-def holes(found: Iterable[Snapshot]) -> dict[int, Snapshot]:
-    """Of one moment's images, those of a node whose ranks do not hold the same of what they have divided, by
-    rank; empty where all hold the same, or not all of a node's images are there yet."""
-    nodes: dict[range, dict[int, Snapshot]] = {}
+def torn(found: Iterable[Snapshot]) -> dict[Moment, dict[int, Snapshot]]:
+    """The moments of which all images of a node are there and its ranks do not hold the same of what they
+    have divided; with those images, by rank."""
+    nodes: dict[tuple[Moment, range], dict[int, Snapshot]] = {}
     for one in found:
-        nodes.setdefault(one.stamp.node, {})[one.stamp.rank] = one
-    for node, images in nodes.items():
-        if len(images) == len(node) and uneven({rank: i.beliefs for rank, i in images.items()}):
-            return images
-    return {}
+        nodes.setdefault((one.moment, one.stamp.node), {})[one.stamp.rank] = one
+    return {
+        at: images
+        for (at, node), images in nodes.items()
+        if len(images) == len(node) and uneven({rank: i.beliefs for rank, i in images.items()})
+    }
 
 
 def reason(images: Mapping[int, Shared]) -> str:

@@ -115,6 +115,8 @@ class Said:
     """It has room for replicas."""
     unfit: frozenset[Moment] = frozenset()
     """Of which it could not make replicas."""
+    uneven: Mapping[Moment, str] = field(default_factory=dict[Moment, str])
+    """What is never whole, since its ranks do not hold the same of what they have divided; and why."""
 
 
 @dataclass(frozen=True, slots=True)

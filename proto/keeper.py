@@ -21,7 +21,7 @@ question has a number, which its answer repeats: one that comes too late is nobo
 |                | `Whole`    |               | a newer moment is in every rank's memory               |
 |                | `Committed`|               | a newer moment is on storage                           |
 |                | `Stalled`  |               | storage fails, or works again                          |
-|                | `Uneven`   |               | ranks of this node do not hold the same                |
+|                | `Uneven`   |               | ranks of a node do not hold the same                   |
 |                | `Leave`    |               | at which step to wait for this round's end             |
 |                | `Refused`  |               | what was asked for cannot be had, and why              |
 """
@@ -222,13 +222,14 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uneven:
-    """A moment that is never whole: what the ranks of this node have divided is not all in their images.
-    Each writes all that it has from here on."""
+    """A moment that is never whole: what the ranks of a node have divided is not all in their images."""
 
     round: int
     step: int
     reason: str
     """What differs between which ranks."""
+    here: bool = True
+    """Of this node: each of its ranks writes all that it has from here on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

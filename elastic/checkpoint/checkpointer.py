@@ -177,8 +177,8 @@ class Checkpointer:
             due, stalled = self._saver.due, self._keeping.stalled
             if due is None or (self._keeping.committed or Moment(0, 0)) >= due:
                 return
-            uneven = self._keeping.uneven
-            if uneven is not None and Moment(uneven.round, uneven.step) == due:
+            uneven = self._keeping.uneven.get(due)
+            if uneven is not None:
                 raise CheckpointError(
                     f"{self.path}: step {due.step} cannot be kept: {uneven.reason}; save it again"
                 )

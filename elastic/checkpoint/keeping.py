@@ -37,8 +37,8 @@ class Keeping:
         """The newest that is known to be on storage."""
         self.stalled = keeper.Stalled()
         """Why something is not on storage; empty where all goes well."""
-        self.uneven: keeper.Uneven | None = None
-        """The last snapshots that do not make up a whole."""
+        self.uneven: dict[Moment, keeper.Uneven] = {}
+        """The moments of this round whose snapshots do not make up a whole."""
         self._leave = keeper.Leave()
         """The last that was heard."""
         _open.add(self)
@@ -144,7 +144,7 @@ class Keeping:
         elif isinstance(message, keeper.Stalled):
             self.stalled = message
         elif isinstance(message, keeper.Uneven):
-            self.uneven = message
+            self.uneven[Moment(message.round, message.step)] = message
         elif isinstance(message, keeper.Leave):
             self._leave = message
         if not isinstance(message, keeper.Answer):

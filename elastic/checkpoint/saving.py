@@ -79,6 +79,8 @@ class Saver:
         self._behind: Behind | None = None
         """None while there are only tensors on the CPU, which are copied at once."""
         self._sized = self._was_ready = self._skipped = False
+        self._uneven: set[Moment] = set()
+        """What of `Keeping.uneven` was said."""
 
     @property
     def loaded(self) -> Moment | None:
@@ -199,16 +201,20 @@ class Saver:
         return True
 
     def _heed(self) -> None:
-        """Divide nothing any more, once ranks of this node have turned out not to hold the same."""
+        """Say what is not whole since ranks of a node do not hold the same; where it is this one, divide
+        nothing any more."""
         self._keeping.drain()
-        uneven = self._keeping.uneven
-        if uneven is not None and not self._planner.apart:
-            self._planner.apart = True
+        for moment, found in sorted(self._keeping.uneven.items()):
+            apart = found.here and not self._planner.apart
+            if moment in self._uneven and not apart:
+                continue
+            self._uneven.add(moment)
+            self._planner.apart |= apart
+            then = "; from now on each rank of this node writes all that it has" if apart else ""
             if not self._place.local_rank:
                 log.error(
-                    "%s: step %d cannot be kept: %s; from now on each rank of this node writes all that "
-                    "it has", self._name, uneven.step, uneven.reason,
-                )  # fmt: skip
+                    "%s: step %d cannot be kept: %s%s", self._name, found.step, found.reason, then
+                )
 
     def _write(
         self,

@@ -355,8 +355,9 @@ async def test_slots_of_ranks_that_are_no_more_are_given_back_once_newer_is_whol
 
 
 @within(60)
-async def test_a_moment_with_holes_is_told_to_its_ranks_and_never_to_the_master() -> None:
-    async with nodes(1) as (a,):
+async def test_a_moment_with_holes_is_told_to_all_ranks_and_is_never_whole_to_the_master() -> None:
+    async with nodes(2) as (a, b):
+        other = b.opens(2, world=3)
         ranks = [a.opens(local, world=3, local=local, of=2) for local in range(2)]
         for rank in ranks:
             await rank.slots()
@@ -370,6 +371,11 @@ async def test_a_moment_with_holes_is_told_to_its_ranks_and_never_to_the_master(
             assert isinstance(said, keeper.Uneven)
             assert (said.round, said.step) == SIX
             assert said.reason.startswith("ranks 0, 1 do not hold the same of ")
+        (found,) = (await a.says(lambda told: told.uneven)).uneven
+        b.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, uneven=[found]))
+        assert await other.told(keeper.Uneven) == keeper.Uneven(
+            round=1, step=6, reason=found.reason, here=False
+        )
         ranks[0].save(2, 7)
         ranks[1].save(2, 7)
         await a.says(a.holds(SEVEN, 0, 1))

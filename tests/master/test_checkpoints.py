@@ -95,6 +95,13 @@ def test_a_round_later_is_newer_whatever_its_step() -> None:
     assert state.whole.moment == Moment(2, 4)
 
 
+def test_what_is_never_whole_on_one_node_is_told_to_all_of_its_round() -> None:
+    uneven = {Moment(1, 9): "of old", Moment(2, 5): "ranks 0, 1 differ"}
+    state = heard(says(A, {}, uneven=uneven), says(B, {(2, 5): holds(2, of=3)}))
+    assert orders(state, 2, (A, B)).uneven == {Moment(2, 5): "ranks 0, 1 differ"}
+    assert not orders(forget(state, A, LIFE), 2, (A, B)).uneven
+
+
 # --- restore -------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,8 @@
-"""A rank of two whose states differ, without elastic-run.
+"""A rank whose state differs from that of others, without elastic-run.
 
     uneven.py FOLDER CASE
 
-zero: DDP, and each rank's optimizer has only every other parameter (ZeRO-1 by hand). names: DDP under
+zero: DDP, and each of two ranks' optimizer has only every other parameter (ZeRO-1 by hand). names: DDP under
 another name on each rank. `load` after it: what was saved is loaded and compared with what was computed.
 """
 
