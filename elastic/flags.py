@@ -227,6 +227,14 @@ OURS = (
         "--rdzv-conf last_call_timeout wins.",
     ),
     Flag(
+        name="preparation",
+        type=values.seconds,
+        default=15.0,
+        metavar="SECONDS",
+        help="Time for a node that joins to import what its ranks will, before the others stop for it "
+        "(%(default)g).",
+    ),
+    Flag(
         name="lease",
         type=values.seconds,
         default=5.0,

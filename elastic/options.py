@@ -61,6 +61,8 @@ class Options:
     """Time for the first round to come together, more than 0."""
     last_call: float
     """Wait for nodes that are on their way, once there are enough."""
+    preparation: float
+    """Time for a node that joins to import what its ranks will, before the others stop for it."""
     lease: float
     """Silence after which a node is probed, more than 0."""
     below_min_timeout: float | None
@@ -174,6 +176,7 @@ _LEAST: Mapping[str, float] = {
     "shutdown_timeout": 0,
     "drain_timeout": 0,
     "last_call": 0,
+    "preparation": 0,
     "log_keep": 1,
     "log_limit": 0,
 }
@@ -192,6 +195,7 @@ _AS_PARSED = (
     "node_id",
     "local_addr",
     "port_range",
+    "preparation",
     "lease",
     "below_min_timeout",
     "role",

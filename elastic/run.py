@@ -186,6 +186,7 @@ def _master_main(
         node_unit=options.node_unit,
         rank_unit=options.rank_unit,
         last_call=options.last_call,
+        preparation=options.preparation,
         lease=options.lease,
         max_restarts=options.max_restarts,
         fault_budget=options.fault_budget,

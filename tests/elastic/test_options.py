@@ -267,6 +267,11 @@ def test_the_last_call_is_short() -> None:
     assert options("--nnodes 1:2 --rdzv-backend c10d").last_call == 1
 
 
+def test_a_node_that_joins_has_time_to_import() -> None:
+    assert options("--nnodes 1:2 --rdzv-backend c10d").preparation == 15
+    assert options("--nnodes 1:2 --rdzv-backend c10d --preparation 60").preparation == 60
+
+
 def test_rdzv_conf() -> None:
     found = options(
         "--rdzv-backend c10d --join-timeout 5 --last-call 6 --rdzv-conf "
