@@ -67,8 +67,9 @@ def reusable(
 
 
 def early(contents: Sequence[Content], now: int, loaded: Moment | None) -> list[int]:
-    """What may be written over beside `reusable`, the oldest first, where other ranks may have skipped
-    snapshots since their memory was not ready: this round's own, until one of them is whole. Pure."""
+    """What may be written over beside `reusable` where other ranks may have skipped snapshots since their
+    memory was not ready: the oldest of this round's own, until one of them is whole. No other, though that
+    one is read or due: all may have what is newer. Pure."""
     own = [
         (content.moment, index)
         for index, content in enumerate(contents)
@@ -76,7 +77,27 @@ def early(contents: Sequence[Content], now: int, loaded: Moment | None) -> list[
     ]
     if any(contents[index].whole for _, index in own):
         return []
-    return [index for _, index in sorted(own)]
+    return [index for _, index in sorted(own)[:1]]
+
+
+def choices(
+    contents: Sequence[Content],
+    now: int,
+    loaded: Moment | None,
+    keep: Collection[Moment] = (),
+    *,
+    behind: bool = False,
+) -> tuple[list[int], list[int]]:
+    """What a save may write over, in the order in which it is tried: slots in whose place nothing is owed
+    to storage, then others, in whose place a snapshot goes there. Pure.
+
+    behind: other ranks may have left snapshots out, since their memory was not ready.
+    """
+    order = reusable(contents, now, loaded, keep)
+    if not order and behind:
+        order = early(contents, now, loaded)
+    late = [index for index in order if contents[index].due]
+    return [index for index in order if index not in late], late
 
 
 class NoMemory(CheckpointError):

@@ -8,7 +8,7 @@ from time import monotonic
 
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.keeping import Keeping
-from elastic.checkpoint.slots import Content, Draft, Slots, early, reusable
+from elastic.checkpoint.slots import Content, Draft, Slots, choices
 from elastic.proto.moment import Moment
 from elastic.proto.slot import Stamp
 
@@ -59,11 +59,9 @@ class Turn:
             contents = slots.contents()
             self._keeping.drain()  # after the look: what is kept is said before a slot tells of newer
             contents = [self._known(content) for content in contents]
-            order = reusable(contents, self._round, self.loaded, self._keeping.keep)
-            if not order and behind:
-                order = early(contents, self._round, self.loaded)
-            late = [index for index in order if contents[index].due]
-            for indices, goes in (([i for i in order if i not in late], persist), (late, True)):
+            keep = self._keeping.keep
+            free, late = choices(contents, self._round, self.loaded, keep, behind=behind)
+            for indices, goes in ((free, persist), (late, True)):
                 draft = slots.begin(indices, partial(stamp, goes), image)
                 if draft is not None:
                     self.blocked = ""
@@ -71,10 +69,10 @@ class Turn:
             left = deadline - monotonic()
             if left <= 0:
                 if not self.blocked:
-                    self.blocked = READ if order else WHOLE
+                    self.blocked = READ if free or late else WHOLE
                     log.error("%s: no snapshots until %s", self._name, self.blocked)
                 return None
-            self._keeping.wait(said, min(left, READER_TIME) if order else left)
+            self._keeping.wait(said, min(left, READER_TIME) if free or late else left)
 
     def _known(self, content: Content) -> Content:
         """With what the keeper has said. A moment is as good as in every rank's memory where something of

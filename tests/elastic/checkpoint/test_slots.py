@@ -1,186 +1,17 @@
 """Which slot is written over: never one that a later round may need, and always some in the end."""
 
-import functools
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import pytest
 
 from elastic.checkpoint import host, lanes
 from elastic.checkpoint.image import Image, lay_out
-from elastic.checkpoint.slots import PART, Content, GivenBack, Slots, early, reusable
+from elastic.checkpoint.slots import PART, Content, GivenBack, Slots, choices, early, reusable
 from elastic.proto import slot, sums
 from elastic.proto.moment import Moment
 from elastic.proto.slot import Stamp
 from elastic.proto.sums import Chunk
-
-NONE = Moment(0, 0)
-
-
-class Extent(NamedTuple):
-    """How far the model goes."""
-
-    slots: int
-    steps: int
-    rounds: int
-    flushing: bool = False
-    """A flusher may hold one moment of each rank, from any time on, for as long as it likes."""
-    kept: int = 0
-    """So many whole moments the master may name, to be kept since they are replicated; of those that
-    become one too many, the oldest goes."""
-
-
-class Rank(NamedTuple):
-    """One of two: what its slots hold, and whether that is known to be whole; NONE: nothing."""
-
-    held: tuple[tuple[Moment, bool], ...]
-    told: Moment
-    """The newest that it was told is whole."""
-    step: int
-    pinned: Moment = NONE
-    """What of it the flusher reads; with claims, so that is never written over."""
-    kept: tuple[Moment, ...] = ()
-    """What it was told to keep, the oldest first."""
-
-    def moments(self) -> set[Moment]:
-        return {moment for moment, _ in self.held} - {NONE}
-
-    def reusable(self, now: int, loaded: Moment | None) -> list[int]:
-        """What can be written over now."""
-        order = of_those(self.held, now, loaded, self.kept)
-        return [i for i in order if self.held[i][0] == NONE or self.held[i][0] != self.pinned]
-
-    def put(self, index: int, moment: Moment) -> "Rank":
-        rest = self.held[:index] + self.held[index + 1 :]
-        return self._replace(held=tuple(sorted([*rest, (moment, False)])))
-
-    def hear(self, whole: Moment) -> "Rank":
-        held = tuple((moment, known or moment == whole) for moment, known in self.held)
-        return self._replace(held=held, told=whole)
-
-
-@functools.cache
-def of_those(
-    held: tuple[tuple[Moment, bool], ...],
-    now: int,
-    loaded: Moment | None,
-    kept: tuple[Moment, ...],
-) -> list[int]:
-    contents = [Content(moment=None if m == NONE else m, whole=whole) for m, whole in held]
-    return reusable(contents, now, loaded, kept)
-
-
-class World(NamedTuple):
-    round: int
-    loaded: Moment | None
-    whole: frozenset[Moment]
-    """What both held at once, at any time; of that, what is still news to one of them."""
-    ranks: tuple[Rank, ...]
-
-    def common(self) -> set[Moment]:
-        """What both hold, but for what is void: it is beyond what this round went on from."""
-        both = self.ranks[0].moments() & self.ranks[1].moments()
-        if self.loaded is None:
-            return both
-        return {moment for moment in both if moment.round == self.round or moment == self.loaded}
-
-
-def world(round_: int, loaded: Moment | None, whole: frozenset[Moment], *ranks: Rank) -> World:
-    """The same for worlds that differ by the order of ranks, or by news that nobody waits for."""
-    at = World(round_, loaded, whole, tuple(sorted(ranks)))
-    oldest = min(rank.told for rank in ranks)
-    return at._replace(whole=frozenset(m for m in whole | at.common() if m >= oldest))
-
-
-def following(at: World, extent: Extent) -> Iterator[World]:
-    common = at.common()
-    for rank, other in (at.ranks, at.ranks[::-1]):
-        held = [moment for moment, _ in rank.held]
-        if rank.step < extent.steps and NONE in held:  # a write ends
-            written = rank.put(held.index(NONE), Moment(at.round, rank.step + 1))
-            yield world(at.round, at.loaded, at.whole, written._replace(step=rank.step + 1), other)
-        elif rank.step < extent.steps:  # a write begins, in any of them: others may be read
-            for index in rank.reusable(at.round, at.loaded):
-                yield world(at.round, at.loaded, at.whole, rank.put(index, NONE), other)
-        for moment in at.whole:
-            if moment > rank.told:
-                yield world(at.round, at.loaded, at.whole, rank.hear(moment), other)
-        if rank.pinned != NONE:  # a flush ends, or goes on for as long as it likes
-            yield world(at.round, at.loaded, at.whole, rank._replace(pinned=NONE), other)
-        elif extent.flushing:
-            for moment in common:
-                yield world(at.round, at.loaded, at.whole, rank._replace(pinned=moment), other)
-        for moment in common if extent.kept else ():
-            if moment > max(rank.kept, default=NONE):
-                kept = (*rank.kept, moment)[-extent.kept :]
-                yield world(at.round, at.loaded, at.whole, rank._replace(kept=kept), other)
-    if at.round < extent.rounds:
-        # somebody died; what is gone on from is the newest, or was asked for
-        for loaded in common or [None]:
-            told = loaded or NONE
-            ranks = (rank._replace(step=told.step, told=told) for rank in at.ranks)
-            yield world(at.round + 1, loaded, frozenset(common & {loaded}), *ranks)
-
-
-def check(at: World) -> None:
-    common = at.common()
-    if at.whole:
-        assert common, at
-        assert max(common) >= min(rank.told for rank in at.ranks), at
-    last = min(at.ranks, key=lambda rank: rank.step)
-    if at.whole and max(at.whole) > last.told:
-        last = last.hear(max(at.whole))
-    assert last.reusable(at.round, at.loaded), f"the last one waits for nobody: {at}"
-
-
-def explore(extent: Extent) -> int:
-    """Check every world that can come about; how many there are."""
-    rank = Rank(held=((NONE, False),) * extent.slots, told=NONE, step=0)
-    start = world(1, None, frozenset(), rank, rank)
-    seen, edge = {start}, [start]
-    while edge:
-        found = []
-        for at in edge:
-            check(at)
-            for after in following(at, extent):
-                if after not in seen:
-                    seen.add(after)
-                    found.append(after)
-        edge = found
-    return len(seen)
-
-
-@pytest.mark.parametrize(
-    "extent",
-    [
-        Extent(slots=2, steps=4, rounds=3),
-        Extent(slots=3, steps=3, rounds=3),
-        Extent(slots=3, steps=3, rounds=2, flushing=True),
-        Extent(slots=4, steps=2, rounds=2, flushing=True),
-        pytest.param(Extent(slots=3, steps=4, rounds=3), marks=pytest.mark.soak),
-        pytest.param(Extent(slots=4, steps=3, rounds=3, flushing=True), marks=pytest.mark.soak),
-        pytest.param(Extent(slots=4, steps=4, rounds=1, kept=2), marks=pytest.mark.soak),
-    ],
-    ids=str,
-)
-def test_what_both_hold_is_never_lost_and_the_last_one_never_waits(extent: Extent) -> None:
-    assert explore(extent) > 500
-
-
-@pytest.mark.parametrize(
-    "extent",
-    [
-        Extent(slots=2, steps=3, rounds=1, flushing=True),
-        Extent(slots=3, steps=4, rounds=1, kept=2),
-        Extent(slots=3, steps=3, rounds=1, flushing=True, kept=1),
-    ],
-    ids=str,
-)
-def test_who_reads_or_keeps_takes_a_slot_of_its_own(extent: Extent) -> None:
-    """So one fewer is too few, and the model would tell."""
-    with pytest.raises(AssertionError, match="waits for nobody"):
-        explore(extent)
 
 
 def test_the_oldest_is_tried_first_and_what_is_empty_before() -> None:
@@ -349,7 +180,7 @@ def test_where_others_may_have_skipped_nobody_waits_for_them() -> None:
     loaded = Moment(1, 9)
     skipped = held((2, 14), (1, 9), (2, 12), (2, 16))
     assert reusable(skipped, 2, loaded) == []
-    assert early(skipped, 2, loaded) == [2, 0, 3]
+    assert early(skipped, 2, loaded) == [2]
     assert early(held((2, 14), (1, 9), (2, 12), whole=2), 2, loaded) == []
     assert early(held((1, 9), (2, 12), whole=0), 2, loaded) == [1]
 
@@ -362,3 +193,4 @@ def test_what_is_still_to_go_to_storage_is_written_over_last() -> None:
         Content(moment=None),
     ]
     assert reusable(held, 1, None) == [3, 1, 0]
+    assert choices(held, 1, None) == ([3, 1], [0]), "and what takes its place goes there"
