@@ -172,13 +172,16 @@ class Snapshots:
             client.answer(answer, tuple(one.fd for one in slots))
 
     def _held(self, said: keeper.Open, known: Checkpoint) -> None:
-        """Once all ranks of this node hold a moment, the master hears of it."""
-        newest = {
-            local: max((at for one in own if (at := one.moment) is not None), default=NEVER)
-            for local, own in known.slots.own.items()
-        }
-        mine = newest.get(said.local_rank, NEVER)
-        if all(newest.get(local, NEVER) >= mine for local in range(said.local_world_size)):
+        """Once all ranks of this node hold a moment, or have written it themselves, the master hears."""
+
+        def newest(local: int) -> Moment:
+            rank = said.rank - said.local_rank + local
+            held = (one.moment or NEVER for one in known.slots.own.get(local, ()))
+            written = known.flushes.written.items()
+            return max(*held, *(Moment(*at) for at, one in written if rank in one.shards), NEVER)
+
+        mine = newest(said.local_rank)
+        if all(newest(local) >= mine for local in range(said.local_world_size)):
             if known.find_holes(mine.round):
                 for client in list(known.clients):
                     self._inform(client)

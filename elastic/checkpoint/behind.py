@@ -40,7 +40,7 @@ class Void(Exception):
     """A snapshot that is none: these tensors were changed while they were copied."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(", ".join(names))
+        super().__init__(f"{', '.join(names)} changed while it was copied")
         self.names = names
 
 
@@ -271,8 +271,8 @@ class Behind:
             except Void as error:
                 self._cloned.update(error.names)
                 log.warning(
-                    "a snapshot is left out: %s changed while it was copied, by something else than "
-                    "an optimizer's step; from now on it is copied on its device first",
+                    "a snapshot is left out: %s, by something else than an optimizer's step; from "
+                    "now on it is copied on its device first",
                     error,
                 )
             finally:

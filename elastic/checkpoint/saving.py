@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from elastic.checkpoint import ahead, copy_cpu, host, lanes, writing
-from elastic.checkpoint.behind import Behind, steady
+from elastic.checkpoint.behind import Behind, Void, steady
 from elastic.checkpoint.keeping import Keeping
 from elastic.checkpoint.planner import Planner, Share
 from elastic.checkpoint.slots import NoMemory, Slots
@@ -195,10 +195,19 @@ class Saver:
             self._choose(behind, share)
         copy = behind.take(share.image, share.values, share.tensors, partial(steady, state))
         self.path = behind.path
-        behind.submit(copy, partial(write, copy.run))
+        behind.submit(copy, partial(self._late, save, partial(write, copy.run)))
         if self.path == "sync":
             behind.finish()
         return True
+
+    def _late(self, save: Save, write: Callable[[], None]) -> None:
+        """`write`, once nobody can write it straight any more: the state has gone on."""
+        try:
+            write()
+        except (NoMemory, Void) as error:
+            if save.persist and self.path != "sync":
+                self._fails(save, str(error))
+            raise
 
     def _heed(self) -> None:
         """Say what is not whole since ranks of a node do not hold the same; where it is this one, divide

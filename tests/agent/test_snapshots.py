@@ -584,3 +584,20 @@ async def test_what_a_rank_has_written_itself_is_told() -> None:
         (holding,) = told.holdings
         assert (holding.moment.round, holding.moment.step, holding.persist) == (1, 7, True)
         assert [(x.rank, x.bytes, x.digest) for x in holding.durable] == [(0, 9000, 5)]
+
+
+@within(60)
+async def test_images_beside_one_that_a_rank_has_written_itself_are_told_of() -> None:
+    """Else nobody has them written, and all who wait for that step wait for good."""
+    async with nodes(1, several_nodes=False) as (a,):
+        first, second = (a.opens(local, local=local, of=2) for local in (0, 1))
+        await first.slots()
+        second.tell(keeper.Written(step=5, bytes=9000, digest=5))
+        await a.says(lambda told: told.holdings)
+        first.save(0, 5, persist=True)
+        told = await a.says(a.holds(FIVE, 0))
+        assert [shard.rank for shard in told.holdings[0].durable] == [1]
+        first.save(1, 6)
+        first.save(2, 7)
+        second.tell(keeper.Written(step=7, bytes=9000, digest=5))
+        told = await a.says(a.holds(SEVEN, 0))

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -209,3 +210,54 @@ def test_readers_that_hang_cost_one_wait(
         checkpoint.wait(DEADLINE)
     assert machine.steps() == [7]
     assert caplog.text.count("free of readers") == 2
+
+
+# --- what goes wrong behind ----------------------------------------------------------------------
+
+
+def test_a_snapshot_that_is_void_is_not_taken_for_one_on_storage(machine: Machine) -> None:
+    model = torch.nn.Linear(3, 3)
+    with machine.checkpoint(snapshot="stream") as checkpoint:
+        checkpoint.save(1, {"model": model})
+        checkpoint.wait(DEADLINE)
+        slots = checkpoint._saver._slots
+        assert slots is not None
+        claims = [slot.claim(fd, exclusive=False) for fd in slots._fds]
+        checkpoint.save(2, {"model": model}, persist=True)  # its copy waits for a slot
+        with torch.no_grad():
+            model.weight.add_(1)
+        for claim in claims:
+            assert claim is not None
+            os.close(claim)
+        with pytest.raises(CheckpointError, match=r"step 2 .* model[.]weight changed"):
+            checkpoint.wait(DEADLINE)
+        checkpoint.save(3, {"model": model}, persist=True)
+        checkpoint.wait(DEADLINE)
+    assert machine.steps() == [3]
+
+
+def test_pages_that_a_copy_behind_cannot_have_are_told_to_who_waits(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first slot has its memory; of the others there is none once they are written."""
+    populate: Callable[..., int] = host.populate
+    first, short = Event(), Event()
+
+    def populated(data: memoryview, *, write: bool) -> int:
+        if not write or not first.is_set():
+            first.set()
+            return populate(data, write=write)
+        short.wait(DEADLINE)
+        return errno.ENOMEM
+
+    monkeypatch.setattr(host, "populate", populated)
+    with machine.checkpoint(snapshot="stream") as checkpoint:
+        checkpoint.save(1, state(1), persist=True)
+        checkpoint.wait(DEADLINE)
+        checkpoint.save(2, state(2), persist=True)  # its copy waits for another slot
+        short.set()
+        with pytest.raises(CheckpointError, match="step 2 is not on storage: no memory for a slot"):
+            checkpoint.wait(DEADLINE)
+        checkpoint.save(3, state(3), persist=True)
+        checkpoint.wait(DEADLINE)
+    assert machine.steps() == [1, 3], "straight"
