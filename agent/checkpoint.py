@@ -71,6 +71,19 @@ class Checkpoint:
             if at.round == round_
         )
 
+    def learn(self, order: pb.SnapshotOrders) -> tuple[bool, bool]:
+        """What the master says is so; whether something newer is whole, and whether other moments are to be
+        kept."""
+        whole = order.HasField("whole") and moment_of(order.whole) > moment_of(self.whole)
+        if whole:
+            self.whole, self.all_units = order.whole, order.all_units
+        if order.HasField("committed") and moment_of(order.committed) > moment_of(self.committed):
+            self.committed = order.committed
+        self.elsewhere = {moment_of(one.moment): one.reason for one in order.uneven}
+        keep = frozenset(map(moment_of, order.keep)) or self.keep  # a new master may not know yet
+        kept, self.keep = keep != self.keep, keep
+        return whole, kept
+
     @property
     def lasting(self) -> set[Moment]:
         """The moments whose replicas stay: also what was loaded, until its round has replicas."""

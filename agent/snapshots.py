@@ -279,19 +279,13 @@ class Snapshots:
         self._flush(order.checkpoint, known)
         for commit in order.commits:
             known.flushes.commit(self._job(), commit)
-        keep = frozenset(map(moment_of, order.keep)) or known.keep  # a new master may not know yet
-        whole = order.HasField("whole") and moment_of(order.whole) > moment_of(known.whole)
+        whole, kept = known.learn(order)
         if whole:
-            known.whole, known.all_units = order.whole, order.all_units
             ranks = {client.said.local_rank for client in known.clients if client.said is not None}
             self._mark_whole(known, (one for slots in known.slots.copy.values() for one in slots))
             for local in known.slots.own.keys() - ranks:
                 self._mark_whole(known, known.slots.own[local])
-        known.elsewhere = {moment_of(one.moment): one.reason for one in order.uneven}
-        if order.HasField("committed") and moment_of(order.committed) > moment_of(known.committed):
-            known.committed = order.committed
-        if whole or keep != known.keep:
-            known.keep = keep
+        if whole or kept:
             self._allotment.forget_spent(known)
         for client in list(known.clients):
             self._inform(client)
