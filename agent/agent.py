@@ -233,7 +233,9 @@ class Agent:
                 self._store_lost()  # nobody serves it; the next round gets our new one
                 return
             self._stepped = False
-            self._ranks = Ranks(self._settings, order, self._starters, self._spares)
+            self._ranks = Ranks(
+                self._settings, self._uplink.job_uid, order, self._starters, self._spares
+            )
             await self._ranks.start(self._exit_seen, self._message_seen)
         except (OSError, ValueError, ElasticError) as error:
             log.error("round %d cannot start here: %s", order.round, error)

@@ -24,9 +24,9 @@ def common_environment(settings: AgentSettings) -> dict[str, str]:
 
 
 def rank_environment(
-    settings: AgentSettings, order: pb.Directive, local_rank: int, error_file: str
+    settings: AgentSettings, job: str, order: pb.Directive, local_rank: int, error_file: str
 ) -> dict[str, str]:
-    """What the rank with `local_rank` sees in the round of `order`."""
+    """What the rank with `local_rank` sees in the round of `order`. job: the job's own id."""
     host, _, port = order.store.rpartition(":")
     own = {
         "LOCAL_RANK": str(local_rank),
@@ -46,6 +46,7 @@ def rank_environment(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": error_file,
         env.MARK: mark(settings, order.round),
+        env.JOB: job,
         env.ROUND: str(order.round),
     }
     if settings.virtual_local_rank:

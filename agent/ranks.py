@@ -127,8 +127,14 @@ class Ranks:
     """All local ranks of one round."""
 
     def __init__(
-        self, settings: AgentSettings, order: pb.Directive, starters: Starters, spares: Spares
+        self,
+        settings: AgentSettings,
+        job: str,
+        order: pb.Directive,
+        starters: Starters,
+        spares: Spares,
     ) -> None:
+        """job: the job's own id."""
         self.round = order.round
         self.order = order
         self.ranks = [
@@ -140,6 +146,7 @@ class Ranks:
         self._stop_by = 0.0
         """When they are killed, in the loop's time, once they are told to stop."""
         self._settings = settings
+        self._job = job
         self._starters = starters
         self._spares = spares
         self._logs = AttemptLogs(settings.logs, order.round, settings.role)
@@ -220,7 +227,9 @@ class Ranks:
             kind=work.kind,
             target=work.entry,
             args=tuple(arg.replace("${local_rank}", local) for arg in work.args),
-            environ=rank_environment(self._settings, self.order, rank.local_rank, error_file),
+            environ=rank_environment(
+                self._settings, self._job, self.order, rank.local_rank, error_file
+            ),
             cwd=work.cwd,
             python=work.python,
             cpus=self._cpus(rank.local_rank),

@@ -26,6 +26,7 @@ _OF_A_RANK = env.OF_TORCHRUN | {
     env.PAGE_FD,
     env.LINK_FD,
     env.MARK,
+    env.JOB,
     env.ROUND,
 }
 

@@ -37,6 +37,9 @@ class Session:
     """Who this rank is, in which round. All of it stays as it is while the process lives."""
 
     job: str
+    """Its name."""
+    uid: str
+    """The job's own id, which no other job of its name has."""
     node: str
     round: int
     """Grows by one or more each time that the ranks are started anew."""
@@ -53,6 +56,7 @@ def current() -> Session | None:
         job, node, number = variables[env.MARK].rsplit("/", 2)
         return Session(
             job=job,
+            uid=variables[env.JOB],
             node=node,
             round=int(number),
             rank=int(variables["RANK"]),

@@ -17,6 +17,9 @@ LINK_FD = "ELASTIC_LINK_FD"
 MARK = "ELASTIC_MARK"
 """`<job>/<node>/<round>`, on everything that an agent starts: what is left of a job can be found."""
 
+JOB = "ELASTIC_JOB"
+"""The job's own id, which no other job of its name has."""
+
 ROUND = "ELASTIC_ROUND"
 """Number of the round that a rank belongs to."""
 

@@ -112,7 +112,7 @@ class Checkpointer:
         )
         self._keeping = Keeping(end)
         self._saver = Saver(
-            self._storage, self._place, found.job, found.round, self._keeping, snapshot
+            self._storage, self._place, found.uid, found.round, self._keeping, snapshot
         )
         self._keeping.tell(
             keeper.opening(
@@ -272,7 +272,7 @@ class Checkpointer:
         self._saver.finish()
         answer, fds = self._keeping.ask(keeper.Load(step=step), ANSWER_TIMEOUT)
         while isinstance(answer, keeper.Look):
-            found = looked(self.path, self._storage, step, self._session.job, answer.damaged)
+            found = looked(self.path, self._storage, step, self._session.uid, answer.damaged)
             answer, fds = self._keeping.ask(found, ANSWER_TIMEOUT)
         try:
             if not isinstance(answer, keeper.Restore):

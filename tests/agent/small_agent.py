@@ -69,6 +69,7 @@ def rank_spec(**spec: Any) -> dict[str, Any]:
     environ = base_environment() | {
         "PYTHONPATH": STARTUP,
         "ELASTIC_MARK": "job/node-0/3",
+        "ELASTIC_JOB": "1f0c2a9b",
         "RANK": "1",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "4",

@@ -58,6 +58,7 @@ print(json.dumps(dataclasses.asdict(session.current())))
     assert found["progress"]["owner"] == found["pid"]
     assert json.loads(found["stdout"]) == {
         "job": "job",
+        "uid": "1f0c2a9b",
         "node": "node-0",
         "round": 3,
         "rank": 1,
