@@ -35,4 +35,5 @@ class Leaving:
         if len(self.waiting) == local_world_size and len(steps) == 1:
             heard = all(s.waits == self.order.order for s in self.waiting.values())
             told.waits = steps.pop() if heard else 0
+            told.lost = next((s.lost for s in self.waiting.values() if heard and s.lost), "")
         return told

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from elastic.master import events as ev
 from elastic.master import leaving as core
+from elastic.master import messages
 from elastic.master.events import NodeId
 from elastic.master.leaving import Leaving, Stand
 from elastic.master.session import Session
@@ -83,12 +84,21 @@ class Boundary:
         about = (message.checkpoint, message.round)
         if self._leaving is None or current is None or about != (self._checkpoint, self._round):
             return
-        stand = Stand(order=message.order, next=message.next, waits=message.waits)
-        self._leaving = core.hear(self._leaving, session.node_id, stand)
-        if self._leaving.order != self._order:
-            self._order = self._leaving.order
-            self._tell(current)
+        stand = Stand(
+            order=message.order,
+            next=message.next,
+            waits=message.waits,
+            lost=message.lost[: messages.MAX_TEXT],
+        )
+        self._give(current, core.hear(self._leaving, session.node_id, stand))
         self.look()
+
+    def _give(self, current: Round, leaving: Leaving) -> None:
+        """Tell all, where that is another order."""
+        self._leaving = leaving
+        if leaving.order != self._order:
+            self._order = leaving.order
+            self._tell(current)
 
     def attached(self, session: Session, stands: Iterable[pb.Stand]) -> None:
         """A stream begins. stands: by what the node leaves, as it knows; a master before may have said
@@ -106,10 +116,16 @@ class Boundary:
                 self._push(session, name)
 
     def look(self) -> None:
-        """Whether all ranks wait in one save, and nothing of it ends with a node that leaves."""
+        """Whether all ranks wait in one save, and nothing of it ends with a node that leaves; or one of
+        them cannot keep it, so that there is nothing to wait for."""
         current = self._standing()
         if self._leaving is None or current is None:
             return
         step = core.met(self._leaving, len(current.seats))
-        if step and self._snapshots.safe(self._checkpoint, Moment(current.number, step)):
-            self._shell.fold(ev.Met(current.number, step))
+        if not step:
+            return
+        moment, lost = Moment(current.number, step), core.lost(self._leaving)
+        if lost or self._snapshots.safe(self._checkpoint, moment):
+            self._shell.fold(ev.Met(current.number, step, lost))
+        elif self._snapshots.uneven(self._checkpoint, moment):
+            self._give(current, core.further(self._leaving, step))

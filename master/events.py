@@ -169,10 +169,12 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """All ranks of the round wait in the save of one step, and it is whole."""
+    """All ranks of the round wait in the save of one step, and it is safe."""
 
     round: int
     step: int
+    lost: str = ""
+    """Why it is not, and never will be; empty: it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

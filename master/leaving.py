@@ -25,6 +25,8 @@ class Stand:
     """The step beyond each that one of them has saved without waiting."""
     waits: int = 0
     """The step in whose save all of them wait by that order; 0: not all do."""
+    lost: str = ""
+    """Why a rank has kept nothing of that step; empty: all have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,16 @@ def hear(state: Leaving, node_id: NodeId, stand: Stand) -> Leaving:
         step=state.next + state.moves,
         moves=state.moves + 1,
     )
+
+
+def further(state: Leaving, met: int) -> Leaving:
+    """What all have met in is never whole: they go on, and leave in the next save."""
+    return replace(state, order=state.order + 1, step=met + 1)
+
+
+def lost(state: Leaving) -> str:
+    """Why the step in which all wait is not kept by one of them; empty: it is by all."""
+    return next((stand.lost for stand in state.stands.values() if stand.lost), "")
 
 
 def forget(state: Leaving, node_id: NodeId) -> Leaving:

@@ -286,6 +286,12 @@ def _met(job: Job, event: ev.Met, now: float, policy: Policy) -> Step:
     if current.change is None or current.change.met:
         return job, (), ""
     job = replace(job, round=replace(current, change=replace(current.change, met=True)))
+    if event.lost:
+        return (
+            job,
+            (),
+            f"all ranks wait in the save of step {event.step}, in vain: {_line(event.lost)}",
+        )
     return job, (), f"all ranks have saved step {event.step}"
 
 

@@ -135,7 +135,7 @@ class Snapshots:
         """The checkpoint of which that round has saved most, and the step beyond what is known of it;
         None where nobody has spoken of one."""
         steps = {
-            name: max((m.step for m in state.images if m.round == number), default=0)
+            name: max((m.step for m in {*state.images, *state.due} if m.round == number), default=0)
             for name, state in self._checkpoints.items()
         }
         if not steps:
@@ -144,9 +144,11 @@ class Snapshots:
         return name, step + 1
 
     def safe(self, name: str, moment: Moment) -> bool:
-        """It is whole, and stays so when those have left that drain; if not, have it written to storage
-        and say so once it is there."""
+        """It is on storage, or whole and stays so when those have left that drain. Where it is whole and
+        would not, have it written; what ranks have written themselves is due anyway."""
         state = self._checkpoints[name]
+        if (state.known or held.NOTHING) >= moment:
+            return True
         if state.whole is None or state.whole.moment != moment:
             return False
         going = {node.node_id for node in self._shell.job.nodes.values() if node.draining}
@@ -155,7 +157,11 @@ class Snapshots:
         if self._last.get(name) != moment:
             self._last[name] = moment
             self._soon(name)
-        return (state.known or held.NOTHING) >= moment
+        return False
+
+    def uneven(self, name: str, moment: Moment) -> bool:
+        """It is never whole, since ranks of a node do not hold the same; what they save next is."""
+        return moment in core.uneven(self._checkpoints[name], moment.round)
 
     def review(self) -> None:
         """A round or the job has begun or ended, somebody went back, or something is damaged."""

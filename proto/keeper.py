@@ -129,6 +129,8 @@ class Saved:
     step: int
     waits: int = 0
     """The number of the `Leave` by which it waits; 0: the rank goes on."""
+    lost: str = ""
+    """Why the step in whose save it waits is kept nowhere; empty: it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

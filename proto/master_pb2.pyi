@@ -476,18 +476,20 @@ class Leave(_message.Message):
     def __init__(self, checkpoint: _Optional[str] = ..., round: _Optional[int] = ..., order: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Stand(_message.Message):
-    __slots__ = ("checkpoint", "round", "order", "next", "waits")
+    __slots__ = ("checkpoint", "round", "order", "next", "waits", "lost")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     round: int
     order: int
     next: int
     waits: int
-    def __init__(self, checkpoint: _Optional[str] = ..., round: _Optional[int] = ..., order: _Optional[int] = ..., next: _Optional[int] = ..., waits: _Optional[int] = ...) -> None: ...
+    lost: str
+    def __init__(self, checkpoint: _Optional[str] = ..., round: _Optional[int] = ..., order: _Optional[int] = ..., next: _Optional[int] = ..., waits: _Optional[int] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class Look(_message.Message):
     __slots__ = ("request", "checkpoint", "step")

@@ -142,7 +142,7 @@ class Checkpointer:
         Tensors on the CPU are in their slot by then; those on a device get there behind training,
         and until `ready`, a snapshot of them is only taken where it is to be persisted. Where there is no
         memory for snapshots they are left out, until there is; what is to be persisted is then
-        written to storage before this returns.
+        written to storage before this returns, as is the step at which a planned end of the round waits.
         step: greater than the last of this run; the same again is the same snapshot, which only
         `persist` may add to.
         persist: write it to storage too, in the background; None: if it is due by `persist_every`.
@@ -156,8 +156,9 @@ class Checkpointer:
         number = None if value is None or not math.isfinite(value) else float(value)
         self._complain_of_storage()
         self._saver.finish(0)
-        if self._saver.take(Save(step=step, persist=persist, value=number), state):
-            self._keeping.stay(step)
+        save = Save(step=step, persist=persist, value=number)
+        self._saver.take(save, state)
+        self._keeping.stay(step, lambda: self._saver.keep(save, state))
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all snapshots are in host memory, and what was to be written to storage is there,

@@ -3,6 +3,7 @@
 import os
 import socket
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from threading import Condition, Lock
 from time import monotonic
@@ -88,16 +89,16 @@ class Keeping:
         with self._changed:
             self._pull()
 
-    def stay(self, step: int) -> None:
+    def stay(self, step: int, keep: Callable[[], str]) -> None:
         """The end of the save of `step`: where ranks are to leave, wait for the end of this process, or
-        to be told to go on."""
+        to be told to go on. keep: has that step kept, before it waits for there; else says why not."""
         self.drain()
         while True:
             leave = self._leave
-            waits = 0 < leave.step <= step
-            self.tell(keeper.Saved(step=step, waits=leave.order if waits else 0))
-            if not waits:
+            if not 0 < leave.step <= step:
+                self.tell(keeper.Saved(step=step))
                 return
+            self.tell(keeper.Saved(step=step, waits=leave.order, lost=keep()))
             with session.in_phase("leave"):
                 said = self.said
                 while self._leave is leave:

@@ -111,9 +111,9 @@ class Saver:
 
     # --- a snapshot --------------------------------------------------------------------------
 
-    def take(self, save: Save, state: Mapping[str, Any]) -> bool:
-        """Take one, now or behind training; False where there is no memory for it, or none yet: then what
-        is to be persisted is written to storage here. Raises `CheckpointError` for a step that is not
+    def take(self, save: Save, state: Mapping[str, Any]) -> None:
+        """Take one, now or behind training; where there is no memory for it, or none yet, what is to be
+        persisted is written to storage here. Raises `CheckpointError` for a step that is not
         beyond the last."""
         self._heed()
         share = self._planner.share(state)
@@ -127,16 +127,23 @@ class Saver:
             self.finish()
             if save.step == self._taken:
                 self._persist(share, save)
-                return True
+                return
         self._asked = save.step
         try:
-            if slots is not None:
-                return self._snapshot(slots, share, save, state)
+            if slots is not None and self._snapshot(slots, share, save, state):
+                return
         except NoMemory as error:
             self._shed(error)
         if save.persist:
             self._straight(share, save)
-        return False
+
+    def keep(self, save: Save, state: Mapping[str, Any]) -> str:
+        """This process ends in that save, which `take` has taken if it could: see to it that the step is
+        in memory, else on storage. Why it cannot be; empty: it is. Raises what went wrong behind."""
+        self.finish()
+        if self._taken != save.step:
+            self._straight(self._planner.share(state), save)
+        return "" if self._taken == save.step else self.unwritten
 
     def _persist(self, share: Share, save: Save) -> None:
         """A step that is saved again is the same snapshot; it may be one now that goes to storage."""

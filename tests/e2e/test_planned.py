@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Job, Node, processes
+from tests.e2e.harness import ROOT, Job, Node, processes
 
 SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"
 
@@ -62,6 +62,26 @@ def test_the_whole_job_drains_and_goes_on(job: Job) -> None:
     job.wait_for_steps(2, after=1, count=3)
     job.finish()
     assert job.nodes[1].exit_code() == 0, job.dump()
+    computed_once(job, 2, 2)
+
+
+SELDOM = ("--save-every", "4", "--step-time", "0.2")
+
+
+def test_ranks_without_memory_for_snapshots_leave_in_a_step_on_storage(job: Job) -> None:
+    """That of a node that has memory goes there, too, though nothing is due."""
+    poor = job.folder / "poor"
+    poor.mkdir()
+    (poor / "sitecustomize.py").write_text(
+        "from elastic.agent import memory; memory.available = lambda *_: 0"
+    )
+    for environ in ({}, {"PYTHONPATH": f"{ROOT}:{poor}"}):
+        start(job, nodes="2", nproc=1, environ=environ, script=SELDOM)
+    job.wait_for_steps(2, count=2)
+    job.ctl("restart")
+    job.wait_for_steps(2, after=1, count=2)
+    job.finish()
+    job.ends(0, 0)
     computed_once(job, 2, 2)
 
 

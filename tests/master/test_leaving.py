@@ -45,6 +45,28 @@ def test_a_rank_that_has_passed_it_moves_it_on() -> None:
     assert (state.order, state.step) == (7, 13), "each time a step more"
 
 
+def test_where_what_all_wait_in_is_never_whole_they_leave_in_the_next() -> None:
+    state = core.begin(5, 8)
+    for node in (A, B):
+        state = core.hear(state, node, Stand(order=5, next=8, waits=12))
+    state = core.further(state, core.met(state, 2))
+    assert (state.order, state.step, core.met(state, 2)) == (6, 13, 0)
+    state = core.hear(state, A, Stand(order=6, next=13))
+    assert (state.order, state.step) == (6, 13), "who goes on from there is not late"
+
+
+def test_a_node_says_why_its_step_is_not_kept() -> None:
+    node = Node(1, order=pb.Leave(order=5, step=8))
+    node.hear(0, keeper.Saved(step=8, waits=5))
+    node.hear(1, keeper.Saved(step=8, waits=5, lost="no space"))
+    assert not node.stand("c", 3).lost, "not all wait yet"
+    told = node.stand("c", 2)
+    assert (told.waits, told.lost) == (8, "no space")
+    state = core.hear(core.begin(5, 8), A, Stand(order=5, next=8, waits=8))
+    assert not core.lost(state)
+    assert core.lost(core.hear(state, B, Stand(order=5, next=8, waits=8, lost="full"))) == "full"
+
+
 @dataclass
 class Rank:
     """A process that computes and saves, as `Keeping.stay` does."""

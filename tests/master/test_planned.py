@@ -37,6 +37,13 @@ def test_a_restart_waits_for_the_step_to_be_saved() -> None:
     assert core.order("a").stop_grace == core.policy.drain_timeout
 
 
+def test_a_step_that_cannot_be_kept_is_not_waited_for() -> None:
+    core = saving("a", "b")
+    core.feed(SLOW)
+    core.feed(ev.Met(1, 7, "no space"), at=11.0)
+    assert core.job.last_round == 2
+
+
 def test_the_time_of_a_drain_is_all_that_there_is() -> None:
     core = saving("a", "b", drain_timeout=8.0)
     core.feed(SLOW)

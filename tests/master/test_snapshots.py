@@ -5,7 +5,8 @@ from typing import Any
 
 from elastic.master.policy import Policy
 from elastic.proto import master_pb2 as pb
-from tests.master.serving import Agent, master, within
+from elastic.proto.calls import MasterClient
+from tests.master.serving import NO_SECURITY, Agent, master, noted, within
 
 TWO = Policy(min_nodes=2, max_nodes=2)
 RUN = pb.Directive.RUN
@@ -17,6 +18,13 @@ def snapshots(rank: int, *, asks: int = 0, persist: bool = True, **more: Any) ->
     return pb.Snapshots(
         checkpoint="/data/run", holdings=[holding], asks=asks, load=1 if asks else 0, **more
     )
+
+
+async def leave(agent: Agent) -> pb.Leave:
+    """The next order to leave."""
+    while not (message := await agent.hear()).HasField("leave"):
+        pass
+    return message.leave
 
 
 async def order(agent: Agent) -> pb.SnapshotOrders:
@@ -124,3 +132,28 @@ async def test_what_is_damaged_is_not_taken_again(tmp_path: Path) -> None:
         assert told.look == pb.StorageLook(
             round=3, load=1, known=pb.Moment(), damaged=[pb.Damage(moment=AT, what="w is bad")]
         )
+
+
+@within(60)
+async def test_ranks_leave_one_step_on_where_theirs_is_never_whole_and_at_once_where_it_is_lost(
+    tmp_path: Path,
+) -> None:
+    """A planned end does not wait for what will never be."""
+    async with (
+        master(tmp_path) as address,
+        Agent(address) as a,
+        MasterClient(address, NO_SECURITY) as client,
+    ):
+        await a.ordered(RUN)
+        uneven = pb.Uneven(moment=pb.Moment(round=1, step=9), reason="they differ")
+        await a.say(snapshots=snapshots(0, asks=1, uneven=[uneven]))
+        await client.restart("by hand")
+        order = await leave(a)
+        stand = pb.Stand(checkpoint="/data/run", round=1, next=6, order=order.order, waits=9)
+        await a.say(stand=stand)
+        again = await leave(a)
+        assert again.step == 10
+        lost = pb.Stand(order=again.order, waits=10, lost="no space")
+        stand.MergeFrom(lost)
+        await a.say(stand=stand)
+        assert "save of step 10, in vain: no space" in await noted(address, "in vain")

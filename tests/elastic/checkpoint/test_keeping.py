@@ -41,6 +41,28 @@ def test_whoever_reads_reads_for_all(pair: tuple[Keeping, socket.socket]) -> Non
     assert keeping.committed == Moment(1, 2)
 
 
+def test_a_step_is_kept_before_it_is_waited_for(pair: tuple[Keeping, socket.socket]) -> None:
+    """And nobody keeps it where nobody waits."""
+    keeping, theirs = pair
+    asked: list[str] = []
+
+    def keep() -> str:
+        asked.append("no space")
+        return asked[-1]
+
+    keeper.send(theirs, keeper.Leave(order=1, step=6))
+    keeping.stay(5, keep)
+    assert (keeper.receive_from_rank(theirs), asked) == (keeper.Saved(step=5), [])
+    staying = Thread(target=keeping.stay, args=(6, keep))
+    staying.start()
+    waits = keeper.Saved(step=6, waits=1, lost="no space")
+    assert keeper.receive_from_rank(theirs) == waits
+    keeper.send(theirs, keeper.Leave(order=2, step=7))
+    staying.join()
+    assert keeper.receive_from_rank(theirs) == keeper.Saved(step=6)
+    assert len(asked) == 1
+
+
 def test_what_was_said_before_is_not_waited_for(pair: tuple[Keeping, socket.socket]) -> None:
     keeping, theirs = pair
     keeper.send(theirs, keeper.Whole(round=1, step=2))

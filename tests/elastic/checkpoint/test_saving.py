@@ -14,6 +14,7 @@ import torch
 from elastic.agent import boot
 from elastic.checkpoint import Checkpointer, host, manifests, places, turn
 from elastic.checkpoint.folder import Folder
+from elastic.checkpoint.saving import Save
 from elastic.proto import slot
 from elastic.proto.errors import CheckpointError
 
@@ -120,6 +121,26 @@ def test_without_memory_snapshots_are_left_out_and_what_is_due_goes_to_storage(
         checkpoint.wait(DEADLINE)
         assert machine.steps() == [4, 7]
     assert machine.loaded() == (7, [7.0] * 3)
+
+
+def test_a_step_that_ranks_leave_in_is_written_without_memory_though_it_is_not_due(
+    machine: Machine,
+) -> None:
+    machine.memory.write_text("4096")
+    machine.path.write_text("in the way")
+    with machine.checkpoint() as checkpoint:
+        checkpoint.save(1, state(1))
+        last = Save(step=1, persist=False, value=None)
+        assert "step 1 is not on storage: Not a dir" in checkpoint._saver.keep(last, state(1))
+        machine.path.unlink()
+        assert not checkpoint._saver.keep(last, state(1))
+        checkpoint.wait(DEADLINE)
+        assert machine.steps() == [1]
+        machine.memory.write_text(str(PLENTY))
+        checkpoint.save(2, state(2))
+        checkpoint.save(3, state(3))
+        assert not checkpoint._saver.keep(Save(step=3, persist=False, value=None), state(3))
+        assert machine.steps() == [1], "it is in memory"
 
 
 def test_memory_is_asked_for_again(machine: Machine) -> None:
