@@ -132,9 +132,7 @@ class Shelf:
 
     def note(self, checkpoint: str, text: bytes) -> None:
         """Keep a few words on a checkpoint, in the place of what was kept before. Raises OSError."""
-        if (name := _NOTE + checkpoint) in self._vault.kept:
-            self._vault.drop(name)
-        self._vault.keep(name, memory_file(text))
+        self._vault.keep(_NOTE + checkpoint, memory_file(text))
 
     def notes(self) -> list[tuple[str, bytes]]:
         """What was kept, by checkpoint."""

@@ -24,7 +24,9 @@ class Kept:
         self.kept: dict[str, int] = {}
 
     def keep(self, name: str, fd: int) -> None:
-        """`fd` is ours from here on. Raises OSError."""
+        """`fd` is ours from here on, in the place of what had that name. Raises OSError."""
+        if name in self.kept:
+            os.close(self.kept[name])
         self.kept[name] = fd
 
     def drop(self, name: str) -> None:
@@ -91,4 +93,4 @@ class Vault(Kept):
                 if message["drop"] in self.kept:  # else there was no descriptor left to keep it by
                     os.close(self.kept.pop(message["drop"]))
             elif fds:
-                self.kept[message["keep"]] = fds[0]
+                super().keep(message["keep"], fds[0])

@@ -117,6 +117,21 @@ def test_what_is_dropped_is_closed_on_both_sides(kept: Vault) -> None:
     assert descriptors() == before
 
 
+def test_what_is_kept_by_a_name_that_is_taken_replaces_what_had_it(kept: Vault) -> None:
+    before = descriptors()
+
+    def agent() -> None:
+        kept.keep("1", memory("old"))
+        open_here = descriptors()
+        kept.keep("1", memory("new"))
+        assert descriptors() == open_here
+
+    assert child(agent) == 0
+    kept.take()
+    assert [text(fd) for fd in kept.kept.values()] == ["new"]
+    assert descriptors() == before + 1
+
+
 def test_a_guardian_that_has_no_descriptor_left_goes_on(kept: Vault) -> None:
     message = json.dumps({"keep": "1"}).encode()
     kept._agent.send(message)  # as the kernel delivers it where there is none left for its memfd
