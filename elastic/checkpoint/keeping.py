@@ -58,7 +58,7 @@ class Keeping:
             self.tell(replace(message, question=self._question))
             with self._changed:
                 while self._answer is None:
-                    if not self._receive(deadline):
+                    if not self._receive(deadline) and self._answer is None:
                         self._question += 1  # its answer is nobody's from here on
                         raise CheckpointError(
                             f"the keeper of this rank's snapshots is silent for {timeout:g} s"
