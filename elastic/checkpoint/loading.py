@@ -81,7 +81,12 @@ class Loading:
                 if not second:
                     raise
                 log.error("%s: other nodes have copies", error)
-                self._apply({**found, **needed, **second}, state, lost, wrong, away)
+                try:
+                    self._apply({**found, **needed, **second}, state, lost, wrong, away)
+                except CheckpointError as again:
+                    if isinstance(error, CheckpointDamaged):  # whoever may be away, this is damage
+                        raise error from again
+                    raise
 
     def from_files(self, state: dict[str, Any]) -> None:
         away: list[str] = []

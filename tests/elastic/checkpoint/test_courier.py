@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.checkpoint.courier import Pace
+from elastic.checkpoint.image import header_bytes, parse
 from elastic.checkpoint.peers import Gone, Peer, head
 from elastic.proto import courier, datagrams, slot, sums
 from elastic.proto.courier import Drop, Failed, Fetch, Fetched, Forget, Hold, Serve, Tls
@@ -60,6 +61,19 @@ class Slot:
         writing.image[: len(data)] = data
         writing.commit(chunks, (7, 8))
         os.close(claim)
+
+    def put(self, image: bytes, rank: int) -> None:
+        """A whole image, with its own table."""
+        self.generation += 1
+        stamp = slot.Stamp(
+            job="j", step=AT.step, round=AT.round, rank=rank, world_size=2,
+            generation=self.generation,
+        )  # fmt: skip
+        laid = parse(image[: header_bytes(image)], len(image))
+        chunks = sums.unpack(memoryview(image)[laid.sums_at :], len(image))
+        writing = slot.Writing(self.view, stamp, len(image), len(chunks))
+        writing.image[: laid.sums_at] = image[: laid.sums_at]
+        writing.commit(chunks, (rank,))
 
     @property
     def data(self) -> bytes | None:
