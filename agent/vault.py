@@ -44,7 +44,7 @@ class Vault(Kept):
         """Names that the guardian has not been told of."""
         self._guardian, self._agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._guardian.setblocking(False)
-        self._agent.settimeout(TIMEOUT)
+        self._agent.setblocking(False)
 
     def forget(self) -> None:
         """In a fork that has no use for what is kept: it would hold the memory of what is dropped."""
@@ -58,10 +58,13 @@ class Vault(Kept):
         try:
             if len(message) > DATAGRAM:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+            self._agent.settimeout(TIMEOUT)
             socket.send_fds(self._agent, [message], [fd])
         except OSError:
             os.close(fd)
             raise
+        finally:
+            self._agent.setblocking(False)
         super().keep(name, fd)
 
     def drop(self, name: str) -> None:
@@ -70,9 +73,7 @@ class Vault(Kept):
         self._dropped.append(name)
         with contextlib.suppress(OSError):
             while self._dropped:
-                self._agent.send(
-                    json.dumps({"drop": self._dropped[0]}).encode(), socket.MSG_DONTWAIT
-                )
+                self._agent.send(json.dumps({"drop": self._dropped[0]}).encode())
                 del self._dropped[0]
 
     # --- in the guardian ---

@@ -176,6 +176,26 @@ def test_a_guardian_that_takes_nothing_holds_up_nobody(monkeypatch: pytest.Monke
     close(made)
 
 
+def test_what_is_dropped_waits_for_nobody_and_is_told_with_the_next(
+    kept: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vault, "TIMEOUT", 3600.0)
+    for name in ("1", "2"):
+        kept.keep(name, memory("x"))
+
+    def fill() -> None:
+        while True:
+            kept._agent.send(b'{"drop": "nothing"}')
+
+    with pytest.raises(BlockingIOError):
+        fill()
+    kept.drop("1")
+    kept.take()
+    kept.drop("2")
+    told = [json.loads(kept._guardian.recv(100)) for _ in range(2)]
+    assert told == [{"drop": "1"}, {"drop": "2"}]
+
+
 @pytest.mark.parametrize(("length", "fits"), [(20_000, True), (70_000, False)])
 def test_a_long_name_is_kept_or_refused(kept: Vault, length: int, fits: bool) -> None:
     before = descriptors()
