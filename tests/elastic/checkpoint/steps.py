@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elastic.checkpoint import copy_cpu, share
+from elastic.checkpoint import copy_cpu
 from elastic.checkpoint.image import lay_out
-from elastic.checkpoint.state import Place, collect
+from elastic.checkpoint.planner import Planner
+from elastic.checkpoint.state import Place
 from elastic.proto import manifest, sums
 
 DEADLINE = 240
@@ -41,15 +42,10 @@ def written(path: Path, step: int, states: list[dict[str, Any]]) -> Path:
         place = Place(
             rank=rank, world_size=len(states), local_rank=rank, local_world_size=len(states)
         )
-        found = collect(state, place)
-        groups = share.groups(found.parts.values(), place)
-        parts = {part.piece.name: part for part in share.mine(groups, rank)}
-        values = found.values.encode()
-        image = lay_out([part.piece for part in parts.values()], found.ties, len(values))
-        out = bytearray(image.nbytes)
-        tensors = {name: part.tensor for name, part in parts.items()}
-        table = sums.pack(copy_cpu.write(image, tensors, values, memoryview(out)))
-        out[image.sums_at :] = table
+        mine = Planner(place).share(state)
+        out = bytearray(mine.image.nbytes)
+        table = sums.pack(copy_cpu.write(mine.image, mine.tensors, mine.values, memoryview(out)))
+        out[mine.image.sums_at :] = table
         name = manifest.file(rank, len(states), 3, "job")
         (folder / name).write_bytes(out)
         shards.append(

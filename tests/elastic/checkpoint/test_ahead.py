@@ -96,4 +96,4 @@ def test_a_process_that_was_no_spare_has_nothing_to_settle(fds: list[int]) -> No
     slots = Slots([os.dup(fds[0])], 1, lanes.Host())
     ahead.settle(slots.views)
     assert slots.prepared == 0
-    assert not slots.close()  # type: ignore[func-returns-value]
+    slots.close()

@@ -32,11 +32,12 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from elastic.checkpoint import copy_cpu, files, share
+from elastic.checkpoint import copy_cpu, files
 from elastic.checkpoint.folder import Folder
-from elastic.checkpoint.image import header_bytes, lay_out, parse
+from elastic.checkpoint.image import header_bytes, parse
+from elastic.checkpoint.planner import Planner
 from elastic.checkpoint.restore import Restore
-from elastic.checkpoint.state import Place, collect
+from elastic.checkpoint.state import Place
 from elastic.proto import manifest, sums
 
 STEP = 1
@@ -218,19 +219,10 @@ def save(folder: Path, name: str) -> None:
     path = folder / name / manifest.folder(STEP)
     path.mkdir(parents=True, exist_ok=True)
     here = place(name)
-    collected = collect(state, here)
-    parts = {
-        part.piece.name: part
-        for part in share.mine(share.groups(collected.parts.values(), here), here.rank)
-    }
-    ties = {tie: other for tie, other in collected.ties.items() if other in parts}
-    values = collected.values.encode()
-    image = lay_out([part.piece for part in parts.values()], ties, len(values))
-    out = bytearray(image.nbytes)
-    chunks = copy_cpu.write(
-        image, {key: part.tensor for key, part in parts.items()}, values, memoryview(out)
-    )
-    out[image.sums_at :] = sums.pack(chunks)
+    mine = Planner(here).share(state)
+    out = bytearray(mine.image.nbytes)
+    chunks = copy_cpu.write(mine.image, mine.tensors, mine.values, memoryview(out))
+    out[mine.image.sums_at :] = sums.pack(chunks)
     (path / manifest.file(here.rank, here.world_size, 1, "j")).write_bytes(out)
     truth = {key: whole(tensor) for key, tensor in tensors(state).items()}
     dist.barrier()
