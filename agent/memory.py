@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.agent.cgroup import limits
+from elastic.agent.numa import ranges
 
 RESERVE = 1 << 30
 """Bytes that are left to everything else, at least; a tenth of the memory where that is more."""
@@ -50,16 +51,37 @@ def reckon(*, slot_bytes: int, ranks: int, available: int, replicas: bool) -> Re
     return Reckoning(slots=slots, replicas=False, reason=f"{room}: each has {slots}{without}")
 
 
-def available(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Bytes that snapshots may take now: of this machine, and of every cgroup above us."""
+def available(
+    meminfo: Path = Path("/proc/meminfo"),
+    status: Path = Path("/proc/self/status"),
+    nodes: Path = Path("/sys/devices/system/node"),
+) -> int:
+    """Bytes that snapshots may take now: of this machine, of every cgroup above us, and of the NUMA nodes
+    to which a cpuset keeps us."""
     text = meminfo.read_text()
     total, free = (_kibibytes(text, name) for name in ("MemTotal", "MemAvailable"))
     room = [(total, free), *((most, most - used) for most, used in limits())]
+    room += _allowed(status, nodes)
     return min(left - max(RESERVE, most // 10) for most, left in room)
 
 
+def _allowed(status: Path, nodes: Path) -> list[tuple[int, int]]:
+    """Bytes that our NUMA nodes have together, and how many of those can be had; empty where all nodes
+    are ours, since the kernel goes on to the next one when one is full."""
+    allowed = re.search(r"^Mems_allowed_list:\s*(\S+)", status.read_text(), re.MULTILINE)
+    there = {int(node.name.removeprefix("node")): node for node in nodes.glob("node[0-9]*")}
+    ours = there.keys() & ranges(allowed[1] if allowed else "")
+    if not ours or ours == there.keys():
+        return []
+    texts = [(there[node] / "meminfo").read_text() for node in ours]
+    kinds = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
+    total = sum(_kibibytes(text, "MemTotal") for text in texts)
+    return [(total, sum(_kibibytes(text, kind) for text in texts for kind in kinds))]
+
+
 def _kibibytes(meminfo: str, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB", meminfo, re.MULTILINE)
+    """Of a line such as `MemFree: 12 kB`, before which a node's file has `Node 0`."""
+    found = re.search(rf"^(?:Node \d+ )?{re.escape(name)}:\s+(\d+) kB", meminfo, re.MULTILINE)
     return int(found[1]) << 10 if found else 0
 
 

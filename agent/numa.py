@@ -93,9 +93,13 @@ def _socket(cpu: int, sys: Path) -> int:
 
 
 def _ranges(path: Path) -> frozenset[int]:
+    return ranges(path.read_text())
+
+
+def ranges(text: str) -> frozenset[int]:
     """`0-3,8` as a set."""
     found: set[int] = set()
-    for part in filter(None, path.read_text().strip().split(",")):
+    for part in filter(None, text.strip().split(",")):
         low, _, high = part.partition("-")
         found.update(range(int(low), int(high or low) + 1))
     return frozenset(found)

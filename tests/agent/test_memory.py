@@ -90,6 +90,31 @@ def test_a_reserve_is_left_to_everything_else(
     assert found == left or min(cgroups, default=left) < left
 
 
+@pytest.mark.parametrize(
+    ("mems", "left"),
+    [
+        ("0", 5 * GIB - RESERVE),
+        ("0,2", 7 * GIB - RESERVE),
+        ("0-2", 100 * GIB - 40 * GIB),
+        ("0-7", 100 * GIB - 40 * GIB),
+    ],
+)
+def test_a_cpuset_leaves_what_its_numa_nodes_have(tmp_path: Path, mems: str, left: int) -> None:
+    """Of 400 GiB, 100 to be had; each of three nodes has 5, of which a tenth is less than the reserve."""
+    cgroups = [most - used - max(RESERVE, most // 10) for most, used in cgroup.limits()]
+    status = tmp_path / "status"
+    status.write_text(f"Cpus_allowed_list:\t0\nMems_allowed_list:\t{mems}\nvoluntary:\t1\n")
+    for node, free in ((0, 3), (1, 4), (2, 0)):
+        folder = tmp_path / f"node{node}"
+        folder.mkdir()
+        lines = {"MemTotal": 5 * GIB, "MemFree": free * GIB, "Active": 8 * GIB}
+        lines |= {"Active(anon)": 4 * GIB, "Active(file)": GIB, "SReclaimable": GIB}
+        text = [f"Node {node} {name}: {size >> 10:>14} kB\n" for name, size in lines.items()]
+        (folder / "meminfo").write_text("".join(text))
+    found = memory.available(meminfo(tmp_path, 400 * GIB, 100 * GIB), status, tmp_path)
+    assert found == left or min(cgroups, default=left) < left
+
+
 def test_a_kernel_that_names_no_amount_has_none(tmp_path: Path) -> None:
     path = tmp_path / "meminfo"
     path.write_text("")
