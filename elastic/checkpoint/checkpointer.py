@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import math
+import operator
 import os
 from collections.abc import Collection, Mapping
 from time import monotonic
@@ -151,6 +152,10 @@ class Checkpointer:
         Raises `CheckpointError` for what a checkpoint cannot keep, for a step that is not greater, and
         for what went wrong with an earlier snapshot.
         """
+        try:
+            step = operator.index(step)  # numpy's and torch's are whole numbers too
+        except TypeError as error:
+            raise CheckpointError(f"a step is a whole number, not {step!r}") from error
         if persist is None:
             persist = self._persist_every is not None and step % self._persist_every == 0
         number = None if value is None or not math.isfinite(value) else float(value)

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -246,6 +248,40 @@ def test_what_storage_alone_has_not_whole_is_said(tmp_path: Path) -> None:
     (folder / name(1)).unlink()
     with pytest.raises(CheckpointError, match="has no w"):
         stored.load(tmp_path, {"w": torch.zeros(6)})
+
+
+LOADS = """
+import sys
+from pathlib import Path
+import torch
+from elastic.checkpoint import stored
+
+def resident(kind):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(kind)).split()[1]) << 10
+
+w = torch.zeros(int(sys.argv[2]), 2)[:, 0]  # no chunk goes straight into it
+w.fill_(7)
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
+assert stored.load(sys.argv[1], {"w": w}) == 10
+print(resident("VmHWM") - before)
+assert w[:: 17 << 20].tolist() == [0, 0, 1, 1]
+"""
+
+
+def test_a_load_takes_little_memory_beside_its_tensors(tmp_path: Path) -> None:
+    """272 MiB of two files: a rank's peak is what it loads and 256 MB."""
+    half = 34 << 20
+    shards.commit(Folder(tmp_path), 10, numbers=half)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS, str(tmp_path), str(2 * half)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 256_000_000 < 8 * half
 
 
 # --- the step to be loaded -----------------------------------------------------------------------

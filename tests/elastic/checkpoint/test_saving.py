@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -81,6 +82,18 @@ def test_steps_only_grow(machine: Machine) -> None:
             checkpoint.save(2, state(2))
         checkpoint.save(4, state(4))
     assert machine.steps() == [4]
+
+
+def test_a_step_is_a_whole_number_of_any_kind(machine: Machine) -> None:
+    with machine.checkpoint() as checkpoint:
+        wrong: Any
+        for wrong in (1.5, "2", None, torch.tensor(1.5)):
+            with pytest.raises(CheckpointError, match="a step is a whole number, not "):
+                checkpoint.save(wrong, state(1))
+        right: Any
+        for right in (np.int64(3), torch.tensor(4)):
+            checkpoint.save(right, state(int(right)))
+    assert machine.loaded() == (4, [4.0] * 3)
 
 
 @pytest.mark.parametrize("snapshot", ["sync", "stream"])
