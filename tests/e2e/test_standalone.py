@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from elastic.proto import manifest
 from tests.e2e.harness import DEADLINE, ROOT, Job, processes
 from tests.e2e.harness.ports import free_port
 from tests.e2e.test_checkpoints import SCRIPT, check
+from tests.elastic.checkpoint.steps import flip
 
 KEEPS = Path(__file__).parent / "harness" / "scripts" / "keeps.py"
 FRESH = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -78,6 +80,21 @@ def test_plain_python_writes_what_is_due_and_its_newest_and_goes_on_from_there(j
     assert job.told("loaded", round=2)[0].fields["step"] == last
     check(job, 2)
     assert not said_by(job).strip()
+
+
+def test_a_damaged_step_is_named_with_the_one_to_load_in_its_place(job: Job) -> None:
+    python(job, 1, "--own", "3000", "--persist-every", "4")
+    job.wait_for_steps(1, count=9)
+    job.finish()
+    ends(job, 0)
+    *_, before, last = on_storage(job)
+    (shard,) = (job.folder / "checkpoint" / manifest.folder(last)).glob("shard-*")
+    flip(shard, "own")
+    python(job, 2, "--own", "3000")
+    ends(job, 1)
+    said = job.nodes[-1].said()
+    what = f"{shard}: own is damaged, and there is no other copy of it"
+    assert f"{what}; load(state, step={before}) loads the step on storage before it" in said
 
 
 def test_a_python_that_is_ended_goes_on_from_its_last_step(job: Job) -> None:
