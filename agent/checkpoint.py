@@ -1,5 +1,6 @@
 """What this node knows of one checkpoint."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from elastic.agent import memory, uneven
@@ -8,9 +9,11 @@ from elastic.agent.flushes import Flushes
 from elastic.agent.leaving import Leaving
 from elastic.agent.loads import Loads
 from elastic.agent.shelf import Slots
+from elastic.agent.uneven import Share
 from elastic.proto import keeper
 from elastic.proto import master_pb2 as pb
 from elastic.proto.moment import Moment
+from elastic.proto.slot import Snapshot
 
 NEVER = Moment(-1, -1)
 """Older than all."""
@@ -48,19 +51,26 @@ class Checkpoint:
     loads: Loads = field(default_factory=Loads)
     uneven: dict[Moment, str] = field(default_factory=dict[Moment, str])
     """The moments of its ranks' round that have holes, and what differs between which ranks."""
+    straight: list[Share] = field(default_factory=list[Share])
+    """What ranks have written themselves, of `flushes.written`."""
     elsewhere: dict[Moment, str] = field(default_factory=dict[Moment, str])
     """The same of all nodes, as the master says."""
 
     def find_holes(self, round_: int) -> bool:
         """Note the moments of that round that have any; whether that is news."""
         known = {at: why for at, why in self.uneven.items() if at.round == round_}
-        torn = uneven.torn(found for _, found in self.slots.held())
+        torn = self.torn(found for _, found in self.slots.held())
         news = {at for at in torn if at.round == round_ and at not in known}
         for at in news:
             images = torn[at].items()
             known[at] = uneven.reason({rank: uneven.shared(one.image) for rank, one in images})
         self.uneven = known
         return bool(news)
+
+    def torn(self, held: Iterable[Snapshot]) -> dict[Moment, dict[int, Share]]:
+        """What has holes, of what is held and what ranks have written themselves; with the shares, by rank."""
+        self.straight = [one for one in self.straight if one.moment in self.flushes.written]
+        return uneven.torn([*map(uneven.share, held), *self.straight])
 
     def uneven_of(self, round_: int) -> tuple[keeper.Uneven, ...]:
         """What ranks of that round are told of it, the oldest first."""

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 
-from elastic.agent import statement
+from elastic.agent import statement, uneven
 from elastic.agent.allotment import Allotment
 from elastic.agent.checkpoint import NEVER, Checkpoint, moment_of
 from elastic.agent.clients import Client
@@ -23,6 +23,7 @@ from elastic.proto import codec, keeper, slot
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import LinkError
 from elastic.proto.moment import Moment
+from elastic.proto.slot import Belief
 from elastic.proto.terms import Terms
 
 log = logging.getLogger(__name__)
@@ -134,6 +135,8 @@ class Snapshots:
                 shard = pb.Shard(rank=client.said.rank, bytes=message.bytes, digest=message.digest)
                 at = Moment(client.round, message.step)
                 known.flushes.put(at, client.said.world_size, shard, message.value)
+                known.straight.append(_straight(client.said, at, message))
+                self._look_for_holes(known, at.round)
                 self._tell(known.name)
             case keeper.Shed():
                 self._allotment.shed(known, client.said)
@@ -182,10 +185,13 @@ class Snapshots:
 
         mine = newest(said.local_rank)
         if all(newest(local) >= mine for local in range(said.local_world_size)):
-            if known.find_holes(mine.round):
-                for client in list(known.clients):
-                    self._inform(client)
+            self._look_for_holes(known, mine.round)
             self._tell(said.checkpoint)
+
+    def _look_for_holes(self, known: Checkpoint, round_: int) -> None:
+        if known.find_holes(round_):
+            for client in list(known.clients):
+                self._inform(client)
 
     # --- the end of a round that is planned (master/leaving.py) ----------------------------------
 
@@ -396,6 +402,14 @@ class Snapshots:
             if order is not None and not found.all_units:
                 _mark(one, found.moment, order.all_units)
         self._tell(checkpoint)
+
+
+def _straight(said: keeper.Open, at: Moment, message: keeper.Written) -> uneven.Share:
+    first = said.rank - said.local_rank
+    return uneven.Share(
+        moment=at, rank=said.rank, node=range(first, first + said.local_world_size),
+        beliefs=[Belief(*belief) for belief in message.beliefs],
+    )  # fmt: skip
 
 
 def _mark(one: Slot, moment: Moment, all_units: int) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from elastic.agent import uneven
 from elastic.agent.checkpoint import Checkpoint, to_pb
 from elastic.agent.replicas import Replicas
 from elastic.proto import master_pb2 as pb
@@ -29,7 +28,7 @@ def _holdings(known: Checkpoint) -> Iterable[pb.Holding]:
     so that it is never whole to the master."""
     holdings: dict[Moment, pb.Holding] = {}
     held = known.slots.held()
-    torn = uneven.torn(snapshot for _, snapshot in held)
+    torn = known.torn(snapshot for _, snapshot in held)
     for one, snapshot in held:
         at, stamp = snapshot.moment, snapshot.stamp
         if at in torn or (at, stamp.rank) in known.flushes.damaged:
@@ -45,6 +44,8 @@ def _holdings(known: Checkpoint) -> Iterable[pb.Holding]:
         holding.persist |= stamp.persist
     for key, written in known.flushes.written.items():
         at = Moment(*key)
+        if at in torn:
+            continue
         holding = holdings.setdefault(at, pb.Holding(moment=to_pb(at)))
         holding.world_size = holding.world_size or written.world_size
         holding.durable.extend(written.shards.values())

@@ -7,6 +7,7 @@ nobody may have written it: such a moment has holes, and is never whole.
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from elastic.proto.moment import Moment
 from elastic.proto.slot import Belief, Snapshot
@@ -20,6 +21,27 @@ LONGEST = 1000
 """Characters of them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a rank has of a moment, in a slot or on storage."""
+
+    moment: Moment
+    rank: int
+    node: range
+    """The ranks of its node."""
+    beliefs: Collection[Belief]
+    image: memoryview | None = None
+    """None: on storage alone."""
+
+
+def share(found: Snapshot) -> Share:
+    stamp = found.stamp
+    return Share(
+        moment=found.moment, rank=stamp.rank, node=stamp.node, beliefs=found.beliefs,
+        image=found.image,
+    )  # fmt: skip
+
+
 def uneven(images: Mapping[int, Collection[Belief]]) -> bool:
     """Whether somebody's belief is not everybody's whom it is about.
 
@@ -29,16 +51,16 @@ def uneven(images: Mapping[int, Collection[Belief]]) -> bool:
     return any(count != belief.ranks for belief, count in believers.items())
 
 
-def torn(found: Iterable[Snapshot]) -> dict[Moment, dict[int, Snapshot]]:
-    """The moments of which all images of a node are there and its ranks do not hold the same of what they
-    have divided; with those images, by rank."""
-    nodes: dict[tuple[Moment, range], dict[int, Snapshot]] = {}
+def torn(found: Iterable[Share]) -> dict[Moment, dict[int, Share]]:
+    """The moments of which all shares of a node are there and its ranks do not hold the same of what they
+    have divided; with those shares, by rank."""
+    nodes: dict[tuple[Moment, range], dict[int, Share]] = {}
     for one in found:
-        nodes.setdefault((one.moment, one.stamp.node), {})[one.stamp.rank] = one
+        nodes.setdefault((one.moment, one.node), {})[one.rank] = one
     return {
-        at: images
-        for (at, node), images in nodes.items()
-        if len(images) == len(node) and uneven({rank: i.beliefs for rank, i in images.items()})
+        at: shares
+        for (at, node), shares in nodes.items()
+        if len(shares) == len(node) and uneven({rank: s.beliefs for rank, s in shares.items()})
     }
 
 
@@ -62,8 +84,10 @@ def reason(images: Mapping[int, Shared]) -> str:
     return f"ranks {who} do not hold the same of {few}{more}"
 
 
-def shared(image: memoryview) -> Shared:
+def shared(image: memoryview | None) -> Shared:
     """What an image says there; nothing where it is no image (`elastic/checkpoint/image.py`)."""
+    if image is None:
+        return {}
     try:
         length = int.from_bytes(image[:8], "little")
         header = json.loads(bytes(image[8 : 8 + length]))

@@ -80,6 +80,8 @@ class Written:
     """xxh3 of its table of checksums."""
     value: float | None = None
     """By which the best are kept."""
+    beliefs: tuple[tuple[int, int], ...] = ()
+    """As in a slot (`proto/slot.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,11 @@ class Saver:
         self.unwritten = ""
         self._keeping.tell(
             keeper.Written(
-                step=number, bytes=written.bytes, digest=written.digest, value=save.value
+                step=number,
+                bytes=written.bytes,
+                digest=written.digest,
+                value=save.value,
+                beliefs=share.beliefs,
             )
         )
         self._taken, self.due = number, Moment(self._round, number)

@@ -587,6 +587,25 @@ async def test_what_a_rank_has_written_itself_is_told() -> None:
 
 
 @within(60)
+async def test_what_ranks_have_written_themselves_may_have_holes_too() -> None:
+    """Committed, it would lack what each took the other to write."""
+    async with nodes(1, several_nodes=False) as (a,):
+        ranks = [a.opens(local, local=local, of=2) for local in range(2)]
+        for step, beliefs in ((6, (7, 8)), (7, (7, 7))):
+            for rank, belief in zip(ranks, beliefs, strict=True):
+                rank.tell(keeper.Written(step=step, bytes=9, digest=5, beliefs=((belief, 2),)))
+        for rank in ranks:
+            said = await rank.told(keeper.Uneven)
+            assert isinstance(said, keeper.Uneven)
+            assert (said.round, said.step) == SIX
+        await a.says(
+            lambda told: (7, 2) in [(h.moment.step, len(h.durable)) for h in told.holdings]
+        )
+        seen = [(h.moment.step, len(h.durable)) for told in a.said for h in told.holdings]
+        assert (6, 2) not in seen, a.said
+
+
+@within(60)
 async def test_images_beside_one_that_a_rank_has_written_itself_are_told_of() -> None:
     """Else nobody has them written, and all who wait for that step wait for good."""
     async with nodes(1, several_nodes=False) as (a,):
