@@ -62,6 +62,8 @@ class Saver:
         self._round = round_
         self._keeping = keeping
         self._planner = Planner(place)
+        self._way = path
+        """What was asked for."""
         self.path: SnapshotPath = path
         """How tensors get to host memory; known from the first save on."""
         self.due: Moment | None = None
@@ -310,14 +312,16 @@ class Saver:
         """Slots for such images, asked for again where the state has grown; None where there is no
         memory for them now."""
         size = slot.bytes_for(share.image.nbytes)
-        if self._slots is not None and self._slots.bytes >= size:
-            return self._slots
         device = lanes.device_of(list(share.tensors.values()))
-        if self._behind is None and (device.type != "cpu" or self.path in ("shadow", "stream")):
-            self._behind = Behind(lanes.Host() if device.type == "cpu" else lanes.Cuda(device))
-            if self.path != "auto":
-                self._behind.path = self.path
+        first = self._behind is None and (device.type != "cpu" or self._way in ("shadow", "stream"))
+        if self._slots is not None and self._slots.bytes >= size and not first:
+            return self._slots
         self._give_back()
+        if first:
+            self._behind = Behind(lanes.Host() if device.type == "cpu" else lanes.Cuda(device))
+            self.path = self._way
+            if self._way != "auto":
+                self._behind.path = self._way
         if not self._want.asks(size):
             self._want = self._want.passed()
             return None

@@ -133,8 +133,12 @@ def test_a_lost_node_is_replaced_from_the_memory_of_another(job: Job) -> None:
     job.start(*flags, nodes="2", nproc=1, entry=entry)
     job.wait_for_event("node2 attached")
     job.wait_for_steps(2, after=first - 1, count=5)
-    lost = job.nodes[1]
-    processes.kill(lost.guardian, lost.agent())
+    lost, master = job.nodes[1].guardian, job.nodes[0].master()
+    holders = [lost, *(process.pid for process in processes.descendants(lost))]
+    processes.kill(master, number=signal.SIGSTOP)  # so nobody restores meanwhile
+    processes.kill(*holders)
+    job.wait_for("its memory to be gone", lambda: not any(map(processes.alive, holders)))
+    processes.kill(master, number=signal.SIGCONT)
     both = job.wait_for_steps(2, after=first, count=3)
     assert not list((job.folder / "checkpoint").glob("step-*")), job.dump()
     job.finish()

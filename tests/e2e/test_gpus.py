@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from elastic.checkpoint import Checkpointer
 from tests.e2e.harness import Job, processes
 from tests.e2e.harness.processes import Process
 
@@ -55,6 +57,21 @@ def test_a_spare_rank_and_a_rank_die_together(job: Job) -> None:
     job.finish()
     job.ends(0)
     assert job.round() == 2, job.dump()
+
+
+def test_tensors_that_go_to_a_device_after_a_save(tmp_path: Path) -> None:
+    model = nn.Linear(64, 64)
+    with Checkpointer(tmp_path) as checkpoint:
+        checkpoint.save(1, {"model": model})
+        assert checkpoint.snapshot == "sync"
+        model.cuda()
+        checkpoint.save(2, {"model": model}, persist=True)
+        checkpoint.wait()
+        assert checkpoint.snapshot in ("shadow", "stream")
+    other = nn.Linear(64, 64).cuda()
+    with Checkpointer(tmp_path) as checkpoint:
+        assert checkpoint.load({"model": other}) == 2
+    assert all(map(torch.equal, other.parameters(), model.parameters()))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="it takes two devices")
