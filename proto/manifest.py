@@ -25,6 +25,8 @@ from elastic.proto.moment import Moment
 NAME = "manifest.json"
 PIN = "pinned"
 _STEP = re.compile(r"step-(\d{8,18})", re.ASCII)
+MOST_STEP = 10**18 - 1
+"""Whose folder is still known for one."""
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 _FILE = re.compile(r"[^/\0\ud800-\udfff]+")
 _SHARD = re.compile(r"\.?shard-\d{5,}-of-\d{5,}\.r(\d{1,18})-([^/]*)\.safetensors.*", re.ASCII)

@@ -4,14 +4,13 @@ import contextlib
 import json
 import logging
 import math
-import operator
 import os
 from collections.abc import Collection, Mapping
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, SupportsFloat, get_args
 
-from elastic.checkpoint import claims, files, manifests, places, storage
+from elastic.checkpoint import arguments, claims, files, manifests, places, storage
 from elastic.checkpoint.connect import connect
 from elastic.checkpoint.keeping import Keeping
 from elastic.checkpoint.loading import Loading, looked
@@ -71,25 +70,16 @@ class Checkpointer:
         Without `elastic-run` all ranks wait for each other here. Raises `CheckpointError`, also where
         there is no driver for the path, and `UsageError`.
         """
-        rules = {
-            "persist_every": persist_every,
-            "keep": keep,
-            "keep_every": keep_every,
-            "keep_best": keep_best,
-            "replica_bandwidth": replica_bandwidth,
-        }
-        for name, number in rules.items():
-            if number is not None and number < 1:
-                raise CheckpointError(f"{name} is 1 or more, not {number}")
+        persist_every = arguments.rule("persist_every", persist_every)
+        keep = arguments.rule("keep", keep)
+        keep_every = arguments.rule("keep_every", keep_every)
+        keep_best = arguments.rule("keep_best", keep_best)
+        replica_bandwidth = arguments.rule("replica_bandwidth", replica_bandwidth)
         if snapshot not in get_args(SnapshotPath):
             raise CheckpointError(f"snapshot is one of {', '.join(get_args(SnapshotPath))}")
         if best not in ("min", "max"):
             raise CheckpointError(f'best is "min" or "max", not {best!r}')
-        self.path = storage.canonical(path)
-        try:
-            self.path.encode()
-        except UnicodeEncodeError as error:
-            raise CheckpointError(f"the path {self.path!r} is no UTF-8: choose another") from error
+        self.path = arguments.place(path)
         try:
             options = json.dumps(dict(storage_options or {}))
         except (TypeError, ValueError) as error:
@@ -152,10 +142,8 @@ class Checkpointer:
         Raises `CheckpointError` for what a checkpoint cannot keep, for a step that is not greater, and
         for what went wrong with an earlier snapshot.
         """
-        try:
-            step = operator.index(step)  # numpy's and torch's are whole numbers too
-        except TypeError as error:
-            raise CheckpointError(f"a step is a whole number, not {step!r}") from error
+        step = arguments.whole("a step", step)
+        arguments.named(state)
         if persist is None:
             persist = self._persist_every is not None and step % self._persist_every == 0
         number = None if value is None or not math.isfinite(value) else float(value)
@@ -223,6 +211,7 @@ class Checkpointer:
 
         Raises `CheckpointError` where that step is not on storage.
         """
+        step = arguments.whole("a step", step)
         try:
             if on:
                 manifests.read(self._storage, step)
@@ -273,8 +262,13 @@ class Checkpointer:
         by names or their beginnings ("model", "model.layers.0"); the rest stays as it is. What was
         saved since the ranks were started is only gone back behind by `elasticctl restart --from`.
         """
-        if step is not None and step < 1:
-            raise CheckpointError(f"steps are counted from 1: step {step} cannot be loaded")
+        arguments.named(state)
+        if isinstance(only, str):  # whose letters would be names
+            raise CheckpointError(f"only is a list of names: [{only!r}]")
+        if step is not None:
+            step = arguments.whole("a step", step)
+            if step < 1:
+                raise CheckpointError(f"steps are counted from 1: step {step} cannot be loaded")
         self._saver.finish()
         answer, fds = self._keeping.ask(keeper.Load(step=step), ANSWER_TIMEOUT)
         while isinstance(answer, keeper.Look):

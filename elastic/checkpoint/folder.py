@@ -26,7 +26,7 @@ class _Opened:
 
     def __init__(self, path: Path) -> None:
         with _disk():
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # no pipe waits
         self.size = os.fstat(self._fd).st_size
 
     def __del__(self) -> None:

@@ -25,7 +25,7 @@ from elastic.proto.errors import CheckpointError
 
 VALUES = "elastic.values"
 SUMS = "elastic.sums"
-_RESERVED = (VALUES, SUMS, "__metadata__")
+_RESERVED = ("", VALUES, SUMS, "__metadata__")
 ALIGN = 4096
 """The data begins at a multiple of this many bytes, so that direct I/O can read it alone."""
 _ROOM = 320
@@ -149,7 +149,11 @@ class Layout:
         spans: list[Span] = []
         end = 0
         for piece in order:
-            if piece.name in entries or piece.name in ties or piece.name in _RESERVED:
+            if piece.name in _RESERVED:
+                raise CheckpointError(
+                    f"a tensor cannot be called {piece.name!r}: choose another name"
+                )
+            if piece.name in entries or piece.name in ties:
                 raise CheckpointError(f"{piece.name!r} is the name of two tensors in the state")
             entries[piece.name] = _entry(piece, end)
             spans.append((piece.name, end, end + piece.nbytes))

@@ -14,6 +14,7 @@ from elastic.proto.errors import CheckpointError, LinkError
 from elastic.proto.moment import Moment
 
 GONE = "the keeper of this rank's snapshots (its agent, or elastic-keeper) is gone"
+FORKED = "a Checkpointer belongs to the rank that made it, not to a process that it forked"
 
 
 class Keeping:
@@ -21,6 +22,8 @@ class Keeping:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._gone = GONE
+        """What is said where the other end is not there."""
         self._changed = Condition()
         self._reading = False
         self._asking = Lock()
@@ -48,7 +51,7 @@ class Keeping:
         try:
             keeper.send(self._end, message)
         except OSError as error:
-            raise CheckpointError(GONE) from error
+            raise CheckpointError(self._gone) from error
 
     def ask(self, message: keeper.Question, timeout: float) -> tuple[keeper.Answer, list[int]]:
         """The answer, with its descriptors. Raises `CheckpointError`."""
@@ -116,7 +119,7 @@ class Keeping:
         try:
             found = bool(descriptors.ready([self._end.fileno()], left))
         except (OSError, ValueError) as error:
-            raise CheckpointError(GONE) from error
+            raise CheckpointError(self._gone) from error
         finally:
             self._changed.acquire()
             self._reading = False
@@ -130,11 +133,11 @@ class Keeping:
             while descriptors.ready([self._end.fileno()], 0):
                 found = keeper.receive_from_keeper(self._end)
                 if found is None:
-                    raise CheckpointError(GONE)
+                    raise CheckpointError(self._gone)
                 self._take(*found)
                 self._changed.notify_all()
         except (OSError, LinkError, ValueError) as error:
-            raise CheckpointError(GONE) from error
+            raise CheckpointError(self._gone) from error
 
     def _take(self, message: keeper.ToRank, fds: list[int]) -> None:
         if isinstance(message, keeper.Committed):
@@ -155,8 +158,9 @@ class Keeping:
         else:
             descriptors.close(fds)
 
-    def close(self) -> None:
+    def close(self, why: str = "this Checkpointer is closed") -> None:
         self._end.close()
+        self._gone = why
 
 
 _open: weakref.WeakSet[Keeping] = weakref.WeakSet()
@@ -165,7 +169,7 @@ _open: weakref.WeakSet[Keeping] = weakref.WeakSet()
 def _leave() -> None:
     """In a fork: the keeper is to see the end of its rank, not that of a loader's worker."""
     for keeping in _open:
-        keeping.close()
+        keeping.close(FORKED)
 
 
 os.register_at_fork(after_in_child=_leave)

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elastic.checkpoint import typed_json
 from elastic.checkpoint.tensors import Known, Part, Tensors
+from elastic.proto.errors import CheckpointError
 
 _WRAPPER = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_checkpoint_wrapped_module)\.")
 
@@ -65,7 +66,12 @@ def collect(
     Raises `CheckpointError`, which names the place, for what a checkpoint cannot keep.
     """
     with torch.no_grad():  # else each DTensor's piece is a node of a graph
-        tree, replicas = export(state)
+        try:
+            tree, replicas = export(state)
+        except RecursionError as error:
+            raise CheckpointError(
+                "the state is nested without an end: does it hold itself?"
+            ) from error
         store = Tensors(place.rank, replicas, {} if known is None else known)
         values = typed_json.encode(tree, "", store)
     return Collected(parts=store.parts, ties=store.ties, values=values)

@@ -98,10 +98,15 @@ def test_a_name_is_taken_once() -> None:
     for found, ties in (
         ([piece("a"), piece("a")], {}),
         ([piece("a")], {"a": "a"}),
-        ([piece(VALUES)], {}),
     ):
         with pytest.raises(CheckpointError, match="is the name of two tensors"):
             lay_out(found, ties, 0)
+
+
+@pytest.mark.parametrize("name", ["", VALUES, "__metadata__"])
+def test_our_own_names_are_taken(name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^a tensor cannot be called '{name}'"):
+        lay_out([piece(name)], {}, 0)
 
 
 def damaged(change: Any) -> None:

@@ -123,6 +123,13 @@ def test_what_cannot_be_kept_is_refused_by_its_path(value: Any, what: str) -> No
         collect({"a": {"b": [value]}}, ALONE)
 
 
+def test_a_state_that_holds_itself_is_refused() -> None:
+    state: dict[str, Any] = {}
+    state["again"] = state
+    with pytest.raises(CheckpointError, match="does it hold itself"):
+        collect(state, ALONE)
+
+
 def test_two_paths_of_one_name_are_refused() -> None:
     with pytest.raises(CheckpointError, match=r"'a\.b' is the name of two tensors"):
         collect({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, ALONE)

@@ -248,6 +248,13 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error_that_says_where_it_ends
             file.read(start, len(data))
 
 
+def test_a_pipe_in_the_place_of_a_file_is_an_empty_one(tmp_path: Path) -> None:
+    folder = tmp_path / manifest.folder(1)
+    folder.mkdir()
+    os.mkfifo(folder / manifest.NAME)
+    assert Folder(tmp_path).open(1, manifest.NAME).size == 0  # nobody ever writes into it
+
+
 def test_a_disk_that_fails_under_a_file_is_an_error_of_that_file(tmp_path: Path) -> None:
     """Memory that is not mapped is read as a failing disk is: EIO."""
     here = Folder(tmp_path)
