@@ -181,7 +181,7 @@ class Snapshots:
             rank = said.rank - said.local_rank + local
             held = (one.moment or NEVER for one in known.slots.own.get(local, ()))
             written = known.flushes.written.items()
-            return max(*held, *(Moment(*at) for at, one in written if rank in one.shards), NEVER)
+            return max([*held, *(Moment(*at) for at, one in written if rank in one.shards), NEVER])
 
         mine = newest(said.local_rank)
         if all(newest(local) >= mine for local in range(said.local_world_size)):

@@ -606,6 +606,18 @@ async def test_what_ranks_have_written_themselves_may_have_holes_too() -> None:
 
 
 @within(60)
+async def test_a_rank_may_save_before_others_have_slots(caplog: pytest.LogCaptureFixture) -> None:
+    async with nodes(1, several_nodes=False) as (a,):
+        first, second = (a.opens(local, local=local, of=2) for local in (0, 1))
+        await first.slots()
+        first.save(0, 5)
+        await second.slots()
+        second.save(0, 5)
+        await a.says(a.holds(FIVE, 0, 1))
+    assert "Exception in callback" not in caplog.text
+
+
+@within(60)
 async def test_images_beside_one_that_a_rank_has_written_itself_are_told_of() -> None:
     """Else nobody has them written, and all who wait for that step wait for good."""
     async with nodes(1, several_nodes=False) as (a,):
