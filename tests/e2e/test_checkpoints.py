@@ -94,10 +94,15 @@ def test_the_same_command_goes_on_from_storage(job: Job) -> None:
     assert [(x.fields["step"], x.fields["digest"]) for x in loaded] == 3 * [(newest, digest)]
 
 
-def test_a_launcher_that_is_ended_leaves_its_newest_step_on_storage(job: Job) -> None:
+@pytest.mark.parametrize("end", ["launcher", "script"])
+def test_a_job_that_is_ended_leaves_its_newest_step_on_storage(job: Job, end: str) -> None:
+    """By a signal to its launcher; by an error of its script, which has no restart left."""
     start(job)
     job.wait_for_steps(2, count=5)
-    job.nodes[0].signal(signal.SIGTERM)
+    if end == "launcher":
+        job.nodes[0].signal(signal.SIGTERM)
+    else:
+        os.kill(job.rank(1, 1), signal.SIGSEGV)
     job.ends(1)
     done = min(job.told("step", rank=rank)[-1].fields["step"] for rank in (0, 1))
     job.finish()
