@@ -131,8 +131,9 @@ def _await_earlier(path: str) -> None:
                     end.sendall(codec.dumps(Await()).encode())
                     if not descriptors.ready([end.fileno()], CONNECT_TIMEOUT):
                         log.warning(
-                            "%s: waits for an earlier start's newest step to be written", path
-                        )
+                            "%s: waits for an earlier start's newest step to be written, %g s at most: "
+                            "what holds it up is in that start's log", path, TIMEOUT,
+                        )  # fmt: skip
                     end.recv(1)
         except TimeoutError as error:
             raise CheckpointError(

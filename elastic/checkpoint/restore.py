@@ -114,6 +114,7 @@ class Restore:
         if what not in self.damaged:
             self.damaged.append(what)
 
+    @torch.inference_mode(False)  # an optimizer could not change what that makes
     def make(self, name: str, like: torch.Tensor | None) -> torch.Tensor:
         """A tensor that is not there yet, to be filled with all others: laid out as `like` where it is
         of the same shape (a parameter, for its optimizer's state), on its device; else whole, on the

@@ -503,6 +503,16 @@ def test_every_optimizer_goes_on_bit_by_bit(name: str) -> None:
     Run(name).check_that_it_goes_on_as_if_nothing_had_been(Run(name))
 
 
+def test_what_is_loaded_in_inference_mode_is_trained_on() -> None:
+    one, other = Run("AdamW"), Run("AdamW")
+    one.train(0)
+    with torch.inference_mode():
+        restored(other.state, saved(one.state))
+    for run in (one, other):
+        run.train(1)
+    assert all(map(torch.equal, one.model.parameters(), other.model.parameters()))
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
