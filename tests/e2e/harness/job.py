@@ -14,9 +14,11 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -166,7 +168,8 @@ class Job:
         self.shm = folder / "shm"
         self.shm.mkdir()
         self._shared = set(os.listdir("/dev/shm"))
-        self._told: list[Told] = []
+        self._told = defaultdict[tuple[str, int | None, int | None], list[Told]](list)
+        """By kind, round and rank; None: of all. A soak tells a hundred thousand lines."""
         self._heard = 0
         """Bytes of told.jsonl that are in `_told`."""
 
@@ -244,13 +247,7 @@ class Job:
     def told(self, kind: str, *, round: int | None = None, rank: int | None = None) -> list[Told]:
         """Lines of that kind that ranks wrote so far, oldest first."""
         self._listen()
-        return [
-            line
-            for line in self._told
-            if line.kind == kind
-            and line.round == (round or line.round)
-            and (rank is None or line.rank == rank)
-        ]
+        return self._told[kind, round, rank].copy()
 
     def _listen(self) -> None:
         """Read on where the last look ended; a thousand rounds tell megabytes."""
@@ -264,7 +261,9 @@ class Job:
         for line in whole.splitlines():
             fields: dict[str, Any] = json.loads(line)
             about = {key: fields.pop(key) for key in ("kind", "rank", "round", "pid", "at")}
-            self._told.append(Told(fields=fields, **about))
+            told = Told(fields=fields, **about)
+            for key in product([told.kind], [told.round, None], [told.rank, None]):
+                self._told[key].append(told)
 
     def round(self) -> int:
         """Number of the newest round in which a rank started."""

@@ -67,12 +67,13 @@ class Moments:
         return found
 
     def wait(self, kind: str) -> None:
-        """Until it is under way: a restore; what is done on storage may be over before it is seen."""
-        if kind == "restore":
-            self._job.wait_for("ranks that load", lambda: self._in_ranks(self._job.round()) or None)
-            return
+        """Until it is under way, if it is seen: it may be over before."""
+
+        def found() -> set[str]:
+            return self._in_ranks(self._job.round()) if kind == "restore" else self._on_storage()
+
         deadline = time.monotonic() + PATIENCE
-        while kind not in self._on_storage() and time.monotonic() < deadline:
+        while kind not in found() and time.monotonic() < deadline:
             time.sleep(0.0005)
 
 
