@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """Which steps stay on storage, beside the newest and those that are pinned: what any rule keeps.
-    Without a rule, all do."""
+    Without a rule, all do. Void steps are counted by none."""
 
     last: int = 0
     """So many that were committed last."""

@@ -174,17 +174,24 @@ def _delete(storage: Storage, message: Delete) -> Done:
         for one in known
     ]  # fmt: skip
     for step in retention.spent(stored, message.retention):
-        names = storage.listing().get(step, set())
-        if manifest.PIN in names:  # since a moment ago
+        if _pinned(storage, step):  # since a moment ago
             continue
         storage.delete(step, [manifest.NAME])
-        storage.delete(step, retention.ours(names))
+        storage.delete(step, retention.ours(listing.pop(step)))
         storage.drop(step)
-        del listing[step]
     for step, left in retention.leftovers(listing, known, known[0]).items() if known else ():
         storage.delete(step, left)
         storage.drop(step)
     return Done(id=message.id)
+
+
+def _pinned(storage: Storage, step: int) -> bool:
+    """Raises OSError where that cannot be known."""
+    try:
+        storage.open(step, manifest.PIN)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

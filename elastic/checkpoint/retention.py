@@ -1,8 +1,10 @@
 """Which files of a checkpoint are deleted: those of steps that no rule keeps, and what a crash left.
 Pure."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from elastic.proto import manifest
 from elastic.proto.manifest import Manifest
@@ -22,17 +24,38 @@ class Stored:
 
 
 def spent(stored: Sequence[Stored], rules: Retention) -> list[int]:
-    """The steps to be deleted, the oldest first: never the newest one, never one that is pinned."""
+    """The steps to be deleted, the oldest first: never the newest one or one beyond it, never one that is
+    pinned.
+
+    No rule counts void steps; they go once what `last` keeps is all beyond them. Which step was gone back
+    to is not known here, only that it is not void: so until `last` are committed since, none of those goes.
+    """
     if not (rules.last or rules.every or rules.best):
         return []
     order = sorted(stored, key=lambda one: (one.sequence, one.round, one.step))
+    void = _void(order)
+    line = [one for one in order if one.step not in void]
+    since = list(takewhile(lambda one: one.step not in void, reversed(order)))
+    count = max(1, rules.last)
+    last = {one.step for one in (since[:count] if len(since) >= count else line)}
     sign = -1 if rules.highest else 1
-    valued = [(sign * one.value, -one.sequence, one.step) for one in order if one.value is not None]
-    kept = {one.step for one in order[-max(1, rules.last) :]}
-    kept |= {one.step for one in order if one.pinned}
-    kept |= {one.step for one in order if rules.every and one.step % rules.every == 0}
+    valued = [(sign * one.value, -one.sequence, one.step) for one in line if one.value is not None]
+    kept = last | {one.step for one in order if one.pinned}
+    kept |= {step for step in void if step > min(last)}
+    kept |= {one.step for one in line if rules.every and one.step % rules.every == 0}
     kept |= {step for _, _, step in sorted(valued)[: rules.best]}
     return [one.step for one in order if one.step not in kept]
+
+
+def _void(order: Sequence[Stored]) -> set[int]:
+    """Steps beyond one that was committed later: somebody went back behind them. order: of the commits."""
+    void: set[int] = set()
+    lowest = math.inf
+    for one in reversed(order):
+        if one.step > lowest:
+            void.add(one.step)
+        lowest = min(lowest, one.step)
+    return void
 
 
 def leftovers(

@@ -214,6 +214,48 @@ def test_what_is_spent_goes_and_what_is_pinned_or_not_ours_stays(tmp_path: Path)
     assert sorted(here.listing()) == [3, 4, 6]
 
 
+def test_who_went_back_keeps_the_step_below_until_there_are_as_many_new_ones(
+    tmp_path: Path,
+) -> None:
+    """From 12 to 4, with the last two kept: 8 and 12 are void, and no reason to delete 4."""
+    here = Folder(tmp_path)
+    for sequence, step in enumerate((4, 8, 12, 5), 1):
+        commit(here, step, sequence=sequence, round_=1 + (step == 5))
+    delete(here, last=2)
+    assert sorted(here.listing()) == [4, 5, 8, 12]
+    (tmp_path / manifest.folder(5) / manifest.NAME).write_text("damaged")
+    assert files.newest(here, 4)[0] is not None, "what a rollback takes if 5 is damaged"
+    commit(here, 5, sequence=4, round_=2)
+    for sequence, (step, left) in enumerate(
+        [(6, [5, 6, 8, 12]), (12, [6, 8, 12]), (13, [12, 13])], 5
+    ):
+        commit(here, step, sequence=sequence, round_=2)
+        delete(here, last=2)
+        assert sorted(here.listing()) == left
+
+
+def test_what_is_pinned_while_others_are_deleted_stays(tmp_path: Path) -> None:
+    """All are looked at once; for a pin, each again just before it goes."""
+    listed: list[int] = []
+
+    class Pinning(Folder):
+        def listing(self) -> dict[int, set[str]]:
+            listed.append(1)
+            return super().listing()
+
+        def drop(self, step: int) -> None:
+            super().drop(step)
+            self.publish(2, manifest.PIN, b"pinned\n")
+
+    here = Pinning(tmp_path)
+    for step in (1, 2, 3, 4):
+        commit(here, step, sequence=step)
+    delete(here, last=1)
+    assert len(listed) == 1
+    assert sorted(here.listing()) == [2, 4]
+    assert manifests.committed(here, 2) is not None
+
+
 class Dying(Folder):
     """Its process is killed at one of the changes that it makes."""
 

@@ -1,5 +1,7 @@
 """What is deleted: never the newest, never what is pinned, never what somebody may still need."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,12 +36,22 @@ def steps(draw: st.DrawFn) -> list[Stored]:
     ]
 
 
+def void(stored: list[Stored]) -> set[int]:
+    """Those that somebody went back behind."""
+    return {
+        one.step
+        for one in stored
+        if any(other.sequence > one.sequence and other.step < one.step for other in stored)
+    }
+
+
 @given(steps(), rules)
 def test_the_newest_and_what_is_pinned_stay(stored: list[Stored], rules: Retention) -> None:
     gone = spent(stored, rules)
     assert not {one.step for one in stored if one.pinned} & set(gone)
-    if stored:
-        assert max(stored, key=lambda one: one.sequence).step not in gone
+    if gone:
+        newest = max(stored, key=lambda one: one.sequence)
+        assert newest.step > max(gone), "what is beyond it may be on its way to be written anew"
     if rules == Retention(highest=rules.highest):
         assert gone == []
 
@@ -47,12 +59,21 @@ def test_the_newest_and_what_is_pinned_stay(stored: list[Stored], rules: Retenti
 @given(steps(), rules)
 def test_what_a_rule_keeps_stays_and_all_else_goes(stored: list[Stored], rules: Retention) -> None:
     gone = set(spent(stored, rules))
-    newest_first = sorted(stored, key=lambda one: -one.sequence)
-    last = {one.step for one in newest_first[: rules.last]}
-    every = {one.step for one in stored if rules.every and one.step % rules.every == 0}
+    behind = max((one.sequence for one in stored if one.step in void(stored)), default=0)
+    since = sorted(one.step for one in stored if one.sequence > behind)
+    line = [one for one in stored if one.step not in void(stored)]
+    count = max(1, rules.last)
+    if (behind and len(since) < count) or not stored:
+        assert not gone, "any that is not void may be the step that was gone back to"
+        return
+    last = set(since[-count:])
+    every = {one.step for one in line if rules.every and one.step % rules.every == 0}
     pinned = {one.step for one in stored if one.pinned}
     assert not (last | every | pinned) & gone
-    valued = [one for one in stored if one.value is not None]
+    if rules != Retention(highest=rules.highest):
+        passed = {step for step in void(stored) if step < min(last)}
+        assert void(stored) & gone == passed - pinned
+    valued = [one for one in line if one.value is not None]
     best = {one.step for one in valued} - gone
     assert len(best) >= min(rules.best, len(valued)) or not gone
     for one in valued:
@@ -64,15 +85,43 @@ def test_what_a_rule_keeps_stays_and_all_else_goes(stored: list[Stored], rules: 
             ]
             assert len(better) - 1 >= rules.best, "there are enough as good or better"
     if gone:
-        newest = {one.step for one in newest_first[:1]}
-        kept = {one.step for one in stored} - gone - last - every - pinned - newest
+        kept = {one.step for one in line} - gone - last - every - pinned
         assert len(kept) <= rules.best
 
 
 @given(steps(), rules)
 def test_deleting_once_is_enough(stored: list[Stored], rules: Retention) -> None:
+    """But for a void step that is pinned: once nothing shows that it is void, the best may be another."""
+    stored = [replace(one, pinned=one.pinned and one.step not in void(stored)) for one in stored]
     gone = spent(stored, rules)
     assert spent([one for one in stored if one.step not in gone], rules) == []
+
+
+@given(
+    st.lists(st.tuples(st.none() | st.integers(0, 9), st.integers(1, 4)), max_size=20),
+    st.integers(1, 4),
+)
+def test_who_goes_back_has_the_step_to_stand_on(
+    commits: list[tuple[int | None, int]], last: int
+) -> None:
+    """commits: first back to one of those that are there, or not; then so many steps on."""
+    there: dict[int, Stored] = {}
+    since: list[int] = []
+    at = 0
+    for sequence, (back, on) in enumerate(commits, 1):
+        newest = at
+        if back is not None and there:
+            at = sorted(there)[back % len(there)]
+            since = []
+        stands_on, at = at, at + on
+        had = stands_on in there
+        there[at] = Stored(step=at, sequence=sequence)
+        since.append(at)
+        for step in spent(list(there.values()), Retention(last=last)):
+            del there[step]
+        assert set(since[-last:]) <= there.keys()
+        if had and at < newest and last > 1:
+            assert stands_on in there, "if the newest is damaged it is what there is"
 
 
 def test_rules_by_example() -> None:
@@ -86,6 +135,22 @@ def test_rules_by_example() -> None:
     assert spent(stored, Retention(best=1)) == [100, 200, 300], "of equals the newer; the newest"
     assert spent(stored, Retention(best=2, highest=True)) == [200, 300, 400]
     assert spent(stored, Retention(last=1, every=300, best=1)) == [100, 200]
+
+
+def test_void_steps_by_example() -> None:
+    """Back from 12 to 4, with the last two kept."""
+
+    def gone(*steps: int, last: int = 2, every: int = 0, best: int = 0) -> list[int]:
+        stored = [Stored(step=s, sequence=n, value=1 / s) for n, s in enumerate(steps)]
+        return spent(stored, Retention(last=last, every=every, best=best))
+
+    assert gone(4, 8, 12, 5) == []
+    assert gone(4, 8, 12, 9) == [], "8 may be void too"
+    assert gone(4, 8, 12, 5, 6) == [4]
+    assert gone(8, 12, 6, 13) == [], "from 6, or back to 12"
+    assert gone(8, 12, 6, 13, 14) == [8, 12, 6]
+    assert gone(8, 12, 6, 13, 14, every=4) == [8, 12, 6]
+    assert gone(8, 12, 6, 7, last=1, best=2) == [], "12 is the best and counts for none"
 
 
 # --- what crashes leave --------------------------------------------------------------------------
