@@ -17,6 +17,8 @@ from elastic.proto.slot import Snapshot
 
 NEVER = Moment(-1, -1)
 """Older than all."""
+MOST_LOST = 16
+"""Moments that are never whole, the newest, that are told of."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,8 +55,10 @@ class Checkpoint:
     """The moments of its ranks' round that have holes, and what differs between which ranks."""
     straight: list[Share] = field(default_factory=list[Share])
     """What ranks have written themselves, of `flushes.written`."""
+    failed: dict[tuple[Moment, int], str] = field(default_factory=dict[tuple[Moment, int], str])
+    """By moment and rank, why a rank of this node has nothing of one that was to be persisted."""
     elsewhere: dict[Moment, str] = field(default_factory=dict[Moment, str])
-    """The same of all nodes, as the master says."""
+    """What is never whole for any node's ranks, and why, as the master says."""
 
     def find_holes(self, round_: int) -> bool:
         """Note the moments of that round that have any; whether that is news."""
@@ -72,11 +76,29 @@ class Checkpoint:
         self.straight = [one for one in self.straight if one.moment in self.flushes.written]
         return uneven.torn([*map(uneven.share, held), *self.straight])
 
-    def uneven_of(self, round_: int) -> tuple[keeper.Uneven, ...]:
-        """What ranks of that round are told of it, the oldest first."""
-        reasons = self.elsewhere | self.uneven
+    def fail(self, at: Moment, rank: int, why: str) -> None:
+        """A rank of this node has nothing of that moment."""
+        self.failed[at, rank] = why
+        for old in sorted(self.failed)[:-MOST_LOST]:
+            del self.failed[old]
+
+    @property
+    def lost(self) -> list[tuple[Moment, str]]:
+        """What is never whole for want of this node's images, the oldest first. One that is damaged may have
+        a replica: that the master knows."""
+        damaged = {Moment(*at): why for (at, _), why in sorted(self.flushes.damaged.items())}
+        return sorted((damaged | self._reasons).items())[-MOST_LOST:]
+
+    @property
+    def _reasons(self) -> dict[Moment, str]:
+        failed = {at: f"rank {rank}: {why}" for (at, rank), why in sorted(self.failed.items())}
+        return failed | self.uneven
+
+    def lost_of(self, round_: int) -> tuple[keeper.Lost, ...]:
+        """What ranks of that round are told of what is never whole, the oldest first."""
+        reasons = self.elsewhere | self._reasons
         return tuple(
-            keeper.Uneven(round=at.round, step=at.step, reason=why, here=at in self.uneven)
+            keeper.Lost(round=at.round, step=at.step, reason=why, apart=at in self.uneven)
             for at, why in sorted(reasons.items())
             if at.round == round_
         )
@@ -89,7 +111,7 @@ class Checkpoint:
             self.whole, self.all_units = order.whole, order.all_units
         if order.HasField("committed") and moment_of(order.committed) > moment_of(self.committed):
             self.committed = order.committed
-        self.elsewhere = {moment_of(one.moment): one.reason for one in order.uneven}
+        self.elsewhere = {moment_of(one.moment): one.reason for one in order.lost}
         keep = frozenset(map(moment_of, order.keep)) or self.keep  # a new master may not know yet
         kept, self.keep = keep != self.keep, keep
         return whole, kept

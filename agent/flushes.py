@@ -73,8 +73,8 @@ class Flushes:
         self._checkpoint = checkpoint
         self._changed = changed
         self.written: dict[Key, Written] = {}
-        self.damaged: set[tuple[Key, int]] = set()
-        """Moment and rank of slots that do not hold what they were to."""
+        self.damaged: dict[tuple[Key, int], str] = {}
+        """By moment and rank, how slots do not hold what they were to."""
         self.terms = Terms()
         """How it is kept, once its ranks have said so."""
         self._lost = keeper.Stalled()
@@ -309,7 +309,7 @@ class Flushes:
         log.error("checkpoint %s: step %d: %s", self._checkpoint, task.moment[1], error)
         self._end_of(task)
         if task.rank is not None:
-            self.damaged.add((task.moment, task.rank))
+            self.damaged[task.moment, task.rank] = f"rank {task.rank}: {error}"
             why = f"step {task.moment[1]} will not be: {error}"
             self._lost = keeper.Stalled(reason=why, lost=task.moment)
         self._changed()

@@ -135,8 +135,15 @@ class Snapshots:
                 shard = pb.Shard(rank=client.said.rank, bytes=message.bytes, digest=message.digest)
                 at = Moment(client.round, message.step)
                 known.flushes.put(at, client.said.world_size, shard, message.value)
+                known.failed.pop((at, client.said.rank), None)
                 known.straight.append(_straight(client.said, at, message))
                 self._look_for_holes(known, at.round)
+                self._tell(known.name)
+            case keeper.Failed():
+                at = Moment(client.round, message.step)
+                known.fail(at, client.said.rank, message.reason)
+                for other in list(known.clients):
+                    self._inform(other)
                 self._tell(known.name)
             case keeper.Shed():
                 self._allotment.shed(known, client.said)
@@ -183,6 +190,8 @@ class Snapshots:
             written = known.flushes.written.items()
             return max([*held, *(Moment(*at) for at, one in written if rank in one.shards), NEVER])
 
+        for one in known.slots.own.get(said.local_rank, ()):
+            known.failed.pop((one.moment or NEVER, said.rank), None)
         mine = newest(said.local_rank)
         if all(newest(local) >= mine for local in range(said.local_world_size)):
             self._look_for_holes(known, mine.round)
@@ -250,7 +259,7 @@ class Snapshots:
         if client.round == known.leaving.round and known.leaving.order.order:
             order = known.leaving.order
             newest += (keeper.Leave(order=order.order, step=order.step),)
-        newest += known.uneven_of(client.round)
+        newest += known.lost_of(client.round)
         complaint = known.flushes.complaint
         if complaint.reason or client.was_told(keeper.Stalled):
             newest += (complaint,)

@@ -16,7 +16,7 @@ def of(known: Checkpoint, replicas: Replicas) -> pb.Snapshots:
         base=replicas.base,
         replicas=known.reckoned is not None and known.reckoned[1].replicas,
         unfit=[to_pb(at) for name, at in replicas.unfit if name == known.name],
-        uneven=[pb.Uneven(moment=to_pb(at), reason=why) for at, why in known.uneven.items()],
+        lost=[pb.Lost(moment=to_pb(at), reason=why) for at, why in known.lost],
     )
     known.loads.state(known.clients, told)
     told.holdings.extend(_holdings(known))

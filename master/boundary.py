@@ -127,5 +127,5 @@ class Boundary:
         moment, lost = Moment(current.number, step), core.lost(self._leaving)
         if lost or self._snapshots.safe(self._checkpoint, moment):
             self._shell.fold(ev.Met(current.number, step, lost))
-        elif self._snapshots.uneven(self._checkpoint, moment):
+        elif self._snapshots.lost(self._checkpoint, moment):
             self._give(current, core.further(self._leaving, step))

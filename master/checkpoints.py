@@ -55,8 +55,8 @@ class Orders:
     """The replicas that are to be made now."""
     committed: Moment | None
     """The newest that is on storage, as far as this master has heard; `NOTHING`: nothing is."""
-    uneven: Mapping[Moment, str]
-    """Of this round: what is never whole, and what differs between which ranks of a node."""
+    lost: Mapping[Moment, str]
+    """Of this round: what is never whole, and why."""
     reason: str
 
 
@@ -170,19 +170,19 @@ def decide(
         keep=tuple(sorted({moment for moment in now if moment is not None})),
         copying=state.copying,
         committed=state.known,
-        uneven=uneven(state, number),
+        lost=lost(state, number),
         reason=reason,
     )
 
 
-def uneven(state: Checkpoint, number: int) -> dict[Moment, str]:
+def lost(state: Checkpoint, number: int) -> dict[Moment, str]:
     """What is never whole of a round: who waits for it on other nodes is to know, too. Of a moment of
-    several nodes it is the last one's reason."""
+    several nodes it is the last one's reason. What is damaged on one node may be whole by a replica."""
     return {
         at: why
         for node_id in sorted(state.said)
-        for at, why in state.said[node_id].uneven.items()
-        if at.round == number
+        for at, why in state.said[node_id].lost.items()
+        if at.round == number and not held.writable(held.of(state.said, at))
     }
 
 

@@ -115,8 +115,8 @@ class Said:
     """It has room for replicas."""
     unfit: frozenset[Moment] = frozenset()
     """Of which it could not make replicas."""
-    uneven: Mapping[Moment, str] = field(default_factory=dict[Moment, str])
-    """What is never whole, since its ranks do not hold the same of what they have divided; and why."""
+    lost: Mapping[Moment, str] = field(default_factory=dict[Moment, str])
+    """What is never whole for want of its ranks' images, and why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,8 +109,8 @@ MOST_HOLDINGS = 256
 """Moments that one node has something of."""
 MOST_DAMAGED = 64
 """Damages that one message names."""
-MOST_UNEVEN = 16
-"""Moments with holes that one node or order names: ranks that have heard of one make no other."""
+MOST_LOST = 16
+"""Moments that are never whole, the newest, that one node or order names."""
 MOST_WHAT = 500
 """Characters kept of what is damaged."""
 
@@ -129,7 +129,7 @@ def said(message: pb.Snapshots, node_id: NodeId, incarnation: Incarnation) -> Sa
         base=message.base[:MAX_TEXT],
         replicas=message.replicas,
         unfit=frozenset(moment(at) for at in message.unfit[:MOST_HOLDINGS]),
-        uneven={moment(u.moment): u.reason[:MAX_TEXT] for u in message.uneven[:MOST_UNEVEN]},
+        lost={moment(one.moment): one.reason[:MAX_TEXT] for one in message.lost[-MOST_LOST:]},
     )
 
 
@@ -196,8 +196,8 @@ def snapshot_orders(checkpoint: str, orders: Orders) -> pb.SnapshotOrders:
     if orders.committed is not None:
         told.committed.CopyFrom(_moment(orders.committed))
     told.keep.extend(map(_moment, orders.keep))
-    for at, why in sorted(orders.uneven.items())[-MOST_UNEVEN:]:
-        told.uneven.add(moment=_moment(at), reason=why)
+    for at, why in sorted(orders.lost.items())[-MOST_LOST:]:
+        told.lost.add(moment=_moment(at), reason=why)
     if orders.whole is not None:
         told.whole.CopyFrom(_moment(orders.whole.moment))
         told.all_units = orders.whole.units

@@ -159,9 +159,9 @@ class Snapshots:
             self._soon(name)
         return False
 
-    def uneven(self, name: str, moment: Moment) -> bool:
-        """It is never whole, since ranks of a node do not hold the same; what they save next is."""
-        return moment in core.uneven(self._checkpoints[name], moment.round)
+    def lost(self, name: str, moment: Moment) -> bool:
+        """It is never whole; what is saved next may be."""
+        return moment in core.lost(self._checkpoints[name], moment.round)
 
     def review(self) -> None:
         """A round or the job has begun or ended, somebody went back, or something is damaged."""

@@ -10,6 +10,7 @@ question has a number, which its answer repeats: one that comes too late is nobo
 |                | `Need`     |               | before the first save; again where the state grows     |
 |                | `Held`     |               | a snapshot is committed in its slot                    |
 |                | `Written`  |               | one is on storage without ever having been in a slot   |
+|                | `Failed`   |               | one that was to be persisted will not be there         |
 |                | `Shed`     |               | its slots cannot be used: no memory for their pages    |
 |                | `Load`     |               | to know what to load                                   |
 |                | `Looked`   |               | what is on storage, as `Look` has asked                |
@@ -21,7 +22,7 @@ question has a number, which its answer repeats: one that comes too late is nobo
 |                | `Whole`    |               | a newer moment is in every rank's memory               |
 |                | `Committed`|               | a newer moment is on storage                           |
 |                | `Stalled`  |               | storage fails, or works again                          |
-|                | `Uneven`   |               | ranks of a node do not hold the same                   |
+|                | `Lost`     |               | a moment is never whole                                |
 |                | `Leave`    |               | at which step to wait for this round's end             |
 |                | `Refused`  |               | what was asked for cannot be had, and why              |
 """
@@ -82,6 +83,15 @@ class Written:
     """By which the best are kept."""
     beliefs: tuple[tuple[int, int], ...] = ()
     """As in a slot (`proto/slot.py`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """This rank has nothing of a step of its round that was to be persisted; `Held` or `Written`, where
+    it is saved once more, take that back."""
+
+    step: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,15 +235,15 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Uneven:
-    """A moment that is never whole: what the ranks of a node have divided is not all in their images."""
+class Lost:
+    """A moment that is never whole."""
 
     round: int
     step: int
     reason: str
-    """What differs between which ranks."""
-    here: bool = True
-    """Of this node: each of its ranks writes all that it has from here on."""
+    """Which rank has nothing of it, or what differs between which ranks of a node."""
+    apart: bool = False
+    """Those are this node's: each of them writes all that it has from here on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,10 +265,10 @@ class Refused:
 
 
 Question = Need | Load | Looked | Damaged
-ToKeeper = Open | Held | Written | Shed | Saved | Question
+ToKeeper = Open | Held | Written | Failed | Shed | Saved | Question
 Answer = Slots | Look | Restore | Refused
 """Each to one question."""
-ToRank = Answer | Whole | Committed | Stalled | Uneven | Leave
+ToRank = Answer | Whole | Committed | Stalled | Lost | Leave
 
 
 def opening(

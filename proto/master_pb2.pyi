@@ -266,7 +266,7 @@ class Moment(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Snapshots(_message.Message):
-    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer", "base", "replicas", "unfit", "load", "looked", "committed", "damaged", "uneven")
+    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer", "base", "replicas", "unfit", "load", "looked", "committed", "damaged", "lost")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
@@ -279,7 +279,7 @@ class Snapshots(_message.Message):
     LOOKED_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
-    UNEVEN_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
     asks: int
@@ -292,10 +292,10 @@ class Snapshots(_message.Message):
     looked: Looked
     committed: Moment
     damaged: _containers.RepeatedCompositeFieldContainer[Damage]
-    uneven: _containers.RepeatedCompositeFieldContainer[Uneven]
-    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ..., base: _Optional[str] = ..., replicas: bool = ..., unfit: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., load: _Optional[int] = ..., looked: _Optional[_Union[Looked, _Mapping]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., damaged: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., uneven: _Optional[_Iterable[_Union[Uneven, _Mapping]]] = ...) -> None: ...
+    lost: _containers.RepeatedCompositeFieldContainer[Lost]
+    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ..., base: _Optional[str] = ..., replicas: bool = ..., unfit: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., load: _Optional[int] = ..., looked: _Optional[_Union[Looked, _Mapping]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., damaged: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[Lost, _Mapping]]] = ...) -> None: ...
 
-class Uneven(_message.Message):
+class Lost(_message.Message):
     __slots__ = ("moment", "reason")
     MOMENT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -406,7 +406,7 @@ class Source(_message.Message):
     def __init__(self, base: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., needed: bool = ...) -> None: ...
 
 class SnapshotOrders(_message.Message):
-    __slots__ = ("checkpoint", "whole", "all_units", "restore", "flush", "commits", "committed", "pending", "keep", "fetch", "look", "uneven")
+    __slots__ = ("checkpoint", "whole", "all_units", "restore", "flush", "commits", "committed", "pending", "keep", "fetch", "look", "lost")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     ALL_UNITS_FIELD_NUMBER: _ClassVar[int]
@@ -418,7 +418,7 @@ class SnapshotOrders(_message.Message):
     KEEP_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     LOOK_FIELD_NUMBER: _ClassVar[int]
-    UNEVEN_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     whole: Moment
     all_units: int
@@ -430,8 +430,8 @@ class SnapshotOrders(_message.Message):
     keep: _containers.RepeatedCompositeFieldContainer[Moment]
     fetch: _containers.RepeatedCompositeFieldContainer[Fetch]
     look: StorageLook
-    uneven: _containers.RepeatedCompositeFieldContainer[Uneven]
-    def __init__(self, checkpoint: _Optional[str] = ..., whole: _Optional[_Union[Moment, _Mapping]] = ..., all_units: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., flush: _Optional[_Iterable[_Union[Flush, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., pending: bool = ..., keep: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., fetch: _Optional[_Iterable[_Union[Fetch, _Mapping]]] = ..., look: _Optional[_Union[StorageLook, _Mapping]] = ..., uneven: _Optional[_Iterable[_Union[Uneven, _Mapping]]] = ...) -> None: ...
+    lost: _containers.RepeatedCompositeFieldContainer[Lost]
+    def __init__(self, checkpoint: _Optional[str] = ..., whole: _Optional[_Union[Moment, _Mapping]] = ..., all_units: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., flush: _Optional[_Iterable[_Union[Flush, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., pending: bool = ..., keep: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., fetch: _Optional[_Iterable[_Union[Fetch, _Mapping]]] = ..., look: _Optional[_Union[StorageLook, _Mapping]] = ..., lost: _Optional[_Iterable[_Union[Lost, _Mapping]]] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("moment", "rank", "base", "slot_bytes", "all_units")

@@ -171,10 +171,10 @@ class Checkpointer:
             due, stalled = self._saver.due, self._keeping.stalled
             if due is None or (self._keeping.committed or Moment(0, 0)) >= due:
                 return
-            uneven = self._keeping.uneven.get(due)
-            if uneven is not None:
+            lost = self._keeping.lost.get(due)
+            if lost is not None and due not in self._saver.failed:
                 raise CheckpointError(
-                    f"{self.path}: step {due.step} cannot be kept: {uneven.reason}; save it again"
+                    f"{self.path}: step {due.step} cannot be kept: {lost.reason}; save a later one"
                 )
             left = 3600.0 if over is None else over - monotonic()
             fails = stalled.reason and before not in (None, stalled)  # since we wait

@@ -41,8 +41,8 @@ class Keeping:
         """The newest that is known to be on storage."""
         self.stalled = keeper.Stalled()
         """Why something is not on storage; empty where all goes well."""
-        self.uneven: dict[Moment, keeper.Uneven] = {}
-        """The moments of this round whose snapshots do not make up a whole."""
+        self.lost: dict[Moment, keeper.Lost] = {}
+        """The moments of this round that are never whole."""
         self._leave = keeper.Leave()
         """The last that was heard."""
         _open.add(self)
@@ -147,8 +147,8 @@ class Keeping:
             self.keep = frozenset(Moment(*moment) for moment in message.keep)
         elif isinstance(message, keeper.Stalled):
             self.stalled = message
-        elif isinstance(message, keeper.Uneven):
-            self.uneven[Moment(message.round, message.step)] = message
+        elif isinstance(message, keeper.Lost):
+            self.lost[Moment(message.round, message.step)] = message
         elif isinstance(message, keeper.Leave):
             self._leave = message
         if not isinstance(message, keeper.Answer):

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT = 600.0
 """Seconds that a keeper may take to answer: the ranks of a job have to come together for a load."""
+GONE = "its snapshot is gone, and the state may be another by now"
+MOST_WORDS = 1000
+"""Of a reason that is told."""
 SnapshotPath = Literal["auto", "shadow", "stream", "sync"]
 
 
@@ -81,8 +84,10 @@ class Saver:
         self._behind: Behind | None = None
         """None while there are only tensors on the CPU, which are copied at once."""
         self._sized = self._was_ready = self._skipped = False
-        self._uneven: set[Moment] = set()
-        """What of `Keeping.uneven` was said."""
+        self._said: set[Moment] = set()
+        """What of `Keeping.lost` was."""
+        self.failed: set[Moment] = set()
+        """What this rank has failed to have persisted, once: of those it need not be told."""
 
     @property
     def loaded(self) -> Moment | None:
@@ -128,7 +133,7 @@ class Saver:
         if save.step == self._asked:
             self.finish()
             if save.step == self._taken:
-                self._persist(share, save)
+                self._persist(save)
                 return
         self._asked = save.step
         try:
@@ -147,7 +152,7 @@ class Saver:
             self._straight(self._planner.share(state), save)
         return "" if self._taken == save.step else self.unwritten
 
-    def _persist(self, share: Share, save: Save) -> None:
+    def _persist(self, save: Save) -> None:
         """A step that is saved again is the same snapshot; it may be one now that goes to storage."""
         moment = Moment(self._round, save.step)
         if not save.persist or self.due == moment:
@@ -156,7 +161,7 @@ class Saver:
             self._keeping.tell(keeper.Held())
             self.due, self.unwritten = moment, ""
         else:
-            self._straight(share, save)
+            self._fails(save, GONE)
 
     def _straight(self, share: Share, save: Save) -> None:
         """Write it to storage, while training waits."""
@@ -183,9 +188,11 @@ class Saver:
         self._taken, self.due = number, Moment(self._round, number)
 
     def _fails(self, save: Save, why: str) -> None:
-        """What was to be persisted is not."""
+        """What was to be persisted is not; other ranks may wait for it."""
         self.unwritten = f"{self._name}: step {save.step} is not on storage: {why}"
+        self.failed.add(Moment(self._round, save.step))
         log.error("%s", self.unwritten)
+        self._keeping.tell(keeper.Failed(step=save.step, reason=why[:MOST_WORDS]))
 
     def _snapshot(self, slots: Slots, share: Share, save: Save, state: Mapping[str, Any]) -> bool:
         """Into a slot; False where none is ready. Raises `NoMemory`."""
@@ -223,14 +230,14 @@ class Saver:
             raise
 
     def _heed(self) -> None:
-        """Say what is not whole since ranks of a node do not hold the same; where it is this one, divide
+        """Say what is never whole; where that is since ranks of this node do not hold the same, divide
         nothing any more."""
         self._keeping.drain()
-        for moment, found in sorted(self._keeping.uneven.items()):
-            apart = found.here and not self._planner.apart
-            if moment in self._uneven and not apart:
+        for moment, found in sorted(self._keeping.lost.items()):
+            apart = found.apart and not self._planner.apart
+            if moment in self._said | self.failed and not apart:
                 continue
-            self._uneven.add(moment)
+            self._said.add(moment)
             self._planner.apart |= apart
             then = "; from now on each rank of this node writes all that it has" if apart else ""
             if not self._place.local_rank:

@@ -288,7 +288,7 @@ def test_a_damaged_slot_is_said_and_never_on_storage(tmp_path: Path, snapshot: M
                 f"checkpoint {tmp_path}: step 7: bytes 5000 to 9000 in the slot of rank 0 are damaged"
             )
             assert not one.claimed
-            assert here.flushes.damaged == {(MOMENT, 0)}
+            assert here.flushes.damaged.keys() == {(MOMENT, 0)}
             assert here.files() == [good.name], "the others' shards are written"
             complaint = here.flushes.complaint.reason
             assert complaint.startswith("step 7 will not be: bytes 5000 to 9000"), "ranks are told"
@@ -623,7 +623,7 @@ def test_what_is_on_storage_is_not_written_again(tmp_path: Path, snapshot: Make)
             next_life.write(good, bad)
             await next_life.done()
             assert next_life.written[MOMENT].shards == {0: good.shard}
-            assert next_life.flushes.damaged == {(MOMENT, 1)}
+            assert next_life.flushes.damaged.keys() == {(MOMENT, 1)}
         now = (tmp_path / good.name).stat()
         assert (now.st_ino, now.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
 

@@ -367,15 +367,13 @@ async def test_a_moment_with_holes_is_told_to_all_ranks_and_is_never_whole_to_th
         ranks[0].save(1, 6, beliefs=(slot.Belief(7, 2),))
         ranks[1].save(1, 6, beliefs=(slot.Belief(8, 2),))
         for rank in ranks:
-            said = await rank.told(keeper.Uneven)
-            assert isinstance(said, keeper.Uneven)
-            assert (said.round, said.step) == SIX
+            said = await rank.told(keeper.Lost)
+            assert isinstance(said, keeper.Lost)
+            assert (said.round, said.step, said.apart) == (*SIX, True)
             assert said.reason.startswith("ranks 0, 1 do not hold the same of ")
-        (found,) = (await a.says(lambda told: told.uneven)).uneven
-        b.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, uneven=[found]))
-        assert await other.told(keeper.Uneven) == keeper.Uneven(
-            round=1, step=6, reason=found.reason, here=False
-        )
+        (found,) = (await a.says(lambda told: told.lost)).lost
+        b.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, lost=[found]))
+        assert await other.told(keeper.Lost) == keeper.Lost(round=1, step=6, reason=found.reason)
         ranks[0].save(2, 7)
         ranks[1].save(2, 7)
         await a.says(a.holds(SEVEN, 0, 1))
@@ -384,6 +382,49 @@ async def test_a_moment_with_holes_is_told_to_all_ranks_and_is_never_whole_to_th
         a.__init__(a.vault)  # type: ignore[misc]
         (again,) = a.snapshots.statements()
         assert sorted(h.moment.step for h in again.holdings) == [5, 7]
+
+
+@within(60)
+async def test_what_a_rank_has_failed_to_keep_is_told_to_all_ranks_until_it_has_it() -> None:
+    """Else theirs is never whole, and they wait for it for good."""
+    async with nodes(2) as (a, b):
+        other = b.opens(2, world=3)
+        failed, beside = (a.opens(local, world=3, local=local, of=2) for local in range(2))
+        await failed.slots()
+        failed.tell(keeper.Failed(step=6, reason="no memory"))
+        lost = keeper.Lost(round=1, step=6, reason="rank 0: no memory")
+        assert await beside.told(keeper.Lost) == lost
+        (found,) = (await a.says(lambda told: told.lost)).lost
+        b.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, lost=[found]))
+        assert await other.told(keeper.Lost) == lost
+        failed.tell(keeper.Failed(step=7, reason="no space"))
+        failed.tell(keeper.Written(step=7, bytes=9, digest=5))
+        failed.save(0, 6)
+        beside.tell(keeper.Written(step=6, bytes=9, digest=5))
+        await a.says(
+            lambda told: {h.moment.step: len(h.durable) for h in told.holdings} == {6: 1, 7: 1}
+        )
+        assert not a.said[-1].lost
+
+
+@within(60)
+async def test_what_is_damaged_in_memory_is_told_to_the_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of other nodes wait for it, too."""
+    monkeypatch.setattr(sys.modules[__name__], "NAME", str(tmp_path))
+    async with nodes(1) as (a,):
+        rank = a.opens(1)
+        await rank.slots()
+        rank.save(0, 5, persist=True)
+        await a.says(a.holds(FIVE, 1))
+        view = memoryview(mmap.mmap(rank.fds[0], 0))
+        view[slot.PAGE + 10] ^= 1
+        flush = pb.Flush(moment=pb.Moment(round=1, step=5), ranks=[1])
+        a.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, flush=[flush]))
+        (lost,) = (await a.says(lambda told: told.lost)).lost
+        assert (lost.moment.round, lost.moment.step) == FIVE
+        assert lost.reason == "rank 1: bytes 0 to 2000 in the slot of rank 1 are damaged"
 
 
 @within(60)
@@ -595,8 +636,8 @@ async def test_what_ranks_have_written_themselves_may_have_holes_too() -> None:
             for rank, belief in zip(ranks, beliefs, strict=True):
                 rank.tell(keeper.Written(step=step, bytes=9, digest=5, beliefs=((belief, 2),)))
         for rank in ranks:
-            said = await rank.told(keeper.Uneven)
-            assert isinstance(said, keeper.Uneven)
+            said = await rank.told(keeper.Lost)
+            assert isinstance(said, keeper.Lost)
             assert (said.round, said.step) == SIX
         await a.says(
             lambda told: (7, 2) in [(h.moment.step, len(h.durable)) for h in told.holdings]

@@ -56,7 +56,7 @@ def test_what_is_not_the_same_on_all_ranks_is_told_once_and_whole_the_next_time(
         "ranks 0, 1 do not hold the same of model of 0.0.bias, model of 0.0.weight, "
         "model of 0.1.bias and 9 more"
     )
-    refused = f"{path}: step 3 cannot be kept: {why}; save it again"
+    refused = f"{path}: step 3 cannot be kept: {why}; save a later one"
     said = f"{path}: step 3 cannot be kept: {why}; from now on each rank of this node writes all that it has"
     assert first == [refused, said, "kept 4"]
     assert second == [refused, "kept 4"]

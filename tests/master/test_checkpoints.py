@@ -96,10 +96,18 @@ def test_a_round_later_is_newer_whatever_its_step() -> None:
 
 
 def test_what_is_never_whole_on_one_node_is_told_to_all_of_its_round() -> None:
-    uneven = {Moment(1, 9): "of old", Moment(2, 5): "ranks 0, 1 differ"}
-    state = heard(says(A, {}, uneven=uneven), says(B, {(2, 5): holds(2, of=3)}))
-    assert orders(state, 2, (A, B)).uneven == {Moment(2, 5): "ranks 0, 1 differ"}
-    assert not orders(forget(state, A, LIFE), 2, (A, B)).uneven
+    lost = {Moment(1, 9): "of old", Moment(2, 5): "ranks 0, 1 differ"}
+    state = heard(says(A, {}, lost=lost), says(B, {(2, 5): holds(2, of=3)}))
+    assert orders(state, 2, (A, B)).lost == {Moment(2, 5): "ranks 0, 1 differ"}
+    assert not orders(forget(state, A, LIFE), 2, (A, B)).lost
+
+
+def test_what_is_damaged_on_one_node_is_not_lost_while_another_has_it() -> None:
+    lost = {Moment(1, 5): "rank 0: its slot is damaged"}
+    state = heard(says(A, {}, lost=lost), says(B, {(1, 5): holds(0, 1)}))
+    assert not orders(state, 1, (A, B)).lost
+    state = hear(state, says(B, {(1, 5): holds(1)}))
+    assert orders(state, 1, (A, B)).lost == lost
 
 
 # --- restore -------------------------------------------------------------------------------------

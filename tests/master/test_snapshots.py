@@ -145,15 +145,14 @@ async def test_ranks_leave_one_step_on_where_theirs_is_never_whole_and_at_once_w
         MasterClient(address, NO_SECURITY) as client,
     ):
         await a.ordered(RUN)
-        uneven = pb.Uneven(moment=pb.Moment(round=1, step=9), reason="they differ")
-        await a.say(snapshots=snapshots(0, asks=1, uneven=[uneven]))
+        lost = pb.Lost(moment=pb.Moment(round=1, step=9), reason="they differ")
+        await a.say(snapshots=snapshots(0, asks=1, lost=[lost]))
         await client.restart("by hand")
         order = await leave(a)
         stand = pb.Stand(checkpoint="/data/run", round=1, next=6, order=order.order, waits=9)
         await a.say(stand=stand)
         again = await leave(a)
         assert again.step == 10
-        lost = pb.Stand(order=again.order, waits=10, lost="no space")
-        stand.MergeFrom(lost)
+        stand.MergeFrom(pb.Stand(order=again.order, waits=10, lost="no space"))
         await a.say(stand=stand)
         assert "save of step 10, in vain: no space" in await noted(address, "in vain")

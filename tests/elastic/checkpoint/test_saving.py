@@ -50,6 +50,14 @@ class Machine:
         return step, state["w"].tolist()
 
 
+def lost(checkpoint: Checkpointer, step: int) -> str:
+    """Why the ranks of all nodes are told that a step is never whole."""
+    keeping = checkpoint._keeping
+    while not (found := [one for at, one in keeping.lost.items() if at.step == step]):
+        assert keeping.wait(keeping.said, DEADLINE), keeping.lost
+    return found[0].reason
+
+
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(tmp_path)
@@ -113,6 +121,17 @@ def test_the_same_step_again_is_the_same_snapshot_and_may_go_to_storage(
         checkpoint.save(3, state(5), persist=True)
         checkpoint.wait(DEADLINE)
     assert machine.loaded() == (3, [3.0] * 3)
+
+
+def test_a_snapshot_that_is_gone_is_not_made_up_for_by_a_later_state(machine: Machine) -> None:
+    """Other ranks have that step as it was: they would make a step that never was."""
+    with machine.checkpoint() as checkpoint:
+        checkpoint.save(3, state(3))
+        checkpoint.save(3, state(5, size=1 << 20), persist=True)  # it gets other slots
+        with pytest.raises(CheckpointError, match="step 3 is not on storage: its snapshot is gone"):
+            checkpoint.wait(DEADLINE)
+        assert lost(checkpoint, 3).startswith("rank 0: its snapshot is gone")
+    assert machine.loaded() == (3, [3.0] * 3), "by the end of the job"
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -180,10 +199,14 @@ def test_a_storage_that_fails_without_memory_is_told_to_who_waits(machine: Machi
         checkpoint.save(1, state(1), persist=True)
         with pytest.raises(CheckpointError, match="step 1 is not on storage: Not a directory"):
             checkpoint.wait(DEADLINE)
+        assert lost(checkpoint, 1) == "rank 0: Not a directory"
         machine.path.unlink()
+        checkpoint.save(1, state(1), persist=True)
+        checkpoint.wait(DEADLINE)
+        assert machine.steps() == [1]
         checkpoint.save(2, state(2), persist=True)
         checkpoint.wait(DEADLINE)
-        assert machine.steps() == [2]
+        assert machine.steps() == [1, 2]
 
 
 @pytest.mark.parametrize("snapshot", ["sync", "stream"])
@@ -237,6 +260,7 @@ def test_readers_that_hang_cost_one_wait(
         checkpoint.save(6, state(6), persist=True)
         with pytest.raises(CheckpointError, match="step 6 is not on storage: no snapshots until"):
             checkpoint.wait(DEADLINE)
+        assert lost(checkpoint, 6) == "rank 0: no snapshots until a slot is free of readers"
         for claim in claims:
             assert claim is not None
             os.close(claim)
@@ -265,6 +289,7 @@ def test_a_snapshot_that_is_void_is_not_taken_for_one_on_storage(machine: Machin
             os.close(claim)
         with pytest.raises(CheckpointError, match=r"step 2 .* model[.]weight changed"):
             checkpoint.wait(DEADLINE)
+        assert lost(checkpoint, 2) == "rank 0: model.weight changed while it was copied"
         checkpoint.save(3, {"model": model}, persist=True)
         checkpoint.wait(DEADLINE)
     assert machine.steps() == [3]
@@ -292,6 +317,7 @@ def test_pages_that_a_copy_behind_cannot_have_are_told_to_who_waits(
         short.set()
         with pytest.raises(CheckpointError, match="step 2 is not on storage: no memory for a slot"):
             checkpoint.wait(DEADLINE)
+        assert lost(checkpoint, 2).startswith("rank 0: no memory for a slot")
         checkpoint.save(3, state(3), persist=True)
         checkpoint.wait(DEADLINE)
     assert machine.steps() == [1, 3], "straight"
