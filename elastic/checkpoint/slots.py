@@ -189,7 +189,8 @@ class Slots:
                     raise GivenBack
                 if _known(view[at : at + PART]):
                     return
-                error = host.populate(view[at : at + PART], write=True)
+                huge = self._lane is not None
+                error = host.populate(view[at : at + PART], write=True, huge=huge)
                 if error == errno.EINVAL:  # a kernel before 5.14
                     try:
                         os.posix_fallocate(fd, at, min(PART, len(view) - at))

@@ -83,12 +83,13 @@ def test_a_memfd_is_mapped_once_and_for_huge_pages() -> None:
         os.close(one)
 
 
-def test_what_a_slot_holds_outlives_its_touching() -> None:
+@pytest.mark.parametrize("huge", [True, False])
+def test_what_a_slot_holds_outlives_its_touching(huge: bool) -> None:
     size = 2 * host.HUGE + slot.PAGE
     fd = slot.create(size)
     wrote = bytes(range(256)) * (size // 256)
     os.pwrite(fd, wrote, 0)
     view = host.shared(fd)
-    assert host.populate(view, write=True) == 0
+    assert host.populate(view, write=True, huge=huge) == 0
     assert view == wrote
     os.close(fd)

@@ -220,8 +220,8 @@ def test_pages_that_cannot_be_had_end_no_training(
     populate: Callable[..., int] = host.populate
     short = True
 
-    def populated(data: memoryview, *, write: bool) -> int:
-        return errno.ENOMEM if short and write else populate(data, write=write)
+    def populated(data: memoryview, *, write: bool, huge: bool = False) -> int:
+        return errno.ENOMEM if short and write else populate(data, write=write, huge=huge)
 
     monkeypatch.setattr(host, "populate", populated)
     with machine.checkpoint(snapshot=snapshot) as checkpoint:
@@ -302,10 +302,10 @@ def test_pages_that_a_copy_behind_cannot_have_are_told_to_who_waits(
     populate: Callable[..., int] = host.populate
     first, short = Event(), Event()
 
-    def populated(data: memoryview, *, write: bool) -> int:
+    def populated(data: memoryview, *, write: bool, huge: bool = False) -> int:
         if not write or not first.is_set():
             first.set()
-            return populate(data, write=write)
+            return populate(data, write=write, huge=huge)
         short.wait(DEADLINE)
         return errno.ENOMEM
 
