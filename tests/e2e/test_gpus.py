@@ -74,6 +74,21 @@ def test_tensors_that_go_to_a_device_after_a_save(tmp_path: Path) -> None:
     assert all(map(torch.equal, other.parameters(), model.parameters()))
 
 
+def test_a_device_without_room_has_no_shadow(tmp_path: Path) -> None:
+    model = nn.Linear(16384, 16384, bias=False, device="cuda")
+    taken = torch.empty(torch.cuda.mem_get_info()[0] - (2 << 30), dtype=torch.uint8, device="cuda")
+    with Checkpointer(tmp_path) as checkpoint:
+        checkpoint.save(1, {"model": model}, persist=True)
+        checkpoint.wait()
+        assert checkpoint.snapshot == "stream"
+    del taken
+    torch.cuda.empty_cache()
+    other = nn.Linear(16384, 16384, bias=False, device="cuda")
+    with Checkpointer(tmp_path) as checkpoint:
+        assert checkpoint.load({"model": other}) == 1
+    assert torch.equal(other.weight, model.weight)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="it takes two devices")
 def test_a_rank_has_no_context_on_anothers_device(job: Job) -> None:
     job.start("--nproc-per-node", "2", entry=(str(DEVICES), str(job.folder)))
