@@ -102,15 +102,16 @@ def test_a_run_that_is_killed_whole_goes_on_from_storage_and_ends_the_same(base:
     for process in everything:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    killed.communicate()
+    killed.communicate()  # until none is left that holds its pipes
+    # Its launcher dies some milliseconds before its agent, which may persist what is newest:
+    # not always a multiple of the interval.
+    stored = manifests.committed(Folder(base / "killed"))
+    assert stored is not None
 
     output = finish(start(base, "killed", *STEPS))
 
-    first, _, _ = output.partition("\n")
-    assert re.fullmatch(r"resumed from step \d+", first), output
-    step = int(first.rpartition(" ")[2])
-    assert 0 < step < 100
-    assert step % 3 == 0
+    assert 0 < stored.step < 100
+    assert output.startswith(f"resumed from step {stored.step}\n"), output
     whole, other = (load_model(base / save).state_dict() for save in ("whole", "killed"))
     assert all(torch.equal(whole[name], other[name]) for name in whole)
 
