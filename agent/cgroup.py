@@ -10,13 +10,14 @@ import contextlib
 import fcntl
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 
 def create() -> Path | None:
     """A new cgroup for this launcher; None where none may be made. Ends what dead ones left."""
-    parent = _own()
-    if parent is None or not os.access(parent, os.W_OK):
+    parent = _UNIFIED.folder()
+    if parent is None or not parent.is_dir() or not os.access(parent, os.W_OK):
         return None
     _end_stale(parent)
     path = parent / f"{_prefix()}{os.getpid()}"
@@ -53,30 +54,58 @@ def end(path: Path | None) -> bool:
     return not path.exists()
 
 
-def limits() -> list[tuple[int, int]]:
-    """Bytes that each cgroup above us may have, and has less what the kernel can drop; of version 2."""
-    own = _own()
+def limits(proc: Path = Path("/proc/self")) -> list[tuple[int, int]]:
+    """Bytes that each cgroup above us may have, of either version, and has less what the kernel can drop."""
     found = []
-    for folder in () if own is None else (own, *own.parents):
-        with contextlib.suppress(OSError, ValueError):
-            most = int((folder / "memory.max").read_text())  # "max" is no number
-            stat = (folder / "memory.stat").read_text()
-            cache = re.search(r"^inactive_file (\d+)", stat, re.MULTILINE)
-            used = int((folder / "memory.current").read_text())
-            found.append((most, used - (int(cache[1]) if cache else 0)))
+    for version in (_UNIFIED, _MEMORY):
+        own = version.folder(proc)
+        for folder in () if own is None else (own, *own.parents):  # a container may not see its own
+            with contextlib.suppress(OSError, ValueError):
+                most = int((folder / version.most).read_text())  # "max" is no number
+                stat = (folder / "memory.stat").read_text()
+                cache = re.search(rf"^{version.cache} (\d+)", stat, re.MULTILINE)
+                used = int((folder / version.used).read_text())
+                found.append((most, used - (int(cache[1]) if cache else 0)))
     return found
 
 
-def _own() -> Path | None:
-    """Our cgroup's folder in the version 2 hierarchy."""
-    with contextlib.suppress(OSError):
-        mounts = Path("/proc/self/mounts").read_text()
-        mount = re.search(r"^\S+ (\S+) cgroup2 ", mounts, re.MULTILINE)
-        entry = re.search(r"^0::(\S*)", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
-        if mount and entry:
-            path = Path(mount[1]) / entry[1].lstrip("/")
-            return path if path.is_dir() else None
-    return None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hierarchy:
+    """Where cgroups are, and how their memory is called."""
+
+    mount: str
+    """A pattern of its line in `mounts`, and of ours in `cgroup`."""
+    entry: str
+    most: str
+    used: str
+    cache: str
+
+    def folder(self, proc: Path = Path("/proc/self")) -> Path | None:
+        """Of our own cgroup, if it is to be seen."""
+        with contextlib.suppress(OSError):
+            mount = re.search(self.mount, (proc / "mounts").read_text(), re.MULTILINE)
+            entry = re.search(self.entry, (proc / "cgroup").read_text(), re.MULTILINE)
+            if mount and entry:
+                return Path(mount[1]) / entry[1].lstrip("/")
+        return None
+
+
+_UNIFIED = _Hierarchy(
+    mount=r"^\S+ (\S+) cgroup2 ",
+    entry=r"^0::(\S*)",
+    most="memory.max",
+    used="memory.current",
+    cache="inactive_file",
+)
+"""Version 2, where one can be made for an agent."""
+_MEMORY = _Hierarchy(
+    mount=r"^\S+ (\S+) cgroup (?:\S+,)?memory[, ]",
+    entry=r"^\d+:(?:[^:\s]+,)?memory(?:,[^:\s]+)?:(\S*)",
+    most="memory.limit_in_bytes",
+    used="memory.usage_in_bytes",
+    cache="total_inactive_file",
+)
+"""Version 1's, which has one for each of its controllers."""
 
 
 def _prefix() -> str:

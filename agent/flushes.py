@@ -365,7 +365,8 @@ class Flushes:
             written.committed = True
             self._lost = keeper.Stalled()
             self._said.clear()
-            log.info("checkpoint %s: step %d is on storage", self._checkpoint, task.moment[1])
+            then = "is on storage" if message.committed else "came late: a newer one is on storage"
+            log.info("checkpoint %s: step %d %s", self._checkpoint, task.moment[1], then)
             self._delete(task.moment)
         elif task.rank is not None:
             shard = pb.Shard(rank=task.rank, bytes=message.bytes, digest=message.digest)

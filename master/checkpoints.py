@@ -252,6 +252,9 @@ def _choose(state: Checkpoint, head: Said, members: Sequence[Member]) -> _Restor
     answer = Restore(round=head.asks, load=head.load, moment=stored, error=looked.error)
     if looked.error:
         return _answered(state, answer, f"has nothing to load: {looked.error}")
+    if stored is None and wanted is not None:
+        state = replace(state, restore=answer, sources={})
+        return state, None, None, f"round {head.asks} finds no step {wanted}"
     if stored is None:
         return _answered(state, answer, "begins anew")
     return _answered(state, answer, f"goes on from step {stored.step}, on storage")
@@ -275,8 +278,11 @@ def _answered(
     """Nobody goes back behind what the round itself has saved: it might be taken for what is saved anew."""
     saved = max((m for m in state.images if m.round == answer.round), default=NOTHING)
     if saved > (answer.moment or NOTHING) and not answer.error:
-        words = f"has saved step {saved.step}: `elasticctl restart --from` goes back behind it"
-        error = f"this round {words}"
+        words = f"has saved step {saved.step} since"
+        error = (
+            f"this round {words}: ranks that are started anew (`elasticctl restart --from`) go back "
+            "behind that"
+        )
         answer, sources = replace(answer, moment=None, from_memory=False, error=error), None
     state = replace(state, restore=answer, sources=sources or {})
     return state, None, None, f"round {answer.round} {words}"

@@ -92,7 +92,8 @@ class Done:
     value: float | None = None
     """Of the snapshot, as its script gave it."""
     committed: bool = False
-    """All of its moment is: there is a manifest that says so."""
+    """All of its moment is: there is a manifest that says so; of a `Commit`, none where there is one of a
+    later moment already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

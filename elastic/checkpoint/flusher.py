@@ -147,8 +147,8 @@ def _told(end: socket.socket, number: int, pieces: Iterator[memoryview]) -> Iter
 
 def _commit(storage: Storage, message: Commit, fd: int) -> Done:
     """A manifest, unless another life of the agent has had it written. Raises OSError."""
-    manifests.commit(storage, manifest.loads(os.pread(fd, os.fstat(fd).st_size, 0)))
-    return Done(id=message.id)
+    told = manifest.loads(os.pread(fd, os.fstat(fd).st_size, 0))
+    return Done(id=message.id, committed=manifests.commit(storage, told))
 
 
 def _look(storage: Storage, message: Look) -> Found:

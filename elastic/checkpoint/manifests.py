@@ -64,9 +64,9 @@ def sound(storage: Storage, step: int) -> Manifest | None:
         return None
 
 
-def commit(storage: Storage, told: Manifest) -> None:
-    """Make written files a step, the newest, unless that or a later moment of the job is one already:
-    whoever was slow makes nothing older the newest.
+def commit(storage: Storage, told: Manifest) -> bool:
+    """Make written files a step, the newest, unless a later moment of the job is one already: whoever was
+    slow makes nothing older the newest. Whether they are a step.
 
     told: its sequence is found here; its round is 0 where no job keeps it. Raises OSError, also where a
     manifest cannot be looked at: it may have the number that this one would get.
@@ -85,8 +85,11 @@ def commit(storage: Storage, told: Manifest) -> None:
         steps = [step for step, names in listing.items() if manifest.NAME in names]
         known = [one for one in pool.map(look, steps) if one is not None]
     same = [one.moment for one in known if one.job == told.job]
-    if told.moment in same or (told.round and max(same, default=told.moment) > told.moment):
-        return
+    if told.moment in same:
+        return True
+    if told.round and max(same, default=told.moment) > told.moment:
+        return False
     told = replace(told, sequence=1 + max((one.sequence for one in known), default=0))
     over = manifest.NAME in listing.get(told.step, ())
     storage.publish(told.step, manifest.NAME, manifest.dumps(told).encode(), over=over)
+    return True

@@ -246,6 +246,9 @@ def test_each_load_of_a_round_gets_what_is_whole_by_then(job: Job) -> None:
         ]
         last = [3.0 + rank] * 3
         assert found == [(0, [float(rank)] * 3), (3, last), (3, last)]
-        zero, back = (line.fields["why"] for line in job.told("refused", rank=rank))
+        zero, back, never = (line.fields["why"] for line in job.told("refused", rank=rank))
         assert zero == "steps are counted from 1: step 0 cannot be loaded"
-        assert "`elasticctl restart --from` goes back behind it" in back
+        assert (
+            "ranks that are started anew (`elasticctl restart --from`) go back behind that" in back
+        )
+        assert never.endswith("/checkpoint has no step 9")

@@ -130,7 +130,7 @@ def test_a_commit_that_comes_late_makes_nothing_older_the_newest(
     here, fd = Folder(tmp_path), held()
     done = write(end, here, fd)
     newer = commit(here, 9, sequence=5, round_=4)
-    publish(here, done)
+    assert not publish(here, done).committed, "nobody is told that it is on storage"
     delete(here, last=1)
     assert manifests.committed(here) == newer
     assert list(here.listing()) == [9]

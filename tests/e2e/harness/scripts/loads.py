@@ -44,6 +44,7 @@ with Checkpointer(FOLDER / "checkpoint") as first:
     own.fill_(-1)
     load(first, everything)
     load(first, everything, 2)
+    load(first, everything, 9)
 with Checkpointer(FOLDER / "checkpoint") as second:
     own.fill_(-1)
     load(second, everything, 3)
