@@ -358,6 +358,41 @@ def test_a_storage_that_hangs_is_said_once_and_written_to_when_it_answers(
     run(test())
 
 
+@pytest.mark.parametrize(
+    ("elsewhere", "why"),
+    [
+        ("/proc/self/mem", "Input/output error"),  # of each write
+        ("/sys/kernel/uevent_seqnum", "Permission denied"),  # to open it
+    ],
+    ids=["broken", "forbidden"],
+)
+def test_a_disk_that_fails_is_said_once_and_written_to_when_it_works(
+    tmp_path: Path, snapshot: Make, monkeypatch: pytest.MonkeyPatch, elsewhere: str, why: str
+) -> None:
+    """A link in the place of the file, to what the kernel lets nobody write."""
+
+    async def test() -> None:
+        monkeypatch.setattr(flushes, "RETRY", 0.01)
+        one = snapshot(noise(9000))
+        file = tmp_path / one.name
+        file.parent.mkdir()
+        draft = file.with_name(manifest.draft(file.name, socket.gethostname()))
+        draft.symlink_to(elsewhere)
+        async with node(tmp_path) as here:
+            with listening() as said:
+                here.write(one)
+                await said.wait(1)
+                assert why in said.lines[0]
+                draft.unlink(missing_ok=True)
+                await here.done()
+                assert len(said.lines) == 1
+            assert here.flushes.complaint.reason == ""
+            assert here.files() == [one.name]
+            assert file.read_bytes() == one.image
+
+    run(test())
+
+
 def test_who_commits_deletes_what_is_not_to_be_kept(tmp_path: Path, snapshot: Make) -> None:
     async def test() -> None:
         async with node(tmp_path) as here:
