@@ -1,0 +1,68 @@
+"""Jobs for whose snapshots there is little memory: real limits, of a cgroup."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic.checkpoint import manifests
+from elastic.checkpoint.folder import Folder
+from tests.e2e.harness import Job
+
+SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"
+OWN = 150_000_000
+"""Bytes of each of two ranks: four slots of each are 1.3 GB."""
+LIMIT = 3 << 30
+"""A third is the reserve, and processes and states take nearly half."""
+FILES = {
+    "memory.limit_in_bytes": ("memory.oom_control", Path("/sys/fs/cgroup/memory")),
+    "memory.max": ("memory.events", Path("/sys/fs/cgroup")),
+}
+"""Of both versions: what holds the limit, what counts who was killed, where the mount is."""
+
+
+@pytest.fixture
+def cgroup(job: Job) -> Iterator[Path]:
+    """With a limit; `events` is what the kernel has counted in it."""
+    for name, (_, mount) in FILES.items():
+        path = mount / f"elastic-test-{job.folder.name}"
+        with contextlib.suppress(OSError):
+            path.mkdir()
+            try:
+                (path / name).write_text(str(LIMIT))
+            except OSError:
+                path.rmdir()
+                raise
+            break
+    else:
+        pytest.skip("no cgroup with a limit can be made")
+    yield path
+    job.wait_for("the end of all in it", lambda: not (path / "cgroup.procs").read_text())
+    path.rmdir()
+
+
+def killed(cgroup: Path) -> int:
+    """How many processes the kernel has killed for memory."""
+    text = "".join((cgroup / f).read_text() for f, _ in FILES.values() if (cgroup / f).exists())
+    found = re.search(r"^oom_kill (\d+)", text, re.MULTILINE)
+    assert found is not None, text
+    return int(found[1])
+
+
+def test_no_more_slots_than_a_cgroup_has_room_for(job: Job, cgroup: Path) -> None:
+    """Though this machine has."""
+    inside = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh")
+    entry = (str(SCRIPT), str(job.folder), "--own", str(OWN), "--persist-every", "4")
+    node = job.start(prefix=inside, entry=entry)
+    job.wait_for_steps(2, count=9)
+    job.finish()
+    assert node.exit_code() == 0, job.dump()
+    said = re.findall(r"(\d\.\d) GiB of memory can be had for snapshots.*: (.*)", node.said())
+    assert len(said) == 1, job.dump()
+    assert said[0][1] in ("each has 2", "each has 3"), said
+    assert killed(cgroup) == 0
+    stored = manifests.committed(Folder(job.folder / "checkpoint"))
+    assert stored is not None
+    assert stored.step >= 8
