@@ -56,7 +56,8 @@ class Checkpoint:
     straight: list[Share] = field(default_factory=list[Share])
     """What ranks have written themselves, of `flushes.written`."""
     failed: dict[tuple[Moment, int], str] = field(default_factory=dict[tuple[Moment, int], str])
-    """By moment and rank, why a rank of this node has nothing of one that was to be persisted."""
+    """By moment and rank, why a rank of this node has nothing of one that was to be persisted; empty: it was
+    not."""
     elsewhere: dict[Moment, str] = field(default_factory=dict[Moment, str])
     """What is never whole for any node's ranks, and why, as the master says."""
 
@@ -76,11 +77,13 @@ class Checkpoint:
         self.straight = [one for one in self.straight if one.moment in self.flushes.written]
         return uneven.torn([*map(uneven.share, held), *self.straight])
 
-    def fail(self, at: Moment, rank: int, why: str) -> None:
-        """A rank of this node has nothing of that moment."""
+    def fail(self, at: Moment, rank: int, why: str) -> bool:
+        """A rank of this node has nothing of that moment; whether that is news."""
+        before = self._reasons.get(at)
         self.failed[at, rank] = why
-        for old in sorted(self.failed)[:-MOST_LOST]:
-            del self.failed[old]
+        newest = sorted({at for at, _ in self.failed})[-MOST_LOST:]
+        self.failed = {key: why for key, why in self.failed.items() if key[0] >= newest[0]}
+        return self._reasons.get(at) != before
 
     @property
     def lost(self) -> list[tuple[Moment, str]]:
@@ -91,12 +94,16 @@ class Checkpoint:
 
     @property
     def _reasons(self) -> dict[Moment, str]:
-        failed = {at: f"rank {rank}: {why}" for (at, rank), why in sorted(self.failed.items())}
+        failed: dict[Moment, str] = {}
+        for (at, rank), why in sorted(self.failed.items()):
+            failed[at] = f"rank {rank}: {why}" if why else failed.get(at, "")
         return failed | self.uneven
 
     def lost_of(self, round_: int) -> tuple[keeper.Lost, ...]:
         """What ranks of that round are told of what is never whole, the oldest first."""
-        reasons = self.elsewhere | self._reasons
+        reasons = dict(self.elsewhere)
+        for at, why in self._reasons.items():
+            reasons[at] = why or reasons.get(at, "")
         return tuple(
             keeper.Lost(round=at.round, step=at.step, reason=why, apart=at in self.uneven)
             for at, why in sorted(reasons.items())

@@ -141,10 +141,10 @@ class Snapshots:
                 self._tell(known.name)
             case keeper.Failed():
                 at = Moment(client.round, message.step)
-                known.fail(at, client.said.rank, message.reason)
-                for other in list(known.clients):
-                    self._inform(other)
-                self._tell(known.name)
+                if known.fail(at, client.said.rank, message.reason):
+                    for other in list(known.clients):
+                        self._inform(other)
+                    self._tell(known.name)
             case keeper.Shed():
                 self._allotment.shed(known, client.said)
                 self._tell(known.name)

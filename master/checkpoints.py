@@ -178,10 +178,13 @@ def decide(
 def lost(state: Checkpoint, number: int) -> dict[Moment, str]:
     """What is never whole of a round: who waits for it on other nodes is to know, too. Of a moment of
     several nodes it is the last one's reason. What is damaged on one node may be whole by a replica."""
+    reasons: dict[Moment, str] = {}
+    for node_id in sorted(state.said):
+        for at, why in state.said[node_id].lost.items():
+            reasons[at] = why or reasons.get(at, "")
     return {
         at: why
-        for node_id in sorted(state.said)
-        for at, why in state.said[node_id].lost.items()
+        for at, why in reasons.items()
         if at.round == number and not held.writable(held.of(state.said, at))
     }
 

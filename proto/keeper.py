@@ -10,7 +10,7 @@ question has a number, which its answer repeats: one that comes too late is nobo
 |                | `Need`     |               | before the first save; again where the state grows     |
 |                | `Held`     |               | a snapshot is committed in its slot                    |
 |                | `Written`  |               | one is on storage without ever having been in a slot   |
-|                | `Failed`   |               | one that was to be persisted will not be there         |
+|                | `Failed`   |               | one is left out, or cannot be persisted as it was to be |
 |                | `Shed`     |               | its slots cannot be used: no memory for their pages    |
 |                | `Load`     |               | to know what to load                                   |
 |                | `Looked`   |               | what is on storage, as `Look` has asked                |
@@ -87,11 +87,12 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """This rank has nothing of a step of its round that was to be persisted; `Held` or `Written`, where
-    it is saved once more, take that back."""
+    """This rank has nothing of a step of its round; `Held` or `Written`, where it is saved once more, take
+    that back."""
 
     step: int
     reason: str
+    """Why, where it was to be persisted; empty: it was not, and is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +242,8 @@ class Lost:
     round: int
     step: int
     reason: str
-    """Which rank has nothing of it, or what differs between which ranks of a node."""
+    """Which rank has failed to have it persisted, or what differs between which ranks of a node; empty: a
+    rank has left it out."""
     apart: bool = False
     """Those are this node's: each of them writes all that it has from here on."""
 

@@ -172,7 +172,7 @@ class Checkpointer:
             if due is None or (self._keeping.committed or Moment(0, 0)) >= due:
                 return
             lost = self._keeping.lost.get(due)
-            if lost is not None and due not in self._saver.failed:
+            if lost is not None and lost.reason and due not in self._saver.failed:
                 raise CheckpointError(
                     f"{self.path}: step {due.step} cannot be kept: {lost.reason}; save a later one"
                 )

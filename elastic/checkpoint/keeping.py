@@ -14,6 +14,8 @@ from elastic.proto.errors import CheckpointError, LinkError
 from elastic.proto.moment import Moment
 
 GONE = "the keeper of this rank's snapshots (its agent, or elastic-keeper) is gone"
+MOST_LOST = 64
+"""Moments that are never whole, the newest, that are remembered."""
 FORKED = "a Checkpointer belongs to the rank that made it, not to a process that it forked"
 
 
@@ -148,7 +150,8 @@ class Keeping:
         elif isinstance(message, keeper.Stalled):
             self.stalled = message
         elif isinstance(message, keeper.Lost):
-            self.lost[Moment(message.round, message.step)] = message
+            lost = {**self.lost, Moment(message.round, message.step): message}
+            self.lost = dict(sorted(lost.items())[-MOST_LOST:])
         elif isinstance(message, keeper.Leave):
             self._leave = message
         if not isinstance(message, keeper.Answer):

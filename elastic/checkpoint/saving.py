@@ -143,6 +143,8 @@ class Saver:
             self._shed(error)
         if save.persist:
             self._straight(share, save)
+        else:
+            self._leave_out(save)
 
     def keep(self, save: Save, state: Mapping[str, Any]) -> str:
         """This process ends in that save, which `take` has taken if it could: see to it that the step is
@@ -194,6 +196,10 @@ class Saver:
         log.error("%s", self.unwritten)
         self._keeping.tell(keeper.Failed(step=save.step, reason=why[:MOST_WORDS]))
 
+    def _leave_out(self, save: Save) -> None:
+        """Others need not wait until theirs is whole."""
+        self._keeping.tell(keeper.Failed(step=save.step, reason=""))
+
     def _snapshot(self, slots: Slots, share: Share, save: Save, state: Mapping[str, Any]) -> bool:
         """Into a slot; False where none is ready. Raises `NoMemory`."""
         write = partial(self._write, slots, share, save)
@@ -227,6 +233,8 @@ class Saver:
         except (NoMemory, Void) as error:
             if save.persist and self.path != "sync":
                 self._fails(save, str(error))
+            elif self.path != "sync":
+                self._leave_out(save)
             raise
 
     def _heed(self) -> None:
@@ -235,7 +243,7 @@ class Saver:
         self._keeping.drain()
         for moment, found in sorted(self._keeping.lost.items()):
             apart = found.apart and not self._planner.apart
-            if moment in self._said | self.failed and not apart:
+            if not found.reason or (moment in self._said | self.failed and not apart):
                 continue
             self._said.add(moment)
             self._planner.apart |= apart
@@ -268,14 +276,14 @@ class Saver:
                 value=save.value,
             )
 
-        found = self._turn.wait(
-            slots, stamp, share.image, save.persist, behind=self._behind is not None
-        )
+        found = self._turn.wait(slots, stamp, share.image, save.persist)
         if found is None:
             if save.persist and self._behind is None and self._turn.blocked == WHOLE:
                 self._straight(share, save)
             elif save.persist:
                 self._fails(save, f"no snapshots until {self._turn.blocked}")
+            else:
+                self._leave_out(save)
             return
         draft, persist = found
         with draft:

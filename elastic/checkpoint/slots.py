@@ -25,7 +25,7 @@ class Content:
     """What a slot holds, as far as its reuse goes."""
 
     moment: Moment | None
-    """None: nothing that is whole in itself."""
+    """None: nothing that is whole in itself, or may be whole on every rank."""
     whole: bool = False
     """Every rank is known to hold the same moment."""
     due: bool = False
@@ -66,36 +66,15 @@ def reusable(
     )
 
 
-def early(contents: Sequence[Content], now: int, loaded: Moment | None) -> list[int]:
-    """What may be written over beside `reusable` where other ranks may have skipped snapshots since their
-    memory was not ready: the oldest of this round's own, until one of them is whole. No other, though that
-    one is read or due: all may have what is newer. Pure."""
-    own = [
-        (content.moment, index)
-        for index, content in enumerate(contents)
-        if content.moment is not None and content.moment.round == now and content.moment != loaded
-    ]
-    if any(contents[index].whole for _, index in own):
-        return []
-    return [index for _, index in sorted(own)[:1]]
-
-
 def choices(
     contents: Sequence[Content],
     now: int,
     loaded: Moment | None,
     keep: Collection[Moment] = (),
-    *,
-    behind: bool = False,
 ) -> tuple[list[int], list[int]]:
     """What a save may write over, in the order in which it is tried: slots in whose place nothing is owed
-    to storage, then others, in whose place a snapshot goes there. Pure.
-
-    behind: other ranks may have left snapshots out, since their memory was not ready.
-    """
+    to storage, then others, in whose place a snapshot goes there. Pure."""
     order = reusable(contents, now, loaded, keep)
-    if not order and behind:
-        order = early(contents, now, loaded)
     late = [index for index in order if contents[index].due]
     return [index for index in order if index not in late], late
 

@@ -44,15 +44,10 @@ class Turn:
         stamp: Callable[[bool, int], Stamp],
         image: Image,
         persist: bool,
-        *,
-        behind: bool,
     ) -> tuple[Draft, bool] | None:
         """A slot that may be written over; waits for other ranks, and for readers, where none is yet. None
         where that takes too long, as while the master is away: training is worth more. And whether it
-        goes to storage: also in the place of one that storage was too slow for.
-
-        behind: other ranks may have left snapshots out, since their memory was not ready.
-        """
+        goes to storage: also in the place of one that storage was too slow for."""
         deadline = monotonic() + (0.0 if self.blocked else WHOLE_TIMEOUT)
         while True:
             said = self._keeping.said
@@ -60,7 +55,7 @@ class Turn:
             self._keeping.drain()  # after the look: what is kept is said before a slot tells of newer
             contents = [self._known(content) for content in contents]
             keep = self._keeping.keep
-            free, late = choices(contents, self._round, self.loaded, keep, behind=behind)
+            free, late = choices(contents, self._round, self.loaded, keep)
             for indices, goes in ((free, persist), (late, True)):
                 draft = slots.begin(indices, partial(stamp, goes), image)
                 if draft is not None:
@@ -76,10 +71,14 @@ class Turn:
 
     def _known(self, content: Content) -> Content:
         """With what the keeper has said. A moment is as good as in every rank's memory where something of
-        this round that is no older is on storage: others may have no memory."""
+        this round that is no older is on storage: others may have no memory. What another rank has left
+        out is worth no wait, unless it is to be persisted after all."""
         moment, stored = content.moment, self._keeping.committed
         if moment is None:
             return content
+        lost = self._keeping.lost.get(moment)
+        if lost is not None and (lost.reason or not content.due):
+            return Content(moment=None)
         of_round = moment.round == self._round
         on_storage = of_round and stored is not None and moment <= stored
         return replace(

@@ -408,6 +408,33 @@ async def test_what_a_rank_has_failed_to_keep_is_told_to_all_ranks_until_it_has_
 
 
 @within(60)
+async def test_what_a_rank_leaves_out_is_told_to_all_once_until_another_fails() -> None:
+    async with nodes(2) as (a, b):
+        other = b.opens(2, world=3)
+        ranks = [a.opens(local, world=3, local=local, of=2) for local in range(2)]
+        await ranks[0].slots()
+        ranks[1].tell(keeper.Failed(step=6, reason=""))
+        assert await ranks[0].told(keeper.Lost) == keeper.Lost(round=1, step=6, reason="")
+        (found,) = (await a.says(lambda told: told.lost)).lost
+        assert (found.moment.step, found.reason) == (6, "")
+        said = len(a.said)
+        ranks[0].tell(keeper.Failed(step=6, reason=""))
+        ranks[0].tell(keeper.Failed(step=7, reason=""))
+        await a.says(lambda told: len(told.lost) == 2)
+        assert len(a.said) == said + 1, "what is no news is not said"
+        ranks[0].tell(keeper.Failed(step=6, reason="no space"))
+        told = await a.says(
+            lambda told: [one.reason for one in told.lost] == ["rank 0: no space", ""]
+        )
+        b.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, lost=told.lost))
+        heard = [await other.told(keeper.Lost) for _ in range(2)]
+        assert heard == [
+            keeper.Lost(round=1, step=6, reason="rank 0: no space"),
+            keeper.Lost(round=1, step=7, reason=""),
+        ]
+
+
+@within(60)
 async def test_what_is_damaged_in_memory_is_told_to_the_master(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,8 +14,7 @@ from tests.e2e.harness import Job
 SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"
 OWN = 150_000_000
 """Bytes of each of two ranks: four slots of each are 1.3 GB."""
-LIMIT = 3 << 30
-"""A third is the reserve, and processes and states take nearly half."""
+GIB = 1 << 30
 FILES = {
     "memory.limit_in_bytes": ("memory.oom_control", Path("/sys/fs/cgroup/memory")),
     "memory.max": ("memory.events", Path("/sys/fs/cgroup")),
@@ -25,13 +24,13 @@ FILES = {
 
 @pytest.fixture
 def cgroup(job: Job) -> Iterator[Path]:
-    """With a limit; `events` is what the kernel has counted in it."""
-    for name, (_, mount) in FILES.items():
+    """That takes a limit."""
+    for _, mount in FILES.values():
         path = mount / f"elastic-test-{job.folder.name}"
         with contextlib.suppress(OSError):
             path.mkdir()
             try:
-                (path / name).write_text(str(LIMIT))
+                limit(path, 64 * GIB)
             except OSError:
                 path.rmdir()
                 raise
@@ -43,6 +42,17 @@ def cgroup(job: Job) -> Iterator[Path]:
     path.rmdir()
 
 
+def limit(cgroup: Path, size: int) -> None:
+    """Bytes for all in it. Raises OSError."""
+    name = next(name for name in FILES if name == "memory.max" or (cgroup / name).exists())
+    (cgroup / name).write_text(str(size))
+
+
+def inside(cgroup: Path) -> tuple[str, ...]:
+    """What has a launcher start in it."""
+    return ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh")
+
+
 def killed(cgroup: Path) -> int:
     """How many processes the kernel has killed for memory."""
     text = "".join((cgroup / f).read_text() for f, _ in FILES.values() if (cgroup / f).exists())
@@ -51,11 +61,30 @@ def killed(cgroup: Path) -> int:
     return int(found[1])
 
 
+def test_a_node_that_leaves_snapshots_out_holds_up_no_other(job: Job, cgroup: Path) -> None:
+    """The other's are never whole, and no save of its waits for them to be."""
+    limit(cgroup, 2 * GIB)  # half of it is the reserve, and the rank alone has more than 0.5 GB
+    entry = (str(SCRIPT), str(job.folder), "--own", str(2 * OWN), "--persist-every", "10")
+    other = job.start(entry=entry, nodes="2", nproc=1)
+    other.master()
+    node = job.start(prefix=inside(cgroup), entry=entry, nodes="2", nproc=1)
+    job.wait_for_steps(2, count=13)
+    job.finish()
+    for one in (node, other):
+        assert one.exit_code() == 0, job.dump()
+        assert "no snapshots until" not in one.said(), job.dump()
+    assert "none are taken" in node.said(), job.dump()
+    assert "none are taken" not in other.said(), job.dump()
+    stored = manifests.committed(Folder(job.folder / "checkpoint"))
+    assert stored is not None
+    assert stored.step in (10, 20)
+
+
 def test_no_more_slots_than_a_cgroup_has_room_for(job: Job, cgroup: Path) -> None:
     """Though this machine has."""
-    inside = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh")
+    limit(cgroup, 3 * GIB)  # a third is the reserve, and processes and states take nearly half
     entry = (str(SCRIPT), str(job.folder), "--own", str(OWN), "--persist-every", "4")
-    node = job.start(prefix=inside, entry=entry)
+    node = job.start(prefix=inside(cgroup), entry=entry)
     job.wait_for_steps(2, count=9)
     job.finish()
     assert node.exit_code() == 0, job.dump()

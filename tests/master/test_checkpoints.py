@@ -102,6 +102,17 @@ def test_what_is_never_whole_on_one_node_is_told_to_all_of_its_round() -> None:
     assert not orders(forget(state, A, LIFE), 2, (A, B)).lost
 
 
+def test_what_a_rank_has_left_out_is_told_to_all_of_its_round() -> None:
+    """Unless another has failed to have it persisted, which has a reason, or it is written after all."""
+    at = Moment(1, 5)
+    state = heard(says(A, {(1, 5): holds(0)}), says(B, {}, lost={at: ""}))
+    assert orders(state, 1, (A, B)).lost == {at: ""}
+    failed = hear(state, says(A, {}, lost={at: "rank 0: no space"}))
+    assert orders(failed, 1, (A, B)).lost == {at: "rank 0: no space"}
+    written = hear(state, says(B, {(1, 5): holds(durable={1: FILE})}, lost={at: ""}))
+    assert not orders(written, 1, (A, B)).lost
+
+
 def test_what_is_damaged_on_one_node_is_not_lost_while_another_has_it() -> None:
     lost = {Moment(1, 5): "rank 0: its slot is damaged"}
     state = heard(says(A, {}, lost=lost), says(B, {(1, 5): holds(0, 1)}))

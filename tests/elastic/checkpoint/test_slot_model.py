@@ -27,9 +27,8 @@ class Extent(NamedTuple):
     become one too many, the oldest goes."""
     due: int = 0
     """The steps that are multiples of it are due: to be written to storage."""
-    behind: bool = False
-    """Snapshots are taken behind training: a rank leaves out what is not due until its memory is ready.
-    Ranks train together: none copies a step while another has yet to copy the one two before it."""
+    skips: bool = False
+    """A rank may leave out what is not due, and says so: its memory is not ready, or there is too little."""
     loaded: bool = False
     """The first of these rounds goes on from a step in memory."""
 
@@ -53,15 +52,20 @@ class Rank(NamedTuple):
     """What of it the flusher reads; with claims, so that is never written over."""
     kept: tuple[Moment, ...] = ()
     """What it was told to keep, the oldest first."""
-    ready: bool = False
-    """It has taken a snapshot in this round, so it leaves none out any more."""
+    left: frozenset[Moment] = frozenset()
+    """What it was told that another has left out."""
 
     def moments(self) -> set[Moment]:
         return {one.moment for one in self.held} - {NONE}
 
-    def choices(self, now: int, loaded: Moment | None, behind: bool) -> list[tuple[int, bool]]:
+    def owes(self, extent: Extent) -> bool:
+        """What it is to save next goes to storage."""
+        due = extent.due > 0 and (self.step + 1) % extent.due == 0
+        return due or Held(due=True) in self.held
+
+    def choices(self, now: int, loaded: Moment | None) -> list[tuple[int, bool]]:
         """What can be written over now, and whether what is written there goes to storage for it."""
-        free, late = of_those(self.held, now, loaded, self.kept, behind)
+        free, late = of_those(self.held, now, loaded, self.kept, self.left)
         held = self.held
         both = [(index, False) for index in free] + [(index, True) for index in late]
         return [one for one in both if held[one[0]].moment != self.pinned or self.pinned == NONE]
@@ -86,7 +90,7 @@ class Rank(NamedTuple):
     def begin(self, told: Moment) -> "Rank":
         """Another round, that goes on from there. What was due before is the agent's to write."""
         held = tuple(one._replace(due=False) for one in self.held)
-        return self._replace(held=held, step=told.step, told=told, ready=False)
+        return self._replace(held=held, step=told.step, told=told, left=frozenset())
 
 
 @functools.cache
@@ -95,13 +99,19 @@ def of_those(
     now: int,
     loaded: Moment | None,
     kept: tuple[Moment, ...],
-    behind: bool,
+    left: frozenset[Moment],
 ) -> tuple[list[int], list[int]]:
     contents = [
-        Content(moment=None if one.moment == NONE else one.moment, whole=one.whole, due=one.due)
+        Content(
+            moment=None
+            if one.moment == NONE or (one.moment in left and not one.due)
+            else one.moment,
+            whole=one.whole,
+            due=one.due,
+        )
         for one in held
     ]
-    return choices(contents, now, loaded, kept, behind=behind)
+    return choices(contents, now, loaded, kept)
 
 
 class World(NamedTuple):
@@ -112,6 +122,8 @@ class World(NamedTuple):
     ranks: tuple[Rank, ...]
     owed: Moment = NONE
     """The newest that was whole and due, until something that is no older is on storage."""
+    left: frozenset[Moment] = frozenset()
+    """What a rank of this round has left out, as far as another holds it or may yet."""
 
     def common(self) -> set[Moment]:
         """What all hold, but for what is void: it is beyond what this round went on from."""
@@ -131,15 +143,26 @@ def settled(at: World) -> World:
     oldest = min(rank.told for rank in at.ranks)
     common = at.common()
     owed = max({at.owed} | (common & at.due()))
-    return at._replace(whole=frozenset(m for m in at.whole | common if m >= oldest), owed=owed)
+    at = at._replace(whole=frozenset(m for m in at.whole | common if m >= oldest), owed=owed)
+    if not at.left:
+        return at
+    slowest = min(rank.step for rank in at.ranks)
+    held = set().union(*(rank.moments() for rank in at.ranks))
+    left = frozenset(m for m in at.left if m in held or m.step > slowest)
+    ranks = (rank._replace(left=rank.left & left & rank.moments()) for rank in at.ranks)
+    return at._replace(left=left, ranks=tuple(sorted(ranks)))
 
 
 def following(at: World, extent: Extent) -> Iterator[World]:
     common = at.common()
     for number, rank in enumerate(at.ranks):
         others = at.ranks[:number] + at.ranks[number + 1 :]
-        for after in [*saves(at, extent, rank, others), *hears(at, extent, rank, common)]:
+        for after in [*saves(at, extent, rank), *hears(at, extent, rank, common)]:
             yield settled(at._replace(ranks=(after, *others)))
+        if extent.skips and rank.step < extent.steps and not rank.owes(extent):
+            step = Moment(at.round, rank.step + 1)
+            ranks = (rank._replace(step=step.step), *others)
+            yield settled(at._replace(ranks=ranks, left=at.left | {step}))
     for moment in common & at.due():  # a flush of all ranks ends
         ranks = tuple(rank.hear_stored(moment) for rank in at.ranks)
         yield settled(at._replace(ranks=ranks, owed=NONE if moment >= at.owed else at.owed))
@@ -150,29 +173,27 @@ def following(at: World, extent: Extent) -> Iterator[World]:
             yield settled(World(at.round + 1, loaded, frozenset(common & {loaded}), ranks))
 
 
-def saves(at: World, extent: Extent, rank: Rank, others: tuple[Rank, ...]) -> Iterator[Rank]:
+def saves(at: World, extent: Extent, rank: Rank) -> Iterator[Rank]:
     if rank.step == extent.steps:
         return
     step = rank.step + 1
     due = extent.due > 0 and step % extent.due == 0
-    if extent.behind and any(other.step < step - 2 for other in others):
-        return
-    if extent.behind and not (rank.ready or due):
-        yield rank._replace(step=step)
     for index, one in enumerate(rank.held):
         if one.moment == NONE:  # a write ends; the slots that are empty are all alike
             written = rank.put(index, Held(Moment(at.round, step), due=one.due or due))
-            yield written._replace(step=step, ready=True)
+            yield written._replace(step=step)
             return
-    for index, goes in rank.choices(at.round, at.loaded, extent.behind):
+    for index, goes in rank.choices(at.round, at.loaded):
         # a write begins, in any of them: others may be read
-        yield rank.put(index, Held(due=goes))._replace(ready=True)
+        yield rank.put(index, Held(due=goes))
 
 
 def hears(at: World, extent: Extent, rank: Rank, common: set[Moment]) -> Iterator[Rank]:
     for moment in at.whole:
         if moment > rank.told:
             yield rank.hear(moment)
+    for moment in (at.left & rank.moments()) - rank.left:
+        yield rank._replace(left=rank.left | {moment})
     if rank.pinned != NONE:  # a flush ends, or goes on for as long as it likes
         yield rank._replace(pinned=NONE)
     elif extent.flushing:
@@ -192,7 +213,8 @@ def check(at: World, extent: Extent) -> None:
     last = min(at.ranks, key=lambda rank: rank.step)
     if at.whole and max(at.whole) > last.told:
         last = last.hear(max(at.whole))
-    free = last.choices(at.round, at.loaded, extent.behind)
+    last = last._replace(left=at.left & last.moments())
+    free = last.choices(at.round, at.loaded)
     assert free, f"the last one waits for nobody: {at}"
     due = [one.moment for rank in at.ranks for one in rank.held if one.due]
     goes = any(moment == NONE or moment >= at.owed for moment in due)
@@ -228,12 +250,15 @@ def explore(extent: Extent) -> int:
         Extent(slots=3, steps=3, rounds=2, flushing=True),
         Extent(slots=4, steps=2, rounds=2, flushing=True),
         Extent(slots=2, steps=3, rounds=2, ranks=3),
-        Extent(slots=3, steps=3, rounds=1, ranks=3, behind=True),
+        Extent(slots=2, steps=8, rounds=1, skips=True, loaded=True),
+        Extent(slots=2, steps=3, rounds=2, skips=True),
+        Extent(slots=3, steps=3, rounds=1, skips=True, flushing=True),
+        Extent(slots=3, steps=3, rounds=1, ranks=3, skips=True),
         Extent(slots=3, steps=4, rounds=2, due=2),
-        Extent(slots=4, steps=5, rounds=1, due=3, behind=True, loaded=True),
+        Extent(slots=3, steps=5, rounds=1, due=3, skips=True),
         pytest.param(Extent(slots=3, steps=3, rounds=2, ranks=3), marks=pytest.mark.soak),
         pytest.param(
-            Extent(slots=4, steps=6, rounds=1, due=3, behind=True, loaded=True),
+            Extent(slots=4, steps=6, rounds=1, due=3, skips=True, loaded=True),
             marks=pytest.mark.soak,
         ),
         pytest.param(Extent(slots=3, steps=4, rounds=3), marks=pytest.mark.soak),
@@ -252,7 +277,6 @@ def test_what_all_hold_is_never_lost_and_the_last_one_never_waits(extent: Extent
         Extent(slots=2, steps=3, rounds=1, flushing=True),
         Extent(slots=3, steps=4, rounds=1, kept=2),
         Extent(slots=3, steps=3, rounds=1, flushing=True, kept=1),
-        Extent(slots=3, steps=6, rounds=1, behind=True, loaded=True),
     ],
     ids=str,
 )

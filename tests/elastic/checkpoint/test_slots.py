@@ -7,7 +7,7 @@ import pytest
 
 from elastic.checkpoint import host, lanes
 from elastic.checkpoint.image import Image, lay_out
-from elastic.checkpoint.slots import PART, Content, GivenBack, Slots, choices, early, reusable
+from elastic.checkpoint.slots import PART, Content, GivenBack, Slots, choices, reusable
 from elastic.proto import slot, sums
 from elastic.proto.moment import Moment
 from elastic.proto.slot import Stamp
@@ -171,18 +171,6 @@ def test_slots_that_are_given_up_are_prepared_no_more(fds: list[int]) -> None:
     with pytest.raises(GivenBack):
         slots.prepare(0)
     slots.close()
-
-
-def test_where_others_may_have_skipped_nobody_waits_for_them() -> None:
-    def held(*moments: tuple[int, int], whole: int | None = None) -> list[Content]:
-        return [Content(moment=Moment(*m), whole=n == whole) for n, m in enumerate(moments)]
-
-    loaded = Moment(1, 9)
-    skipped = held((2, 14), (1, 9), (2, 12), (2, 16))
-    assert reusable(skipped, 2, loaded) == []
-    assert early(skipped, 2, loaded) == [2]
-    assert early(held((2, 14), (1, 9), (2, 12), whole=2), 2, loaded) == []
-    assert early(held((1, 9), (2, 12), whole=0), 2, loaded) == [1]
 
 
 def test_what_is_still_to_go_to_storage_is_written_over_last() -> None:
