@@ -240,14 +240,16 @@ def _choose(state: Checkpoint, head: Said, members: Sequence[Member]) -> _Restor
         if looked is not None and (moment < (stored or NOTHING) or (older and looked.error)):
             break
         holdings = held.of(state.said, moment)
+        served = ""
         if held.whole(holdings):
             found = held.sources(state.said, moment, members)
+            served = ": a node that has it in memory serves nobody yet"
             if found is not None:
                 words = f"goes on from step {moment.step}, in memory"
                 answer = Restore(round=head.asks, load=head.load, moment=moment, from_memory=True)
                 return _answered(state, answer, words, found)
         if moment > (known or NOTHING) and moment != stored and held.writable(holdings):
-            words = f"round {head.asks} waits for step {moment.step} to be on storage"
+            words = f"round {head.asks} waits for step {moment.step} to be on storage{served}"
             return state, moment, None, words
     if looked is None:
         look = Look(round=head.asks, load=head.load, known=known or NOTHING)

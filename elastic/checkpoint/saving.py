@@ -231,7 +231,8 @@ class Saver:
         try:
             write()
         except (NoMemory, Void) as error:
-            if save.persist and self.path != "sync":
+            goes = save.persist or self.due == Moment(self._round, save.step)
+            if goes and self.path != "sync":
                 self._fails(save, str(error))
             elif self.path != "sync":
                 self._leave_out(save)
@@ -286,13 +287,13 @@ class Saver:
                 self._leave_out(save)
             return
         draft, persist = found
+        if persist:  # from here on: it may be in the place of one that was due
+            self.due, self.unwritten = Moment(self._round, save.step), ""
         with draft:
             chunks = fill(draft.image, self._threads)
             draft.commit(chunks, share.units.of(chunks), share.beliefs)
         self._keeping.tell(keeper.Held())
         self._taken = save.step
-        if persist:
-            self.due, self.unwritten = Moment(self._round, save.step), ""
 
     # --- memory ------------------------------------------------------------------------------
 

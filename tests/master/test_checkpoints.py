@@ -183,6 +183,7 @@ def test_what_a_node_cannot_have_from_memory_goes_to_storage_first() -> None:
     waits = told(a, new, number=2, members=(A, C))
     assert (waits.restore, waits.look) == (None, None)
     assert waits.flush == {A: {Moment(1, 5): {0, 1}}}
+    assert waits.reason.endswith("to be on storage: a node that has it in memory serves nobody yet")
     done = {(1, 5): holds(0, 1, durable={0: FILE, 1: FILE}, committed=True)}
     written = says(A, done, asks=2)
     look = Look(round=2, load=1, known=Moment(1, 5))

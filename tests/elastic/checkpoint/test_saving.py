@@ -300,6 +300,35 @@ def test_a_snapshot_that_is_void_is_not_taken_for_one_on_storage(machine: Machin
     assert machine.steps() == [3]
 
 
+def test_a_void_snapshot_in_the_place_of_one_that_was_due_is_told_to_who_waits(
+    machine: Machine,
+) -> None:
+    """Storage fails meanwhile, so every slot is due but for the newest."""
+    model = torch.nn.Linear(3, 3)
+    machine.path.write_text("in the way")
+    with machine.checkpoint(snapshot="stream") as checkpoint:
+        for step in range(1, 5):
+            checkpoint.save(step, {"model": model}, persist=step < 4)
+            checkpoint._saver.finish()
+        slots = checkpoint._saver._slots
+        assert slots is not None
+        assert slots.count == 4
+        claims = [slot.claim(fd, exclusive=False) for fd in slots._fds]
+        checkpoint.save(5, {"model": model})  # its copy waits for a slot
+        with torch.no_grad():
+            model.weight.add_(1)
+        for claim in claims:
+            assert claim is not None
+            os.close(claim)
+        with pytest.raises(CheckpointError, match=r"step 5 .* model[.]weight changed"):
+            checkpoint.wait(DEADLINE)
+        assert lost(checkpoint, 5) == "rank 0: model.weight changed while it was copied"
+        machine.path.unlink()
+        checkpoint.save(6, {"model": model}, persist=True)
+        checkpoint.wait(DEADLINE)
+    assert machine.steps()[-1] == 6
+
+
 def test_pages_that_a_copy_behind_cannot_have_are_told_to_who_waits(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
