@@ -15,6 +15,7 @@ from elastic.checkpoint.image import SIZES
 from elastic.checkpoint.inspection import Step, ranks
 from elastic.checkpoint.storage import Storage, canonical, words
 from elastic.proto.errors import CheckpointError
+from elastic.proto.manifest import MOST_STEP
 from elastic.proto.verbs import Context, Output, age
 
 WIDEST = 60
@@ -237,6 +238,8 @@ def _convert(out: Output, args: argparse.Namespace) -> int:
         args.parser.error("--only goes with --to safetensors")
     if args.to == "elastic" and args.step is None:
         args.parser.error("--to elastic makes a step: say which, --step N")
+    if args.to == "elastic" and not 1 <= args.step <= MOST_STEP:
+        args.parser.error(f"--step: steps are counted from 1, up to {MOST_STEP}")
     from elastic.checkpoint import convert  # torch takes its time, and the other verbs need none
 
     options = args.storage_options

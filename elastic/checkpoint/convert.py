@@ -11,13 +11,14 @@ import os
 import shutil
 import uuid
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
@@ -34,7 +35,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from elastic.checkpoint import copy_cpu, foreign, manifests, tree, writing
+from elastic.checkpoint import copy_cpu, foreign, manifests, plan, tree, writing
 from elastic.checkpoint.connect import connect
 from elastic.checkpoint.dcp import StorageReader, checked
 from elastic.checkpoint.foreign import Entry
@@ -60,16 +61,11 @@ T = TypeVar("T")
 def to_safetensors(path: str, step: int, dest: str, only: str = "", options: Options = None) -> str:
     """Write whole tensors as Hugging Face does, and say what was done.
 
-    only: those under that name, without it; options: for the driver of a URL. Raises OSError, `NotFound`,
-    `CheckpointError`.
+    only: those under that name, without it, or that one; options: for the driver of a URL. Raises OSError,
+    `NotFound`, `CheckpointError`.
     """
     reader, _ = _open(path, step, options)
-    front = f"{only}." if only else ""
-    chosen = {
-        name.removeprefix(front): piece
-        for name, piece in sorted(reader.tensors.items())
-        if name.startswith(front)
-    }
+    chosen = _chosen(reader.tensors, only)
     if not chosen:
         raise NotFound(f"step {step} in {path} has no tensors {f'under {only}' if only else ''}")
     first: dict[str, str] = {}  # of those that share memory
@@ -78,18 +74,33 @@ def to_safetensors(path: str, step: int, dest: str, only: str = "", options: Opt
     for name, piece in kept.items():
         if piece.dtype not in CODES:
             raise CheckpointError(f"{name} is of {piece.dtype}, which safetensors does not have")
+        if name.encode(errors="replace").decode() != name:
+            raise CheckpointError(f"{name!r} is no UTF-8, as safetensors' names are")
     groups = _groups((piece.nbytes, name, piece) for name, piece in kept.items())
     places: dict[str, str] = {}
     with _folder(dest) as folder:
         for number, group in enumerate(groups, 1):
             file = folder / f"model-{number:05}-of-{len(groups):05}.safetensors"
             shared = {name: other for name, other in ties.items() if other in group}
-            _write(file, group, {"format": "pt", **shared}, reader)
+            _write(file, group, {**shared, "format": "pt"}, reader)
             places |= dict.fromkeys(group, file.name)
         total = sum(piece.nbytes for piece in kept.values())
         index = {"metadata": {"total_size": total}, "weight_map": places}
         _write_small(folder / INDEX, json.dumps(index, indent=2) + "\n")
     return f"{len(kept)} tensors, files: {len(groups)}; what is no tensor is left out"
+
+
+def _chosen(tensors: Mapping[str, Piece], only: str) -> dict[str, Piece]:
+    """Those under a name, without it in front; one that has it by the end of it."""
+    front = f"{only}." if only else ""
+    chosen = {
+        name.removeprefix(front): piece
+        for name, piece in sorted(tensors.items())
+        if name.startswith(front)
+    }
+    if only in tensors:
+        chosen[only.rpartition(".")[2]] = tensors[only]
+    return chosen
 
 
 def _write(
@@ -136,9 +147,14 @@ def _width(piece: Piece) -> int:
 
 
 def to_dcp(path: str, step: int, dest: str, options: Options = None) -> str:
-    """Write what torch's `FileSystemReader` reads, and say what was done."""
+    """Write what torch's `FileSystemReader` reads, and say what was done. Raises OSError, `CheckpointError`."""
     reader, metadata = _open(path, step, options)
-    with _folder(dest) as folder, warnings.catch_warnings():
+    if reader.ambiguous:
+        raise CheckpointError(
+            f"{path}, step {step}: two values would be called {reader.ambiguous[0]} in DCP: name one "
+            "of them otherwise in the state"
+        )
+    with _folder(dest) as folder, _failing(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
         save(
             {},
@@ -147,6 +163,16 @@ def to_dcp(path: str, step: int, dest: str, options: Options = None) -> str:
             no_dist=True,
         )
     return f"{len(metadata.state_dict_metadata)} tensors and values"
+
+
+@contextlib.contextmanager
+def _failing() -> Iterator[None]:
+    """What fails within, without DCP's wrapping, which is no `Exception`."""
+    try:
+        yield
+    except CheckpointException as error:
+        why, _ = next(iter(error.failures.values()))
+        raise why from None
 
 
 class _Pieces(DefaultSavePlanner):
@@ -193,12 +219,15 @@ def from_dcp(path: str, dest: str, step: int, options: Options = None) -> str:
 
     options: for the driver of `dest`, where that is a URL. Raises OSError, `NotFound`, `CheckpointError`.
     """
-    source = Path(path)
+    source = _local(path)
     entries, routes = foreign.read(source)
+    if (_local(dest, url=True) / foreign.NAME).exists():
+        raise CheckpointError(f"{dest} is a folder of DCP: name another")
     storage = connect(canonical(dest), json.dumps(dict(options or {})))
     if manifests.committed(storage, step) is not None:
         raise CheckpointError(f"{dest} has a step {step} already: name another")
     held = [entry for entry in entries if entry.dtype]
+    _check_whole(path, [_piece(entry) for entry in held])
     values = {e.name: foreign.load(source, e) for e in entries if not e.dtype}
     text, inner = tree.encode(values, {entry.name for entry in held}, routes)
     groups = _groups((entry.end - entry.start, entry.name, entry) for entry in held) or [{}]
@@ -226,6 +255,15 @@ def from_dcp(path: str, dest: str, step: int, options: Options = None) -> str:
     return f"step {step}, {len(entries)} tensors and values, files: {len(groups)}"
 
 
+def _check_whole(path: str, pieces: Sequence[Piece]) -> None:
+    """Raises `CheckpointError` where a tensor is not made up by its pieces."""
+    wholes = {p.name: replace(p, offset=(0,) * len(p.shape), extent=p.shape) for p in pieces}
+    wanted = [whole for whole in wholes.values() if 0 not in whole.shape]
+    _, missing = plan.plan(wanted, plan.index([(0, pieces)]))
+    if missing:
+        raise CheckpointError(f"{path}: its pieces of {missing[0]} do not make it up")
+
+
 def _piece(entry: Entry) -> Piece:
     return Piece(
         name=entry.name,
@@ -242,6 +280,8 @@ def _piece(entry: Entry) -> Piece:
 def _open(path: str, step: int, options: Options) -> tuple[StorageReader, Metadata]:
     reader = StorageReader(path, step, storage_options=options)
     metadata = reader.read_metadata()
+    if reader.wrong:
+        raise CheckpointError(reader.wrong[0])
     if reader.missing:
         raise CheckpointError(
             f"{', '.join(reader.missing[:3])}: not whole in {path}, step {step}: "
@@ -268,8 +308,9 @@ def _groups(items: Iterable[tuple[int, str, T]]) -> list[dict[str, T]]:
 
 @contextlib.contextmanager
 def _folder(dest: str) -> Iterator[Path]:
-    """A new one; gone again if it does not get whole."""
-    folder = Path(dest)
+    """A new or an empty one; gone again, or empty, if it does not get whole."""
+    folder = _local(dest)
+    before = folder.exists()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{dest} is there already: name a folder that is not, or is empty")
     folder.mkdir(parents=True, exist_ok=True)
@@ -277,7 +318,18 @@ def _folder(dest: str) -> Iterator[Path]:
         yield folder
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
+        if before:
+            folder.mkdir(exist_ok=True)
         raise
+
+
+def _local(path: str, *, url: bool = False) -> Path:
+    """Raises `CheckpointError` for a URL, unless `url`."""
+    if "://" in path and not url:
+        raise CheckpointError(
+            f"{path} is a URL, and this has to be a folder: copy it from or to one"
+        )
+    return Path(path)
 
 
 @contextlib.contextmanager

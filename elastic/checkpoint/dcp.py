@@ -262,8 +262,12 @@ class StorageReader(interface.StorageReader):
         self._ties: dict[str, str] = {}
         self.tensors: dict[str, Piece] = {}
         """Each whole; by DCP's name for it, or ours if it lies within a value, which DCP keeps in one."""
+        self.wrong: list[str] = []
+        """Why files cannot be read: of what only they have nothing is known."""
         self.missing: list[str] = []
         """Names of tensors that are not whole."""
+        self.ambiguous: list[str] = []
+        """Names that two values of a rank would have, of which the second is left out."""
         self._values: dict[str, Any] = {}
 
     def reset(self, checkpoint_id: Location | None = None) -> None:
@@ -279,20 +283,25 @@ class StorageReader(interface.StorageReader):
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Of all that is there, whole; what is not is logged. Raises OSError, `CheckpointError`."""
         own = dist.get_rank() if dist.is_initialized() else 0
-        found, wrong = files.sources(self._storage, self._manifest.step)
-        for complaint in wrong:
+        found, self.wrong = files.sources(self._storage, self._manifest.step)
+        for complaint in self.wrong:
             log.error("%s", complaint)
         sources = [found[rank] for rank in sorted(found, key=lambda rank: (rank != own, rank))]
         self._sources, self._restore = sources, Restore(sources, Place())
         self._held = index((n, source.image.pieces.values()) for n, source in enumerate(sources))
         self._ties = {name: other for s in sources for name, other in s.image.ties.items()}
-        self.tensors, self.missing, self._values = {}, [], {}
+        self.tensors, self.missing, self.ambiguous, self._values = {}, [], [], {}
         kept: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         routes: dict[str, Route] = {}
-        for route, leaf in _leaves(sources):
+        first: dict[str, int] = {}
+        for number, route, leaf in _leaves(sources):
             name = ".".join(map(str, route))
-            if name in kept:
+            if name in first:
+                if first[name] == number:
+                    log.error("%s: two values are called %s in DCP", self._storage.url, name)
+                    self.ambiguous.append(name)
                 continue
+            first[name] = number
             if not isinstance(leaf, Reference):
                 self._values[name], kept[name] = leaf, BytesStorageMetadata()
             elif (whole := self._whole(leaf.name)) is not None:
@@ -410,15 +419,15 @@ def _committed(storage: Storage, step: int | None) -> Manifest:
     return found
 
 
-def _leaves(sources: Sequence[Source]) -> Iterator[tuple[Route, Any]]:
-    """What the trees of all files hold, those of the first files first."""
-    for source in sources:
+def _leaves(sources: Sequence[Source]) -> Iterator[tuple[int, Route, Any]]:
+    """What the trees of all files hold, those of the first files first; with the file's place."""
+    for number, source in enumerate(sources):
         try:
             values = source.values(Reference)
         except CheckpointError as error:
             log.error("%s", error)
         else:
-            yield from tree.leaves(values)
+            yield from ((number, route, leaf) for route, leaf in tree.leaves(values))
 
 
 def _metadata(whole: Piece, boxes: Sequence[Box]) -> TensorStorageMetadata:

@@ -14,6 +14,7 @@ import torch
 
 from elastic.checkpoint.image import SIZES
 from elastic.checkpoint.tree import Route
+from elastic.checkpoint.typed_json import DEPTH
 from elastic.proto.errors import CheckpointError, NotFound
 
 NAME = ".metadata"
@@ -62,6 +63,8 @@ def load(folder: Path, entry: Entry) -> Any:
     """A value, or a piece of a tensor. Raises OSError, `CheckpointError`."""
     what = f"{folder / entry.file}: {entry.name}"
     with open(folder / entry.file, "rb") as opened:
+        if os.fstat(opened.fileno()).st_size < entry.end:
+            raise CheckpointError(f"{what} is damaged: its file ends before it does")
         data = os.pread(opened.fileno(), entry.end - entry.start, entry.start)
     try:
         found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)  # noqa: TID251 - docs/security.md
@@ -145,6 +148,8 @@ def _routes(data: Any) -> dict[str, Route]:
     routes = {_text(name): tuple(route) for name, route in (data or {}).items()}
     if not all(type(key) in (str, int) for route in routes.values() for key in route):
         raise ValueError("a value's place is made of texts and numbers")
+    if any(len(route) > DEPTH for route in routes.values()):
+        raise ValueError("a value lies too deep")
     return {name: route for name, route in routes.items() if route}
 
 
@@ -167,6 +172,6 @@ def _text(value: Any) -> str:
 
 def _plain(name: Any) -> str:
     """A file in the folder itself."""
-    if Path(_text(name)).name != name:
+    if Path(_text(name)).name != name or "\0" in name:
         raise ValueError(f"{name!r} is no name of a file")
     return str(name)

@@ -305,12 +305,78 @@ def test_what_safetensors_does_not_have(tmp_path: Path, ask: Ask) -> None:
     )  # fmt: skip
 
 
-def test_damage_is_not_converted(path: Path, tmp_path: Path, ask: Ask) -> None:
+@pytest.mark.parametrize("to", ["safetensors", "dcp"])
+def test_damage_is_not_converted(path: Path, tmp_path: Path, ask: Ask, to: str) -> None:
+    dest = tmp_path / "dest"
+    gone = next(path.glob("step-00000007/shard-00001*"))
+    aside = gone.rename(tmp_path / "aside")
+    answer = ask("ckpt", "convert", path, dest, "--to", to)
+    assert answer.code == 1
+    assert f"{gone}: No such file or directory\n" in answer.err, "what only it has is not known"
+    aside.rename(gone)
     both(path)
-    answer = ask("ckpt", "convert", path, tmp_path / "hf", "--to", "safetensors")
+    dest.mkdir()
+    answer = ask("ckpt", "convert", path, dest, "--to", to)
     assert answer.code == 1
     assert "own is damaged, and there is no other copy" in answer.err
-    assert not (tmp_path / "hf").exists()
+    assert "Traceback" not in answer.err
+    assert not any(dest.iterdir()), "it was there before, and stays"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{"1": torch.ones(1), 1: torch.zeros(1)}, {"d.0": torch.ones(1), "d": [torch.zeros(1)]}],
+    ids=["text and number", "a list"],
+)
+def test_two_values_of_one_name_in_dcp_are_refused(
+    tmp_path: Path, ask: Ask, state: dict[Any, Any]
+) -> None:
+    written(tmp_path / "run", 7, [{"s": state}])
+    answer = ask("ckpt", "convert", tmp_path / "run", tmp_path / "dcp", "--to", "dcp")
+    assert answer.code == 1
+    assert re.search(r"two values would be called s\.(1|d\.0) in DCP: name one", answer.err)
+    assert not (tmp_path / "dcp").exists()
+
+
+def test_names_that_safetensors_has_a_use_of_its_own_for(tmp_path: Path, ask: Ask) -> None:
+    shared = torch.ones(2)
+    written(tmp_path / "run", 7, [{"a": shared, "format": shared, "b": {"c": torch.ones(1)}}])
+    hf = tmp_path / "hf"
+    assert ask("ckpt", "convert", tmp_path / "run", hf, "--to", "safetensors").code == 0
+    with safe_open(hf / "model-00001-of-00001.safetensors", "pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+    one = ("--to", "safetensors", "--only", "b.c")
+    assert ask("ckpt", "convert", tmp_path / "run", tmp_path / "one", *one).code == 0
+    with safe_open(tmp_path / "one" / "model-00001-of-00001.safetensors", "pt") as opened:
+        assert list(opened.keys()) == ["c"]
+    written(tmp_path / "half", 7, [{"\ud800": shared}])
+    answer = ask("ckpt", "convert", tmp_path / "half", tmp_path / "no", "--to", "safetensors")
+    assert (answer.code, "is no UTF-8" in answer.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("source", "dest", "flags", "said"),
+    [
+        ("run", "s3://bucket/x", ("dcp",), "s3://bucket/x is a URL, and this has to be a folder"),
+        ("run", "memory://x", ("safetensors",), "memory://x is a URL, and this has to be a folder"),
+        ("s3://b/x", "new", ("elastic", "--step", "3"), "s3://b/x is a URL, and this has to be a"),
+        ("dcp", "dcp", ("elastic", "--step", "3"), "/dcp is a folder of DCP: name another"),
+        ("dcp", "new", ("elastic", "--step", "0"), "--step: steps are counted from 1, up to 99"),
+        ("dcp", "new", ("elastic", "--step", "9" * 20), "--step: steps are counted from 1, up to"),
+    ],
+)
+def test_places_that_cannot_be(
+    path: Path, tmp_path: Path, ask: Ask, source: str, dest: str, flags: tuple[str, ...], said: str
+) -> None:
+    save({"n": 1}, storage_writer=FileSystemWriter(tmp_path / "dcp"))
+    places = {"run": path, "dcp": tmp_path / "dcp", "new": tmp_path / "new"}
+    answer = ask(
+        "ckpt", "convert", places.get(source, source), places.get(dest, dest), "--to", *flags
+    )
+    assert answer.code in (1, 2)
+    assert said in answer.err
+    assert not (tmp_path / "new").exists()
+    assert not Path(dest).exists()
 
 
 def test_a_full_disk_is_said_and_nothing_stays(path: Path, tmp_path: Path) -> None:
@@ -486,6 +552,40 @@ def test_metadata_names_no_file_elsewhere(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"__0_0.distcp", b"../../passwd"))
     with pytest.raises(CheckpointError, match="no name of a file"):
         foreign.read(tmp_path / "dcp")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda told: setattr(told, "length", 1 << 40), "its file ends before it does"),
+        (lambda told: setattr(told, "relative_path", "a\0b"), "no name of a file"),
+    ],
+    ids=["length", "name"],
+)
+def test_metadata_of_what_is_not_there(
+    tmp_path: Path, ask: Ask, change: Callable[[Any], None], said: str
+) -> None:
+    save({"w": torch.ones(4)}, storage_writer=FileSystemWriter(tmp_path / "dcp"))
+    file = tmp_path / "dcp" / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    for told in metadata.storage_data.values():
+        change(told)
+    file.write_bytes(pickle.dumps(metadata))
+    to = ("--to", "elastic", "--step", "1")
+    answer = ask("ckpt", "convert", tmp_path / "dcp", tmp_path / "new", *to)
+    assert (answer.code, said in answer.err, "Traceback" in answer.err) == (1, True, False)
+
+
+def test_a_tensor_whose_pieces_do_not_make_it_up(tmp_path: Path, ask: Ask) -> None:
+    save({"w": torch.ones(4)}, storage_writer=FileSystemWriter(tmp_path / "dcp"))
+    file = tmp_path / "dcp" / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    metadata.state_dict_metadata["w"].size = torch.Size([1 << 40])
+    file.write_bytes(pickle.dumps(metadata))
+    to = ("--to", "elastic", "--step", "1")
+    answer = ask("ckpt", "convert", tmp_path / "dcp", tmp_path / "new", *to)
+    assert answer.code == 1
+    assert "its pieces of w do not make it up" in answer.err
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
