@@ -12,7 +12,7 @@ from elastic.agent.shelf import Slots
 from elastic.agent.uneven import Share
 from elastic.proto import keeper
 from elastic.proto import master_pb2 as pb
-from elastic.proto.moment import Moment
+from elastic.proto.moment import MOST_SPANS, Moment, Span, merged
 from elastic.proto.slot import Snapshot
 
 NEVER = Moment(-1, -1)
@@ -56,8 +56,13 @@ class Checkpoint:
     straight: list[Share] = field(default_factory=list[Share])
     """What ranks have written themselves, of `flushes.written`."""
     failed: dict[tuple[Moment, int], str] = field(default_factory=dict[tuple[Moment, int], str])
-    """By moment and rank, why a rank of this node has nothing of one that was to be persisted; empty: it was
-    not."""
+    """By moment and rank, why a rank of this node has nothing of one that was to be persisted."""
+    skipped: dict[int, list[Span]] = field(default_factory=dict[int, list[Span]])
+    """By rank of this node, what it has left out."""
+    skipping: set[int] = field(default_factory=set[int])
+    """The ranks that have held or written nothing since what they have left out last."""
+    skipped_elsewhere: tuple[Span, ...] = ()
+    """By any rank of the job, as the master says."""
     elsewhere: dict[Moment, str] = field(default_factory=dict[Moment, str])
     """What is never whole for any node's ranks, and why, as the master says."""
 
@@ -78,12 +83,36 @@ class Checkpoint:
         return uneven.torn([*map(uneven.share, held), *self.straight])
 
     def fail(self, at: Moment, rank: int, why: str) -> bool:
-        """A rank of this node has nothing of that moment; whether that is news."""
+        """A rank of this node has nothing of a moment that was to be persisted; whether that is news."""
         before = self._reasons.get(at)
         self.failed[at, rank] = why
         newest = sorted({at for at, _ in self.failed})[-MOST_LOST:]
         self.failed = {key: why for key, why in self.failed.items() if key[0] >= newest[0]}
         return self._reasons.get(at) != before
+
+    def skip(self, at: Moment, rank: int) -> bool:
+        """A rank of this node leaves that moment out; whether that is news to the others."""
+        before = self.left_out
+        spans = [span for span in self.skipped.get(rank, ()) if span.round == at.round]
+        if spans and rank in self.skipping:
+            spans[-1] = spans[-1]._replace(last=at.step)
+        else:
+            spans = [*spans[1 - MOST_SPANS :], Span(at.round, at.step, at.step)]
+        self.skipped[rank] = spans
+        self.skipping.add(rank)
+        return self.left_out != before
+
+    def has(self, at: Moment, rank: int) -> None:
+        """A rank of this node holds that moment, or has written it."""
+        self.failed.pop((at, rank), None)
+        self.skipping.discard(rank)
+
+    @property
+    def left_out(self) -> tuple[Span, ...]:
+        """By ranks of this node, beyond what is whole."""
+        spans = (span for spans in self.skipped.values() for span in spans)
+        whole = moment_of(self.whole)
+        return merged(span for span in spans if (span.round, span.last) > whole)
 
     @property
     def lost(self) -> list[tuple[Moment, str]]:
@@ -94,16 +123,12 @@ class Checkpoint:
 
     @property
     def _reasons(self) -> dict[Moment, str]:
-        failed: dict[Moment, str] = {}
-        for (at, rank), why in sorted(self.failed.items()):
-            failed[at] = f"rank {rank}: {why}" if why else failed.get(at, "")
+        failed = {at: f"rank {rank}: {why}" for (at, rank), why in sorted(self.failed.items())}
         return failed | self.uneven
 
     def lost_of(self, round_: int) -> tuple[keeper.Lost, ...]:
         """What ranks of that round are told of what is never whole, the oldest first."""
-        reasons = dict(self.elsewhere)
-        for at, why in self._reasons.items():
-            reasons[at] = why or reasons.get(at, "")
+        reasons = self.elsewhere | self._reasons
         return tuple(
             keeper.Lost(round=at.round, step=at.step, reason=why, apart=at in self.uneven)
             for at, why in sorted(reasons.items())
@@ -119,6 +144,7 @@ class Checkpoint:
         if order.HasField("committed") and moment_of(order.committed) > moment_of(self.committed):
             self.committed = order.committed
         self.elsewhere = {moment_of(one.moment): one.reason for one in order.lost}
+        self.skipped_elsewhere = tuple(Span(s.round, s.first, s.last) for s in order.left_out)
         keep = frozenset(map(moment_of, order.keep)) or self.keep  # a new master may not know yet
         kept, self.keep = keep != self.keep, keep
         return whole, kept

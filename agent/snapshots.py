@@ -22,7 +22,7 @@ from elastic.agent.vault import Kept
 from elastic.proto import codec, keeper, slot
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import LinkError
-from elastic.proto.moment import Moment
+from elastic.proto.moment import Moment, merged
 from elastic.proto.slot import Belief
 from elastic.proto.terms import Terms
 
@@ -135,13 +135,18 @@ class Snapshots:
                 shard = pb.Shard(rank=client.said.rank, bytes=message.bytes, digest=message.digest)
                 at = Moment(client.round, message.step)
                 known.flushes.put(at, client.said.world_size, shard, message.value)
-                known.failed.pop((at, client.said.rank), None)
+                known.has(at, client.said.rank)
                 known.straight.append(_straight(client.said, at, message))
                 self._look_for_holes(known, at.round)
                 self._tell(known.name)
             case keeper.Failed():
                 at = Moment(client.round, message.step)
                 if known.fail(at, client.said.rank, message.reason):
+                    for other in list(known.clients):
+                        self._inform(other)
+                    self._tell(known.name)
+            case keeper.Skipped():
+                if known.skip(Moment(client.round, message.step), client.said.rank):
                     for other in list(known.clients):
                         self._inform(other)
                     self._tell(known.name)
@@ -191,7 +196,7 @@ class Snapshots:
             return max([*held, *(Moment(*at) for at, one in written if rank in one.shards), NEVER])
 
         for one in known.slots.own.get(said.local_rank, ()):
-            known.failed.pop((one.moment or NEVER, said.rank), None)
+            known.has(one.moment or NEVER, said.rank)
         mine = newest(said.local_rank)
         if all(newest(local) >= mine for local in range(said.local_world_size)):
             self._look_for_holes(known, mine.round)
@@ -260,6 +265,8 @@ class Snapshots:
             order = known.leaving.order
             newest += (keeper.Leave(order=order.order, step=order.step),)
         newest += known.lost_of(client.round)
+        if spans := merged([*known.left_out, *known.skipped_elsewhere]):
+            newest += (keeper.LeftOut(spans=spans),)
         complaint = known.flushes.complaint
         if complaint.reason or client.was_told(keeper.Stalled):
             newest += (complaint,)

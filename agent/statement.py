@@ -17,6 +17,7 @@ def of(known: Checkpoint, replicas: Replicas) -> pb.Snapshots:
         replicas=known.reckoned is not None and known.reckoned[1].replicas,
         unfit=[to_pb(at) for name, at in replicas.unfit if name == known.name],
         lost=[pb.Lost(moment=to_pb(at), reason=why) for at, why in known.lost],
+        left_out=[pb.Span(round=s.round, first=s.first, last=s.last) for s in known.left_out],
     )
     known.loads.state(known.clients, told)
     told.holdings.extend(_holdings(known))

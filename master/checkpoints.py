@@ -13,7 +13,7 @@ from elastic.master import replicas
 from elastic.master.events import Incarnation, NodeId
 from elastic.master.holdings import NOTHING, Look, Looked, Member, Restore, Said, Shard, Source
 from elastic.master.replicas import Copying
-from elastic.proto.moment import Moment
+from elastic.proto.moment import Moment, Span, merged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,8 @@ class Orders:
     """The newest that is on storage, as far as this master has heard; `NOTHING`: nothing is."""
     lost: Mapping[Moment, str]
     """Of this round: what is never whole, and why."""
+    left_out: tuple[Span, ...]
+    """By ranks of this round: what is never whole either, beyond what is."""
     reason: str
 
 
@@ -171,6 +173,7 @@ def decide(
         copying=state.copying,
         committed=state.known,
         lost=lost(state, number),
+        left_out=_left_out(state, number),
         reason=reason,
     )
 
@@ -178,15 +181,19 @@ def decide(
 def lost(state: Checkpoint, number: int) -> dict[Moment, str]:
     """What is never whole of a round: who waits for it on other nodes is to know, too. Of a moment of
     several nodes it is the last one's reason. What is damaged on one node may be whole by a replica."""
-    reasons: dict[Moment, str] = {}
-    for node_id in sorted(state.said):
-        for at, why in state.said[node_id].lost.items():
-            reasons[at] = why or reasons.get(at, "")
-    return {
+    reasons = {
         at: why
-        for at, why in reasons.items()
-        if at.round == number and not held.writable(held.of(state.said, at))
+        for node_id in sorted(state.said)
+        for at, why in state.said[node_id].lost.items()
+        if at.round == number
     }
+    return {at: why for at, why in reasons.items() if not held.writable(held.of(state.said, at))}
+
+
+def _left_out(state: Checkpoint, number: int) -> tuple[Span, ...]:
+    whole = NOTHING if state.whole is None else state.whole.moment
+    spans = {span for said in state.said.values() for span in said.left_out}
+    return merged(s for s in spans if s.round == number and (s.round, s.last) > whole)
 
 
 # --- restore -------------------------------------------------------------------------------------

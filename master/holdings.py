@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from elastic.master.events import Incarnation, NodeId
 from elastic.master.rendezvous import Labels
-from elastic.proto.moment import Moment
+from elastic.proto.moment import Moment, Span
 
 NOTHING = Moment(0, 0)
 """In the place of what is on storage, where nothing is."""
@@ -117,6 +117,8 @@ class Said:
     """Of which it could not make replicas."""
     lost: Mapping[Moment, str] = field(default_factory=dict[Moment, str])
     """What is never whole for want of its ranks' images, and why."""
+    left_out: tuple[Span, ...] = ()
+    """What its ranks have taken no snapshots of."""
 
 
 @dataclass(frozen=True, slots=True)

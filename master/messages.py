@@ -10,7 +10,7 @@ from elastic.master.holdings import Holding, Look, Looked, Restore, Said, Shard
 from elastic.master.journal import Note
 from elastic.proto import master_pb2 as pb
 from elastic.proto.limits import MOST_SLOTS
-from elastic.proto.moment import Moment
+from elastic.proto.moment import MOST_SPANS, Moment, Span
 
 MAX_TEXT = 4096
 """Characters kept of any text that a node sends."""
@@ -130,6 +130,7 @@ def said(message: pb.Snapshots, node_id: NodeId, incarnation: Incarnation) -> Sa
         replicas=message.replicas,
         unfit=frozenset(moment(at) for at in message.unfit[:MOST_HOLDINGS]),
         lost={moment(one.moment): one.reason[:MAX_TEXT] for one in message.lost[-MOST_LOST:]},
+        left_out=tuple(Span(s.round, s.first, s.last) for s in message.left_out[-MOST_SPANS:]),
     )
 
 
@@ -198,6 +199,8 @@ def snapshot_orders(checkpoint: str, orders: Orders) -> pb.SnapshotOrders:
     told.keep.extend(map(_moment, orders.keep))
     for at, why in sorted(orders.lost.items())[-MOST_LOST:]:
         told.lost.add(moment=_moment(at), reason=why)
+    for span in orders.left_out:
+        told.left_out.add(round=span.round, first=span.first, last=span.last)
     if orders.whole is not None:
         told.whole.CopyFrom(_moment(orders.whole.moment))
         told.all_units = orders.whole.units

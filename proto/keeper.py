@@ -10,7 +10,8 @@ question has a number, which its answer repeats: one that comes too late is nobo
 |                | `Need`     |               | before the first save; again where the state grows     |
 |                | `Held`     |               | a snapshot is committed in its slot                    |
 |                | `Written`  |               | one is on storage without ever having been in a slot   |
-|                | `Failed`   |               | one is left out, or cannot be persisted as it was to be |
+|                | `Failed`   |               | one that was to be persisted will not be there         |
+|                | `Skipped`  |               | one is left out                                        |
 |                | `Shed`     |               | its slots cannot be used: no memory for their pages    |
 |                | `Load`     |               | to know what to load                                   |
 |                | `Looked`   |               | what is on storage, as `Look` has asked                |
@@ -22,7 +23,8 @@ question has a number, which its answer repeats: one that comes too late is nobo
 |                | `Whole`    |               | a newer moment is in every rank's memory               |
 |                | `Committed`|               | a newer moment is on storage                           |
 |                | `Stalled`  |               | storage fails, or works again                          |
-|                | `Lost`     |               | a moment is never whole                                |
+|                | `Lost`     |               | a moment is never whole that was to be                 |
+|                | `LeftOut`  |               | which moments ranks have left out                      |
 |                | `Leave`    |               | at which step to wait for this round's end             |
 |                | `Refused`  |               | what was asked for cannot be had, and why              |
 """
@@ -87,12 +89,18 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """This rank has nothing of a step of its round; `Held` or `Written`, where it is saved once more, take
-    that back."""
+    """This rank has nothing of a step of its round that was to be persisted; `Held` or `Written`, where
+    it is saved once more, take that back."""
 
     step: int
     reason: str
-    """Why, where it was to be persisted; empty: it was not, and is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """This rank has no snapshot of a step of its round that was not to be persisted, and takes none."""
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,10 +250,17 @@ class Lost:
     round: int
     step: int
     reason: str
-    """Which rank has failed to have it persisted, or what differs between which ranks of a node; empty: a
-    rank has left it out."""
+    """Which rank has nothing of it, or what differs between which ranks of a node."""
     apart: bool = False
     """Those are this node's: each of them writes all that it has from here on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """All moments that some rank has left out, but for what something newer is whole of."""
+
+    spans: tuple[tuple[int, int, int], ...]
+    """Round, first and last step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,10 +282,10 @@ class Refused:
 
 
 Question = Need | Load | Looked | Damaged
-ToKeeper = Open | Held | Written | Failed | Shed | Saved | Question
+ToKeeper = Open | Held | Written | Failed | Skipped | Shed | Saved | Question
 Answer = Slots | Look | Restore | Refused
 """Each to one question."""
-ToRank = Answer | Whole | Committed | Stalled | Lost | Leave
+ToRank = Answer | Whole | Committed | Stalled | Lost | LeftOut | Leave
 
 
 def opening(

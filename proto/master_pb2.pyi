@@ -266,7 +266,7 @@ class Moment(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Snapshots(_message.Message):
-    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer", "base", "replicas", "unfit", "load", "looked", "committed", "damaged", "lost")
+    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer", "base", "replicas", "unfit", "load", "looked", "committed", "damaged", "lost", "left_out")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +280,7 @@ class Snapshots(_message.Message):
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
     asks: int
@@ -293,7 +294,8 @@ class Snapshots(_message.Message):
     committed: Moment
     damaged: _containers.RepeatedCompositeFieldContainer[Damage]
     lost: _containers.RepeatedCompositeFieldContainer[Lost]
-    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ..., base: _Optional[str] = ..., replicas: bool = ..., unfit: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., load: _Optional[int] = ..., looked: _Optional[_Union[Looked, _Mapping]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., damaged: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[Lost, _Mapping]]] = ...) -> None: ...
+    left_out: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ..., base: _Optional[str] = ..., replicas: bool = ..., unfit: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., load: _Optional[int] = ..., looked: _Optional[_Union[Looked, _Mapping]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., damaged: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[Lost, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class Lost(_message.Message):
     __slots__ = ("moment", "reason")
@@ -302,6 +304,16 @@ class Lost(_message.Message):
     moment: Moment
     reason: str
     def __init__(self, moment: _Optional[_Union[Moment, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("round", "first", "last")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    first: int
+    last: int
+    def __init__(self, round: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Damage(_message.Message):
     __slots__ = ("round", "moment", "from_memory", "what")
@@ -406,7 +418,7 @@ class Source(_message.Message):
     def __init__(self, base: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., needed: bool = ...) -> None: ...
 
 class SnapshotOrders(_message.Message):
-    __slots__ = ("checkpoint", "whole", "all_units", "restore", "flush", "commits", "committed", "pending", "keep", "fetch", "look", "lost")
+    __slots__ = ("checkpoint", "whole", "all_units", "restore", "flush", "commits", "committed", "pending", "keep", "fetch", "look", "lost", "left_out")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     ALL_UNITS_FIELD_NUMBER: _ClassVar[int]
@@ -419,6 +431,7 @@ class SnapshotOrders(_message.Message):
     FETCH_FIELD_NUMBER: _ClassVar[int]
     LOOK_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     whole: Moment
     all_units: int
@@ -431,7 +444,8 @@ class SnapshotOrders(_message.Message):
     fetch: _containers.RepeatedCompositeFieldContainer[Fetch]
     look: StorageLook
     lost: _containers.RepeatedCompositeFieldContainer[Lost]
-    def __init__(self, checkpoint: _Optional[str] = ..., whole: _Optional[_Union[Moment, _Mapping]] = ..., all_units: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., flush: _Optional[_Iterable[_Union[Flush, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., pending: bool = ..., keep: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., fetch: _Optional[_Iterable[_Union[Fetch, _Mapping]]] = ..., look: _Optional[_Union[StorageLook, _Mapping]] = ..., lost: _Optional[_Iterable[_Union[Lost, _Mapping]]] = ...) -> None: ...
+    left_out: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, checkpoint: _Optional[str] = ..., whole: _Optional[_Union[Moment, _Mapping]] = ..., all_units: _Optional[int] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., flush: _Optional[_Iterable[_Union[Flush, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., pending: bool = ..., keep: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., fetch: _Optional[_Iterable[_Union[Fetch, _Mapping]]] = ..., look: _Optional[_Union[StorageLook, _Mapping]] = ..., lost: _Optional[_Iterable[_Union[Lost, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("moment", "rank", "base", "slot_bytes", "all_units")

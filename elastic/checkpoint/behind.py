@@ -287,6 +287,7 @@ class Behind:
             with suppress(GivenBack):
                 slots.prepare(index)
 
+        slots.leave_to_another()
         self._preparations = [self._preparing.submit(one, n) for n in range(slots.count)]
         self._first = self._preparations[0]
 
@@ -331,8 +332,14 @@ class Behind:
 
 
 def steady(state: Mapping[str, Any]) -> set[int]:
-    """The memory of what only optimizers change: parameters, and the optimizers' own state."""
-    found = {_memory(p) for _, module in modules(state) for p in module.parameters()}
+    """The memory of what only optimizers change, or torch counts the changes of: parameters, and the
+    optimizers' own state. No operation on a DTensor counts as a change of its piece."""
+    found = {
+        _memory(parameter)
+        for _, module in modules(state)
+        for parameter in module.parameters()
+        if not isinstance(parameter, DTensor)
+    }
     for optimizer in optimizers(dict(state)):
         found.update(map(_memory, _tensors(optimizer)))
     return found

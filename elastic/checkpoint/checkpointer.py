@@ -172,9 +172,14 @@ class Checkpointer:
             if due is None or (self._keeping.committed or Moment(0, 0)) >= due:
                 return
             lost = self._keeping.lost.get(due)
-            if lost is not None and lost.reason and due not in self._saver.failed:
+            if lost is not None and due not in self._saver.failed:
                 raise CheckpointError(
                     f"{self.path}: step {due.step} cannot be kept: {lost.reason}; save a later one"
+                )
+            if self._saver.substitute and self._keeping.left_out(due):
+                raise CheckpointError(
+                    f"{self.path}: step {due.step}, in the place of one that storage was too slow for, was "
+                    "left out by a rank; save a later one"
                 )
             left = 3600.0 if over is None else over - monotonic()
             fails = stalled.reason and before not in (None, stalled)  # since we wait

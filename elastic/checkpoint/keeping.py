@@ -11,11 +11,13 @@ from time import monotonic
 from elastic import session
 from elastic.proto import descriptors, keeper
 from elastic.proto.errors import CheckpointError, LinkError
-from elastic.proto.moment import Moment
+from elastic.proto.moment import Moment, Span
 
 GONE = "the keeper of this rank's snapshots (its agent, or elastic-keeper) is gone"
 MOST_LOST = 64
 """Moments that are never whole, the newest, that are remembered."""
+SLICE = 0.1
+"""Seconds until who reads looks whether another thread has taken in what it waits for."""
 FORKED = "a Checkpointer belongs to the rank that made it, not to a process that it forked"
 
 
@@ -44,7 +46,8 @@ class Keeping:
         self.stalled = keeper.Stalled()
         """Why something is not on storage; empty where all goes well."""
         self.lost: dict[Moment, keeper.Lost] = {}
-        """The moments of this round that are never whole."""
+        """The moments of this round that are never whole, though they were to be."""
+        self._left_out: tuple[Span, ...] = ()
         self._leave = keeper.Leave()
         """The last that was heard."""
         _open.add(self)
@@ -86,8 +89,12 @@ class Keeping:
         with self._changed:
             while self.said == said:
                 if not self._receive(deadline):
-                    return False
-            return True
+                    break
+            return self.said != said
+
+    def left_out(self, moment: Moment) -> bool:
+        """Whether some rank is known to have left it out."""
+        return any(span.has(moment) for span in self._left_out)
 
     def drain(self) -> None:
         """Take in what it has said."""
@@ -111,15 +118,15 @@ class Keeping:
                     said = self.said
 
     def _receive(self, deadline: float) -> bool:
-        """Wait for something to be said, or for another thread to take it in; False where the time is
-        over. Call it with `_changed`, which is free meanwhile."""
+        """Wait for something to be said, or for another thread to take it in, or a while; False where the
+        time is over. Call it with `_changed`, which is free meanwhile."""
         left = max(0.0, deadline - monotonic())
         if self._reading:
             return self._changed.wait(left)
         self._reading = True
         self._changed.release()
         try:
-            found = bool(descriptors.ready([self._end.fileno()], left))
+            found = bool(descriptors.ready([self._end.fileno()], min(left, SLICE)))
         except (OSError, ValueError) as error:
             raise CheckpointError(self._gone) from error
         finally:
@@ -127,7 +134,7 @@ class Keeping:
             self._reading = False
             self._changed.notify_all()
         self._pull()
-        return found
+        return found or monotonic() < deadline
 
     def _pull(self) -> None:
         """Take in what is there. With `_changed`, so that nothing is on its way when it returns."""
@@ -152,6 +159,8 @@ class Keeping:
         elif isinstance(message, keeper.Lost):
             lost = {**self.lost, Moment(message.round, message.step): message}
             self.lost = dict(sorted(lost.items())[-MOST_LOST:])
+        elif isinstance(message, keeper.LeftOut):
+            self._left_out = tuple(Span(*span) for span in message.spans)
         elif isinstance(message, keeper.Leave):
             self._leave = message
         if not isinstance(message, keeper.Answer):

@@ -14,7 +14,16 @@ from elastic.checkpoint import fetch, host
 from elastic.checkpoint.image import Piece
 from elastic.checkpoint.plan import index, plan
 from elastic.checkpoint.source import Source
-from elastic.checkpoint.state import Place, Stateful, collect, names_of, unwrap
+from elastic.checkpoint.state import (
+    Place,
+    Stateful,
+    apart,
+    clean,
+    collect,
+    names_of,
+    state_of,
+    unwrap,
+)
 from elastic.checkpoint.storage import lasting
 from elastic.checkpoint.tensors import Part
 from elastic.proto.errors import CheckpointError
@@ -73,7 +82,13 @@ class Restore:
         return missing
 
     def _renamed(self, piece: Piece) -> Piece:
-        return replace(piece, name=self._ties.get(piece.name, piece.name))
+        return replace(piece, name=self._name(piece.name))
+
+    def _name(self, name: str) -> str:
+        """Of the tensor that it is tied to; what the rank's own image has, others may have tied."""
+        if self._sources and name in self._sources[0].image.pieces:
+            return name
+        return self._ties.get(name, name)
 
     def _fetch(self, jobs: list[fetch.Job]) -> None:
         """Do them, and what is damaged again, from the next that has it."""
@@ -119,7 +134,7 @@ class Restore:
         """A tensor that is not there yet, to be filled with all others: laid out as `like` where it is
         of the same shape (a parameter, for its optimizer's state), on its device; else whole, on the
         CPU."""
-        found = self._held.get(self._ties.get(name, name))
+        found = self._held.get(self._name(name))
         if not found:
             raise CheckpointError(f"{name} is in no part of the checkpoint that is here")
         piece = found[0][1]
@@ -153,7 +168,7 @@ class Restore:
             if part.tensor.numel() and self._wanted(name) and "_extra_state" not in name.split(".")
         }
         _, missing = plan((self._renamed(part.piece) for part in known.values()), self._held)
-        missing = [name for name in known if self._ties.get(name, name) in set(missing)]
+        missing = [name for name in known if self._name(name) in set(missing)]
         if missing and strict:
             raise CheckpointError(_complaint("has no", missing))
         names = names_of(state)
@@ -229,7 +244,7 @@ class Restore:
             if strict:
                 raise CheckpointError(f"the checkpoint has no {path!r}")
         elif isinstance(value, torch.nn.Module):
-            self._load_extra(value, saved, path)
+            self._load_module(value, saved, path)
         elif type(value) is dict:
             self._load_dict(value, saved, keys, names, strict)
         elif isinstance(value, torch.Tensor):
@@ -263,11 +278,20 @@ class Restore:
                 loaded[key] = self._built(saved[key], None)
         self._later.append(lambda: value.update(loaded))
 
-    def _load_extra(self, module: torch.nn.Module, saved: Any, path: str) -> None:
-        """What modules keep beside their tensors (`get_extra_state`)."""
+    def _load_module(self, module: torch.nn.Module, saved: Any, path: str) -> None:
+        """What its `state_dict` makes anew, and what modules keep beside their tensors (`get_extra_state`)."""
         if not isinstance(saved, dict):
             raise CheckpointError(f"{path} is a module here and something else in the checkpoint")
         inner, _ = unwrap(module)
+        found = state_of(inner)
+        made = {
+            key: self._built(saved[clean(key)], found[key])
+            for key in apart(inner, found)
+            if clean(key) in saved and self._wanted(f"{path}.{clean(key)}")
+        }
+        if made:
+            rest = {key: found[key] for key in found if not key.endswith("_extra_state")}
+            self._later.append(partial(inner.load_state_dict, rest | made, strict=False))
         for name, part in inner.named_modules():
             key = f"{name}._extra_state" if name else "_extra_state"
             if key in saved and self._wanted(f"{path}.{key}"):
@@ -302,13 +326,28 @@ class Restore:
                 number += 1
             options = self._built(saved["param_groups"][place], None)
             groups.append(options | {"params": numbers})
+        if saved["state"] and not state and optimizer.param_groups:
+            self._check_names(path, saved, optimizer, names)
         rest = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
         return {**self._built(rest, None), "state": state, "param_groups": groups}
 
-    def _built(self, tree: Any, like: torch.Tensor | None) -> Any:
-        """A saved tree with its tensors, which are filled later."""
+    def _check_names(
+        self, path: str, saved: Any, optimizer: torch.optim.Optimizer, names: Mapping[int, str]
+    ) -> None:
+        """Raises where an optimizer's parameters are all called otherwise, so that its state would be lost."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        here = [names.get(id(p), f"parameter {number}") for number, p in enumerate(parameters)]
+        there = [name for group in saved["param_groups"] for name in group.get("params", ())]
+        if here and there and set(here).isdisjoint(there):
+            raise CheckpointError(
+                f"{path}: its parameters are called {here[0]!r} and so on here, and {there[0]!r} and so on "
+                "in the checkpoint: load it with the same modules as it was saved with"
+            )
+
+    def _built(self, tree: Any, like: Any) -> Any:
+        """A saved tree with its tensors, which are filled later. like: a tensor that they go with."""
         if isinstance(tree, _Saved):
-            return self.make(tree.name, like)
+            return self.make(tree.name, like if isinstance(like, torch.Tensor) else None)
         if isinstance(tree, dict):
             built = tree.copy()  # of its own type: a Counter, an OrderedDict, a defaultdict
             for key in tree:

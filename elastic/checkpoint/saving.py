@@ -73,8 +73,11 @@ class Saver:
         """The last that was to be written to storage."""
         self.unwritten = ""
         """Why the last that this rank has written itself is not there."""
-        self._asked = self._taken = 0
-        """The newest step of this round that was to be saved, and that of which there is a snapshot."""
+        self.substitute = False
+        """It was not, but is in the place of one that was."""
+        self._asked = self._taken = self._left_out = 0
+        """The newest step of this round that was to be saved, that of which there is a snapshot, and that of
+        which there is none, as others were told."""
         self._want = Want()
         self._size = 0
         """Bytes of the slots that were asked for last."""
@@ -135,6 +138,8 @@ class Saver:
             if save.step == self._taken:
                 self._persist(save)
                 return
+            if save.step == self._left_out:  # others may have written over theirs
+                slots = None
         self._asked = save.step
         try:
             if slots is not None and self._snapshot(slots, share, save, state):
@@ -161,7 +166,7 @@ class Saver:
             return
         if self._slots is not None and self._slots.mark_persist(moment):
             self._keeping.tell(keeper.Held())
-            self.due, self.unwritten = moment, ""
+            self.due, self.unwritten, self.substitute = moment, "", False
         else:
             self._fails(save, GONE)
 
@@ -187,7 +192,7 @@ class Saver:
                 beliefs=share.beliefs,
             )
         )
-        self._taken, self.due = number, Moment(self._round, number)
+        self._taken, self.due, self.substitute = number, Moment(self._round, number), False
 
     def _fails(self, save: Save, why: str) -> None:
         """What was to be persisted is not; other ranks may wait for it."""
@@ -198,7 +203,8 @@ class Saver:
 
     def _leave_out(self, save: Save) -> None:
         """Others need not wait until theirs is whole."""
-        self._keeping.tell(keeper.Failed(step=save.step, reason=""))
+        self._left_out = save.step
+        self._keeping.tell(keeper.Skipped(step=save.step))
 
     def _snapshot(self, slots: Slots, share: Share, save: Save, state: Mapping[str, Any]) -> bool:
         """Into a slot; False where none is ready. Raises `NoMemory`."""
@@ -244,7 +250,7 @@ class Saver:
         self._keeping.drain()
         for moment, found in sorted(self._keeping.lost.items()):
             apart = found.apart and not self._planner.apart
-            if not found.reason or (moment in self._said | self.failed and not apart):
+            if moment in self._said | self.failed and not apart:
                 continue
             self._said.add(moment)
             self._planner.apart |= apart
@@ -289,6 +295,7 @@ class Saver:
         draft, persist = found
         if persist:  # from here on: it may be in the place of one that was due
             self.due, self.unwritten = Moment(self._round, save.step), ""
+            self.substitute = not save.persist
         with draft:
             chunks = fill(draft.image, self._threads)
             draft.commit(chunks, share.units.of(chunks), share.beliefs)

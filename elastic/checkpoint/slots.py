@@ -131,6 +131,7 @@ class Slots:
         self._views = [host.shared(fd) for fd in fds]
         self._preparing = [Lock() for _ in fds]
         self._prepared = [lane is not None and _known(view) for view in self._views]
+        self._awaited = [False] * len(fds)
         self._generation = 0
         self._closed = False
         for head in self._heads():
@@ -155,9 +156,23 @@ class Slots:
         """How many can be written without waiting for their pages."""
         return sum(self._prepared)
 
+    def leave_to_another(self) -> None:
+        """Another thread prepares each of them once: until then none is written that is not prepared."""
+        self._awaited = [not prepared for prepared in self._prepared]
+
+    def awaited(self, indices: Sequence[int]) -> bool:
+        """Whether another thread is still to prepare one of them."""
+        return any(self._awaited[index] for index in indices)
+
     def prepare(self, index: int) -> None:
         """Have all pages of a slot there, so that none is missing when it is written, which would be a
         SIGBUS. Raises `NoMemory`."""
+        try:
+            self._prepare(index)
+        finally:
+            self._awaited[index] = False
+
+    def _prepare(self, index: int) -> None:
         with self._preparing[index]:
             if self._prepared[index]:
                 return
@@ -208,12 +223,14 @@ class Slots:
     def begin(
         self, order: Sequence[int], stamp: Callable[[int], Stamp], image: Image
     ) -> Draft | None:
-        """The first slot of `order` that nobody reads, to be written; None where all are read. Those
-        whose pages are there come first.
+        """The first slot of `order` that nobody reads, to be written; None where all are read or awaited.
+        Those whose pages are there come first.
 
         stamp: makes one of a generation.
         """
         for index in sorted(order, key=lambda index: not self._prepared[index]):
+            if self._awaited[index]:
+                continue
             claimed = claims.claim(self._fds[index], exclusive=True)
             if claimed is None:
                 continue

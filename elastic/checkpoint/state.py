@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from elastic.checkpoint import typed_json
@@ -120,6 +121,30 @@ def unwrap(module: torch.nn.Module) -> tuple[torch.nn.Module, tuple[int, ...]]:
             return module, ranks
 
 
+def state_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Its `state_dict`, with its parameters themselves where that is torch's."""
+    if type(module).state_dict is torch.nn.Module.state_dict:
+        return module.state_dict(keep_vars=True)
+    return module.state_dict()
+
+
+def apart(module: torch.nn.Module, found: Mapping[str, Any]) -> set[str]:
+    """What of its `state_dict` is in no memory of its own, but made for that: to fill it changes nothing."""
+    own = {_memory(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    return {
+        key
+        for key, value in found.items()
+        if not key.endswith("_extra_state")
+        and not (isinstance(value, torch.Tensor) and (not value.numel() or _memory(value) in own))
+    }
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    with torch.no_grad():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.untyped_storage().data_ptr()
+
+
 def optimizers(value: Any) -> Iterator[torch.optim.Optimizer]:
     """Those in a state."""
     if isinstance(value, torch.optim.Optimizer):
@@ -202,9 +227,7 @@ class _Exporter:
 
     def _module(self, module: torch.nn.Module) -> dict[str, Any]:
         inner, ranks = unwrap(module)
-        plain = type(inner).state_dict is torch.nn.Module.state_dict  # not one of the script's own
-        found = inner.state_dict(keep_vars=True) if plain else inner.state_dict()
-        tree = {clean(key): value for key, value in found.items()}
+        tree = {clean(key): value for key, value in state_of(inner).items()}
         if ranks:
             for name in self._replicated[id(inner)].names:  # buffers are each rank's own
                 if name in tree:

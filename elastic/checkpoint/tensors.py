@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from elastic.checkpoint.image import MOST_DIMS, SIZES, Piece
 from elastic.proto.errors import CheckpointError
@@ -150,12 +151,36 @@ def _box(
     place = mesh.get_coordinate()
     if place is None:
         return tuple(extent), tuple(offset), ()
+    strided = {p.dim for p in placements if isinstance(p, _StridedShard)}
+    if not all(_consecutive(shape[dim], dim, mesh, placements, place) for dim in strided):
+        return (), (), ()
     index = tuple(
         slice(None) if placement.is_replicate() else coordinate
         for placement, coordinate in zip(placements, place, strict=True)
     )
     holders = tuple(sorted(mesh.mesh[index].flatten().tolist()))
     return tuple(extent), tuple(offset), holders
+
+
+def _consecutive(
+    size: int, dim: int, mesh: DeviceMesh, placements: tuple[Placement, ...], place: Sequence[int]
+) -> bool:
+    """Whether a piece has rows of a dim that follow one another, as it has where what is strided over one
+    dim of the mesh is split over another, too."""
+    rows = torch.arange(size)
+    for across, placement in enumerate(placements):
+        if getattr(placement, "dim", None) != dim:
+            continue
+        along = (
+            _StridedShard(0, split_factor=placement.split_factor)
+            if isinstance(placement, _StridedShard)
+            else Shard(0)
+        )
+        pieces, _ = along._split_tensor(
+            rows, mesh.size(across), with_padding=False, contiguous=True
+        )
+        rows = pieces[place[across]]
+    return bool((rows.diff() == 1).all())
 
 
 def _check(tensor: torch.Tensor, path: str) -> None:

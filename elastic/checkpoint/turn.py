@@ -15,7 +15,7 @@ from elastic.proto.slot import Stamp
 log = logging.getLogger(__name__)
 
 READER_TIME = 0.05
-"""Seconds until a slot that is being read is tried again: nobody tells of a reader's end."""
+"""Seconds until a slot that is being read or prepared is tried again: nobody tells of the end of that."""
 WHOLE_TIMEOUT = 60.0
 """Seconds that a save waits for the others' snapshots to be whole, or for a reader, before it is left out;
 the next ones do not wait until one has found a slot."""
@@ -61,7 +61,8 @@ class Turn:
                 if draft is not None:
                     self.blocked = ""
                     return draft, goes
-            left = deadline - monotonic()
+            comes = slots.awaited([*free, *late])  # what is prepared may be free before
+            left = READER_TIME if comes else deadline - monotonic()
             if left <= 0:
                 if not self.blocked:
                     self.blocked = READ if free or late else WHOLE
@@ -76,13 +77,9 @@ class Turn:
         moment, stored = content.moment, self._keeping.committed
         if moment is None:
             return content
-        lost = self._keeping.lost.get(moment)
-        if lost is not None and (lost.reason or not content.due):
-            return Content(moment=None)
         of_round = moment.round == self._round
         on_storage = of_round and stored is not None and moment <= stored
-        return replace(
-            content,
-            whole=content.whole or moment == self._keeping.whole or on_storage,
-            due=content.due and of_round and not on_storage,
-        )
+        whole = content.whole or moment == self._keeping.whole or on_storage
+        if not (whole or content.due) and self._keeping.left_out(moment):
+            return Content(moment=None)
+        return replace(content, whole=whole, due=content.due and of_round and not on_storage)

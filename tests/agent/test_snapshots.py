@@ -408,30 +408,31 @@ async def test_what_a_rank_has_failed_to_keep_is_told_to_all_ranks_until_it_has_
 
 
 @within(60)
-async def test_what_a_rank_leaves_out_is_told_to_all_once_until_another_fails() -> None:
+async def test_what_a_rank_leaves_out_is_told_to_all_once() -> None:
+    """However much there is of it, in as few words."""
     async with nodes(2) as (a, b):
         other = b.opens(2, world=3)
         ranks = [a.opens(local, world=3, local=local, of=2) for local in range(2)]
         await ranks[0].slots()
-        ranks[1].tell(keeper.Failed(step=6, reason=""))
-        assert await ranks[0].told(keeper.Lost) == keeper.Lost(round=1, step=6, reason="")
-        (found,) = (await a.says(lambda told: told.lost)).lost
-        assert (found.moment.step, found.reason) == (6, "")
-        said = len(a.said)
-        ranks[0].tell(keeper.Failed(step=6, reason=""))
-        ranks[0].tell(keeper.Failed(step=7, reason=""))
-        await a.says(lambda told: len(told.lost) == 2)
-        assert len(a.said) == said + 1, "what is no news is not said"
-        ranks[0].tell(keeper.Failed(step=6, reason="no space"))
-        told = await a.says(
-            lambda told: [one.reason for one in told.lost] == ["rank 0: no space", ""]
-        )
-        b.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, lost=told.lost))
-        heard = [await other.told(keeper.Lost) for _ in range(2)]
-        assert heard == [
-            keeper.Lost(round=1, step=6, reason="rank 0: no space"),
-            keeper.Lost(round=1, step=7, reason=""),
-        ]
+        for step in (6, 8, 40):
+            for rank in ranks:
+                rank.tell(keeper.Skipped(step=step))
+        told = await a.says(lambda told: [one.last for one in told.left_out] == [40])
+        assert [(one.round, one.first) for one in told.left_out] == [(1, 6)]
+        assert sum(bool(said.left_out) for said in a.said) == 3, "what is no news is not said"
+        heard = [await ranks[0].told(keeper.LeftOut) for _ in range(3)]
+        assert heard[-1] == keeper.LeftOut(spans=((1, 6, 40),))
+        b.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, left_out=told.left_out))
+        assert await other.told(keeper.LeftOut) == heard[-1]
+        ranks[0].save(0, 41)
+        ranks[0].tell(keeper.Skipped(step=42))
+        told = await a.says(lambda told: len(told.left_out) == 2)
+        assert [(one.first, one.last) for one in told.left_out] == [(6, 40), (42, 42)]
+        ranks[1].tell(keeper.Skipped(step=41))
+        await a.says(lambda told: [(one.first, one.last) for one in told.left_out] == [(6, 42)])
+        whole = pb.Moment(round=1, step=42)
+        a.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, whole=whole))
+        assert not a.snapshots.statements()[0].left_out, "it is of no use beside what is whole"
 
 
 @within(60)

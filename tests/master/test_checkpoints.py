@@ -19,7 +19,7 @@ from elastic.master.holdings import (
     Shard,
     sound,
 )
-from elastic.proto.moment import Moment
+from elastic.proto.moment import Moment, Span
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 LIFE = Incarnation(1)
@@ -102,15 +102,12 @@ def test_what_is_never_whole_on_one_node_is_told_to_all_of_its_round() -> None:
     assert not orders(forget(state, A, LIFE), 2, (A, B)).lost
 
 
-def test_what_a_rank_has_left_out_is_told_to_all_of_its_round() -> None:
-    """Unless another has failed to have it persisted, which has a reason, or it is written after all."""
-    at = Moment(1, 5)
-    state = heard(says(A, {(1, 5): holds(0)}), says(B, {}, lost={at: ""}))
-    assert orders(state, 1, (A, B)).lost == {at: ""}
-    failed = hear(state, says(A, {}, lost={at: "rank 0: no space"}))
-    assert orders(failed, 1, (A, B)).lost == {at: "rank 0: no space"}
-    written = hear(state, says(B, {(1, 5): holds(durable={1: FILE})}, lost={at: ""}))
-    assert not orders(written, 1, (A, B)).lost
+def test_what_ranks_have_left_out_is_told_to_all_until_something_newer_is_whole() -> None:
+    a = says(A, {(2, 7): holds(0)}, left_out=(Span(1, 1, 9), Span(2, 4, 6)))
+    b = says(B, {}, left_out=(Span(2, 6, 6), Span(2, 8, 8)))
+    assert orders(heard(a, b), 2, (A, B)).left_out == (Span(2, 4, 6), Span(2, 8, 8))
+    whole = hear(heard(a, b), replace(b, holdings={Moment(2, 7): holds(1)}))
+    assert orders(whole, 2, (A, B)).left_out == (Span(2, 8, 8),)
 
 
 def test_what_is_damaged_on_one_node_is_not_lost_while_another_has_it() -> None:

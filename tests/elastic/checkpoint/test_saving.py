@@ -300,6 +300,33 @@ def test_a_snapshot_that_is_void_is_not_taken_for_one_on_storage(machine: Machin
     assert machine.steps() == [3]
 
 
+def test_no_copy_waits_for_memory_while_there_are_two_slots(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third one's never comes; what is prepared is free once what was just saved is known as whole."""
+    populate: Callable[..., int] = host.populate
+    calls = 0
+    over = Event()
+
+    def populated(data: memoryview, *, write: bool, huge: bool = False) -> int:
+        nonlocal calls
+        calls += write
+        if write and calls > 2:
+            assert over.wait(10 * DEADLINE)
+        return populate(data, write=write, huge=huge)
+
+    monkeypatch.setattr(host, "populate", populated)
+    with machine.checkpoint(snapshot="stream") as checkpoint:
+        try:
+            for step in range(1, 12):
+                checkpoint.save(step, state(step), persist=step == 1)
+            assert checkpoint._saver.finish(DEADLINE)
+            assert not checkpoint.wait_ready(0, every=True)
+        finally:
+            over.set()
+    assert machine.loaded() == (11, [11.0] * 3)
+
+
 def test_a_void_snapshot_in_the_place_of_one_that_was_due_is_told_to_who_waits(
     machine: Machine,
 ) -> None:
