@@ -85,7 +85,7 @@ class Allotment:
     def _unwritten(self, known: Checkpoint, one: Slot) -> bool:
         """What it holds is still to go to storage."""
         snapshot = one.snapshot
-        if snapshot is None or not snapshot.stamp.persist:
+        if snapshot is None or not snapshot.stamp.persist or snapshot.moment <= known.stored:
             return False
         written = known.flushes.written.get(snapshot.moment)
         return written is None or snapshot.stamp.rank not in written.shards

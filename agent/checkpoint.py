@@ -143,6 +143,7 @@ class Checkpoint:
             self.whole, self.all_units = order.whole, order.all_units
         if order.HasField("committed") and moment_of(order.committed) > moment_of(self.committed):
             self.committed = order.committed
+            self.flushes.forget(moment_of(order.committed))
         self.elsewhere = {moment_of(one.moment): one.reason for one in order.lost}
         self.skipped_elsewhere = tuple(Span(s.round, s.first, s.last) for s in order.left_out)
         keep = frozenset(map(moment_of, order.keep)) or self.keep  # a new master may not know yet

@@ -373,10 +373,15 @@ class Flushes:
             self.put(task.moment, task.world_size, shard, message.value)
             written.committed |= message.committed
         newest = max((key for key in known if known[key].committed), default=None)
-        for old in sorted(known)[:-REMEMBERED]:
-            if newest is not None and old < newest:
-                del known[old]
+        if newest is not None:
+            self.forget(newest)
         self._changed()
+
+    def forget(self, committed: Key) -> None:
+        """What is older than that is needed no more, but for the last few."""
+        for old in sorted(self.written)[:-REMEMBERED]:
+            if old < committed:
+                del self.written[old]
 
     def kill(self) -> None:
         """End the process, at the end of this agent."""

@@ -69,7 +69,7 @@ class Loads:
             keeper.Bad(round=one.moment.round, step=one.moment.step, what=one.what)
             for one in order.damaged
         )
-        for client in clients:
+        for client in list(clients):  # an answer may end one
             if client.said is None or client.said.rank or client.look == order:
                 continue
             asked = client.round, client.load
@@ -95,7 +95,7 @@ class Loads:
             if answer.sources:
                 fds.append(memory_file(codec.dumps(sources).encode()))
                 undo.callback(os.close, fds[-1])
-            for client in clients:
+            for client in list(clients):
                 asked = client.round, client.load
                 if not client.question or asked != (answer.round, answer.load):
                     continue

@@ -71,6 +71,8 @@ class Checkpoint:
     """The newest; it stays that when a node goes, until it turns out that it cannot be loaded."""
     images: Mapping[Moment, int] = field(default_factory=dict[Moment, int])
     """How many there are of each, replicas included."""
+    marked: Mapping[Moment, int] = field(default_factory=dict[Moment, int])
+    """How many nodes have been told of each that it was whole."""
     due: Mapping[Moment, int] = field(default_factory=dict[Moment, int])
     """How many nodes have something of each that is to be written."""
     known: Moment | None = None
@@ -101,9 +103,20 @@ def hear(state: Checkpoint, said: Said) -> Checkpoint:
     for moment in sorted(said.holdings, reverse=True):
         if state.whole is not None and moment <= state.whole.moment:
             break
-        holding = said.holdings[moment]
-        enough = state.images.get(moment, 0) >= holding.world_size or holding.all_units
-        units = held.whole(held.of(state.said, moment)) if enough else 0
+        if state.images.get(moment, 0) >= said.holdings[moment].world_size:
+            units = held.whole(held.of(state.said, moment))
+            if units:
+                return replace(state, whole=Whole(moment=moment, units=units))
+    return state
+
+
+def _by_units(state: Checkpoint) -> Checkpoint:
+    """What was known as whole, and is, though some rank's image is gone: as a new master finds it. Once for
+    all that was heard, since it is looked for in all that all nodes have."""
+    for moment in sorted(state.marked, reverse=True):
+        if state.whole is not None and moment <= state.whole.moment:
+            break
+        units = held.whole(held.of(state.said, moment))
         if units:
             return replace(state, whole=Whole(moment=moment, units=units))
     return state
@@ -130,12 +143,14 @@ def forget(state: Checkpoint, node_id: NodeId, incarnation: Incarnation) -> Chec
 def _count(state: Checkpoint, before: Said | None, after: Said | None) -> Checkpoint:
     """What is told by thousands is counted as it comes, not each time anew."""
     images, due, asking = dict(state.images), dict(state.due), dict(state.asking)
+    marked = dict(state.marked)
     for said, sign in ((before, -1), (after, 1)):
         if said is None:
             continue
         for moment, holding in said.holdings.items():
             images[moment] = images.get(moment, 0) + sign * len(holding.ranks)
             due[moment] = due.get(moment, 0) + sign * holding.persist
+            marked[moment] = marked.get(moment, 0) + sign * bool(holding.all_units)
         if said.asks:
             load = said.asks, said.load
             asking[load] = asking.get(load, 0) + sign
@@ -143,6 +158,7 @@ def _count(state: Checkpoint, before: Said | None, after: Said | None) -> Checkp
         state,
         images={moment: count for moment, count in images.items() if count},
         due={moment: count for moment, count in due.items() if count},
+        marked={moment: count for moment, count in marked.items() if count},
         asking={load: count for load, count in asking.items() if count},
     )
 
@@ -155,6 +171,7 @@ def decide(
     number, members: the standing round and its nodes, the one with rank 0 first. ending: the ranks
     are stopping, so the newest that is whole goes to storage whether or not it was due.
     """
+    state = _by_units(state)
     state, needed, look, reason = _restore(state, number, members)
     if ending and state.whole is not None:
         needed = state.whole.moment
@@ -187,7 +204,14 @@ def lost(state: Checkpoint, number: int) -> dict[Moment, str]:
         for at, why in state.said[node_id].lost.items()
         if at.round == number
     }
-    return {at: why for at, why in reasons.items() if not held.writable(held.of(state.said, at))}
+    return {at: why for at, why in reasons.items() if is_lost(state, at)}
+
+
+def is_lost(state: Checkpoint, moment: Moment) -> bool:
+    """Whether somebody has nothing of it, and nobody has what is missing."""
+    return any(moment in said.lost for said in state.said.values()) and not held.writable(
+        held.of(state.said, moment)
+    )
 
 
 def _left_out(state: Checkpoint, number: int) -> tuple[Span, ...]:

@@ -119,7 +119,7 @@ def said(message: pb.Snapshots, node_id: NodeId, incarnation: Incarnation) -> Sa
     return Said(
         node_id=node_id,
         incarnation=incarnation,
-        holdings={moment(h.moment): _holding(h) for h in message.holdings[:MOST_HOLDINGS]},
+        holdings=_newest_holdings(message),
         asks=message.asks,
         wanted=message.wanted if message.HasField("wanted") else None,
         load=message.load,
@@ -132,6 +132,11 @@ def said(message: pb.Snapshots, node_id: NodeId, incarnation: Incarnation) -> Sa
         lost={moment(one.moment): one.reason[:MAX_TEXT] for one in message.lost[-MOST_LOST:]},
         left_out=tuple(Span(s.round, s.first, s.last) for s in message.left_out[-MOST_SPANS:]),
     )
+
+
+def _newest_holdings(message: pb.Snapshots) -> dict[Moment, Holding]:
+    newest = sorted(message.holdings, key=lambda one: moment(one.moment))[-MOST_HOLDINGS:]
+    return {moment(one.moment): _holding(one) for one in newest}
 
 
 def damaged(message: pb.Snapshots, checkpoint: str) -> Iterator[ev.Damaged]:

@@ -161,7 +161,7 @@ class Snapshots:
 
     def lost(self, name: str, moment: Moment) -> bool:
         """It is never whole; what is saved next may be."""
-        return moment in core.lost(self._checkpoints[name], moment.round)
+        return core.is_lost(self._checkpoints[name], moment)
 
     def review(self) -> None:
         """A round or the job has begun or ended, somebody went back, or something is damaged."""

@@ -73,7 +73,7 @@ def folder(step: int) -> str:
 def step_of(name: str) -> int | None:
     """The step whose folder has that name; None where it is something else's."""
     found = _STEP.fullmatch(name)
-    return int(found[1]) if found else None
+    return (int(found[1]) or None) if found else None  # step 0 is nothing
 
 
 def file(rank: int, world_size: int, round_: int, job: str) -> str:

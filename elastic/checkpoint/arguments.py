@@ -24,6 +24,14 @@ def whole(name: str, given: object) -> int:
     return number
 
 
+def step(given: object) -> int:
+    """One that can be written. Raises `CheckpointError`."""
+    number = whole("a step", given)
+    if number < 1:
+        raise CheckpointError(f"steps are counted from 1, so there is no step {number}")
+    return number
+
+
 def rule(name: str, given: object) -> int | None:
     """A number of 1 or more, or none. Raises `CheckpointError`."""
     if given is None:

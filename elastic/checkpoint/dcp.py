@@ -44,7 +44,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from elastic.checkpoint import files, manifests, tree, writing
+from elastic.checkpoint import arguments, files, manifests, tree, writing
 from elastic.checkpoint.connect import connect
 from elastic.checkpoint.image import SIZES, Piece
 from elastic.checkpoint.plan import Box, Held, index
@@ -105,9 +105,10 @@ class StorageWriter(interface.StorageWriter):
     def __init__(
         self, path: Location, step: int, *, storage_options: Mapping[str, Any] | None = None
     ) -> None:
-        """path: a folder, or a URL that fsspec knows, whose driver is given `storage_options`."""
+        """path: a folder, or a URL that fsspec knows, whose driver is given `storage_options`; step: from 1
+        on. Raises `CheckpointError`."""
         self._options = storage_options
-        self._storage, self._step = _connect(path, storage_options), step
+        self._storage, self._step = _connect(path, storage_options), arguments.step(step)
         self._coordinates = False
         self._values: set[MetadataIndex] = set()
         self._job = ""

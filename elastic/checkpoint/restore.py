@@ -160,7 +160,7 @@ class Restore:
     def apply(self, state: dict[str, Any], *, strict: bool) -> None:
         """Load all of `state`, or what `only` names of it. Raises `CheckpointError` for what is not
         there, if strict; the state is then as it was."""
-        found = collect(_in_place(state), self._place).parts
+        found = collect(self._in_place(state), self._place).parts
         self._check_only(state)
         known = {
             name: part
@@ -185,6 +185,35 @@ class Restore:
         for act in self._later:
             act()
         state.update(loaded)
+
+    def _in_place(self, state: Mapping[Any, Any], keys: _Keys = ()) -> dict[Any, Any]:
+        """What of a state has its tensors filled where they are; the rest is made anew."""
+        found: dict[Any, Any] = {}
+        for key, value in state.items():
+            if type(value) is dict:
+                found[key] = self._in_place(value, (*keys, key))
+            elif isinstance(value, torch.nn.Module | torch.Tensor) or self._fits(
+                value, (*keys, key)
+            ):
+                found[key] = value
+        return found
+
+    def _fits(self, value: Any, keys: _Keys) -> bool:
+        """Whether it is a list of tensors as it was saved, in number and shapes."""
+        if type(value) not in (list, tuple) or not value:
+            return False
+        if not all(isinstance(item, torch.Tensor) for item in value):
+            return False
+        saved = next(self._saved(keys), None)
+        return (
+            isinstance(saved, list | tuple)
+            and len(saved) == len(value)
+            and all(map(self._alike, value, saved))
+        )
+
+    def _alike(self, tensor: torch.Tensor, saved: Any) -> bool:
+        held = self._held.get(self._name(saved.name)) if isinstance(saved, _Saved) else None
+        return held is not None and held[0][1].shape == tuple(tensor.shape)
 
     def _wanted(self, name: str) -> bool:
         return self._only is None or any(_within(name, one) for one in self._only)
@@ -247,7 +276,7 @@ class Restore:
             self._load_module(value, saved, path)
         elif type(value) is dict:
             self._load_dict(value, saved, keys, names, strict)
-        elif isinstance(value, torch.Tensor):
+        elif isinstance(value, torch.Tensor) or self._fits(value, keys):
             pass  # filled in place
         elif not self._wanted(path):
             raise CheckpointError(
@@ -375,17 +404,6 @@ def _of_optimizer(tree: Any) -> bool:
 def _within(name: str, other: str) -> bool:
     """Whether it is that, or something in it."""
     return name == other or name.startswith((f"{other}.", f"{other}["))
-
-
-def _in_place(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a state has its tensors filled where they are; the rest is made anew."""
-    found: dict[str, Any] = {}
-    for key, value in state.items():
-        if type(value) is dict:
-            found[key] = _in_place(value)
-        elif isinstance(value, torch.nn.Module | torch.Tensor):
-            found[key] = value
-    return found
 
 
 def _paths(state: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

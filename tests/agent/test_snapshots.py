@@ -408,6 +408,21 @@ async def test_what_a_rank_has_failed_to_keep_is_told_to_all_ranks_until_it_has_
 
 
 @within(60)
+async def test_what_was_written_is_told_of_until_something_later_is_committed() -> None:
+    """Also by a node that commits nothing itself, but for the last few."""
+    async with nodes(1) as (a,):
+        rank = a.opens(0)
+        for step in range(1, 31):
+            rank.tell(keeper.Written(step=step, bytes=9, digest=5))
+        await a.says(lambda told: len(told.holdings) == 30)
+        for committed, left in ((20, range(20, 31)), (30, range(23, 31))):
+            at = pb.Moment(round=1, step=committed)
+            a.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, committed=at))
+            (told,) = a.snapshots.statements()
+            assert sorted(one.moment.step for one in told.holdings) == list(left)
+
+
+@within(60)
 async def test_what_a_rank_leaves_out_is_told_to_all_once() -> None:
     """However much there is of it, in as few words."""
     async with nodes(2) as (a, b):

@@ -34,9 +34,10 @@ def test_what_is_written_is_read() -> None:
     assert manifest.loads(manifest.dumps(MANIFEST).encode()) == MANIFEST
 
 
-@given(st.integers(0, 10**17))
+@given(st.integers(1, 10**17))
 def test_a_folder_names_its_step(step: int) -> None:
     assert manifest.step_of(manifest.folder(step)) == step
+    assert manifest.step_of(manifest.folder(0)) is None, "which is the beginning"
 
 
 @pytest.mark.parametrize(

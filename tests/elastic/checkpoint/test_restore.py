@@ -304,6 +304,84 @@ def test_every_value_comes_back() -> None:
     assert after["nested"]["t"] is kept, "filled in place"
 
 
+def test_a_list_of_tensors_is_filled_in_place_if_it_is_as_it_was() -> None:
+    def state(value: float, count: int = 2, size: int = 2) -> list[torch.Tensor]:
+        return [torch.full((size,), value) for _ in range(count)]
+
+    averages, more, larger, pair = state(0), state(0), state(0), (*state(0),)
+    before = {"a": state(1), "b": state(2, count=3), "c": state(3, size=3), "d": (*state(4),)}
+    after: dict[str, Any] = {"a": averages, "b": more, "c": larger, "d": pair}
+    restored(after, saved(before))
+    assert repr(after) == repr(before)
+    assert after["a"] is averages
+    assert (after["d"], len(more), len(larger)) == (pair, 2, 2)
+
+
+class _Casts(nn.Module):
+    """Its `state_dict` has copies, as that of one that keeps its weights in another form."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.full((3,), value))
+        self.seen = int(value)
+        self.register_state_dict_post_hook(self._cast)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _cast(module: Any, found: dict[str, Any], prefix: str, _: object) -> None:
+        found[f"{prefix}w"] = found[f"{prefix}w"].detach().double()
+
+
+class _Own(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.full((3,), value))
+        self.seen = int(value)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        found = {name: t.clone() for name, t in super().state_dict(*args, **kwargs).items()}
+        return {**found, "seen": self.seen}
+
+    def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
+        self.seen = state["seen"]
+        return super().load_state_dict({"w": state["w"]}, strict, assign)
+
+
+def test_what_a_modules_state_dict_makes_for_it_is_loaded_by_its_own_means() -> None:
+    def model(value: float) -> nn.ModuleDict:
+        return nn.ModuleDict({"casts": _Casts(value), "plain": nn.Linear(2, 2)})
+
+    new, own, old = model(0.0), _Own(0.0), model(7.0)
+    weight = new["plain"].weight
+    restored({"m": new, "o": own}, saved({"m": old, "o": _Own(8.0)}))
+    assert dict(new.named_parameters())["casts.w"].tolist() == [7, 7, 7]
+    assert weight is new["plain"].weight
+    assert torch.equal(weight, old["plain"].weight)  # type: ignore[arg-type]
+    assert (own.w.tolist(), own.seen) == ([8, 8, 8], 8)
+
+
+def test_an_optimizer_whose_parameters_all_have_other_names_is_refused() -> None:
+    def run() -> tuple[nn.Linear, torch.optim.Optimizer]:
+        model = nn.Linear(2, 1)
+        return model, torch.optim.Adam(model.parameters())
+
+    (model, optimizer), (_, new) = run(), run()
+    torch.autograd.backward(model(torch.ones(1, 2)).sum())
+    optimizer.step()
+    with pytest.raises(
+        CheckpointError, match=r"o: its parameters are called 'parameter 0' .* 'm\.w"
+    ):
+        restored({"o": new}, saved({"m": model, "o": optimizer}))
+
+
+def test_what_another_rank_has_tied_is_not_here() -> None:
+    shared = torch.ones(2)
+    own = saved({"x": torch.full((2,), 5.0), "y": torch.full((2,), 6.0)})
+    for other in ({"x": shared, "y": shared}, {"y": shared, "x": shared}):
+        state = {"x": torch.zeros(2), "y": torch.zeros(2)}
+        restored(state, own, saved(other, "rank 1"))
+        assert (state["x"].tolist(), state["y"].tolist()) == ([5, 5], [6, 6])
+
+
 def test_conjugates_and_other_strides_are_filled() -> None:
     x = torch.complex(torch.arange(6.0), torch.ones(6)).view(2, 3)
     state = {"x": torch.zeros(3, 2, dtype=torch.complex64).t().conj()}
