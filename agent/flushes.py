@@ -83,6 +83,8 @@ class Flushes:
         """How many were in vain: each is told to those who wait."""
         self._said: set[str] = set()
         """Complaints that were logged since the last commit."""
+        self._beside: set[str] = set()
+        """Other jobs that save to the same checkpoint, as was said."""
         self._quiet: asyncio.TimerHandle | None = None
         """The flusher says nothing: it hangs, or has nothing to do."""
         self._tasks: dict[int, _Task] = {}
@@ -365,6 +367,7 @@ class Flushes:
             written.committed = True
             self._lost = keeper.Stalled()
             self._said.clear()
+            self._warn_of(message.beside)
             then = "is on storage" if message.committed else "came late: a newer one is on storage"
             log.info("checkpoint %s: step %d %s", self._checkpoint, task.moment[1], then)
             self._delete(task.moment)
@@ -376,6 +379,15 @@ class Flushes:
         if newest is not None:
             self.forget(newest)
         self._changed()
+
+    def _warn_of(self, job: str) -> None:
+        """Once."""
+        if job and job not in self._beside:
+            self._beside.add(job)
+            log.warning(
+                "checkpoint %s: another job (%s) saves here too, and each takes the place of the other's "
+                "steps: give each a path of its own", self._checkpoint, job[:8],
+            )  # fmt: skip
 
     def forget(self, committed: Key) -> None:
         """What is older than that is needed no more, but for the last few."""

@@ -94,6 +94,8 @@ class Done:
     committed: bool = False
     """All of its moment is: there is a manifest that says so; of a `Commit`, none where there is one of a
     later moment already."""
+    beside: str = ""
+    """Of a `Commit`: another job that commits to the same checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

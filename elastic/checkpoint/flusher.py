@@ -148,7 +148,8 @@ def _told(end: socket.socket, number: int, pieces: Iterator[memoryview]) -> Iter
 def _commit(storage: Storage, message: Commit, fd: int) -> Done:
     """A manifest, unless another life of the agent has had it written. Raises OSError."""
     told = manifest.loads(os.pread(fd, os.fstat(fd).st_size, 0))
-    return Done(id=message.id, committed=manifests.commit(storage, told))
+    committed = manifests.commit(storage, told)
+    return Done(id=message.id, committed=committed.done, beside=committed.beside)
 
 
 def _look(storage: Storage, message: Look) -> Found:

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import NamedTuple
 
 from elastic.checkpoint.storage import LOOKS, Storage, words
 from elastic.proto import manifest
@@ -64,9 +65,16 @@ def sound(storage: Storage, step: int) -> Manifest | None:
         return None
 
 
-def commit(storage: Storage, told: Manifest) -> bool:
+class Committed(NamedTuple):
+    done: bool
+    """The files are a step."""
+    beside: str = ""
+    """Another job that has committed since this one last did: both save here at once."""
+
+
+def commit(storage: Storage, told: Manifest) -> Committed:
     """Make written files a step, the newest, unless a later moment of the job is one already: whoever was
-    slow makes nothing older the newest. Whether they are a step.
+    slow makes nothing older the newest.
 
     told: its sequence is found here; its round is 0 where no job keeps it. Raises OSError, also where a
     manifest cannot be looked at: it may have the number that this one would get.
@@ -85,11 +93,13 @@ def commit(storage: Storage, told: Manifest) -> bool:
         steps = [step for step, names in listing.items() if manifest.NAME in names]
         known = [one for one in pool.map(look, steps) if one is not None]
     same = [one.moment for one in known if one.job == told.job]
+    newest = max(known, key=lambda one: one.order, default=told)
+    beside = newest.job if same and newest.job != told.job else ""
     if told.moment in same:
-        return True
+        return Committed(True, beside)
     if told.round and max(same, default=told.moment) > told.moment:
-        return False
+        return Committed(False, beside)
     told = replace(told, sequence=1 + max((one.sequence for one in known), default=0))
     over = manifest.NAME in listing.get(told.step, ())
     storage.publish(told.step, manifest.NAME, manifest.dumps(told).encode(), over=over)
-    return True
+    return Committed(True, beside)

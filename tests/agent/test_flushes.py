@@ -20,11 +20,13 @@ import pytest
 from elastic.agent import flushes, side_process
 from elastic.agent.flushes import Flushes
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
+from elastic.checkpoint.folder import Folder
 from elastic.proto import manifest, slot, sums
 from elastic.proto import master_pb2 as pb
 from elastic.proto.security import Security
 from elastic.proto.sums import Chunk
 from elastic.proto.terms import Retention, Terms
+from tests.elastic.checkpoint.shards import commit
 
 DEADLINE = 150.0
 MOMENT = (3, 7)
@@ -600,6 +602,23 @@ def test_a_python_that_cannot_be_started_is_tried_again(
             script.rename(python)
             await here.done()
             assert (here.path / one.name).read_bytes() == one.image
+
+    run(test())
+
+
+def test_another_job_that_saves_to_the_same_folder_is_said_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        storage = Folder(tmp_path)
+        commit(storage, 1, sequence=1)  # by one before
+        async with node(tmp_path) as here:
+            shard = pb.Shard(rank=0, bytes=1, digest=2)
+            with listening() as said:
+                for step in range(2, 5):
+                    here.commit(shard, moment=(1, step))
+                    await here.done()
+                    assert len(said.lines) == (step > 2), "before our first it was its turn"
+                    commit(storage, 10 + step, sequence=10 * step)
+            assert "another job (jjjjjjjj) saves here too" in said.lines[0]
 
     run(test())
 

@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from elastic.checkpoint import copy_cpu, lanes
 from elastic.checkpoint.behind import Behind, Copy, steady
@@ -133,6 +137,31 @@ def test_a_change_by_something_else_makes_a_streamed_snapshot_void(
     behind.submit(copy, lambda: run.run(image, copy))
     assert behind.finish()
     run.check(image, run.images[-1], before)
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield DeviceMesh("cpu", torch.arange(2))
+    dist.destroy_process_group()
+
+
+def test_a_dtensor_that_something_else_than_an_optimizer_changes_is_kept_at_once(
+    behind: Behind, mesh: DeviceMesh
+) -> None:
+    """An average of weights, say: torch counts no change of its piece."""
+    behind.path = "stream"
+    run = Run(behind)
+    ones = distribute_tensor(torch.ones(8, 2), mesh, [Shard(0)], src_data_rank=None)
+    average = nn.ParameterList([nn.Parameter(ones)])
+    run.state["average"] = average
+    image, copy = run.take()
+    with torch.no_grad():
+        torch._foreach_lerp_([*average], [torch.zeros_like(ones)], 0.25)
+    run.run(image, copy)
+    at = image.starts["average.0"]
+    kept = torch.frombuffer(run.images[-1][at : at + 32], dtype=torch.float32)
+    assert kept.tolist() == [1.0] * 8
 
 
 def test_what_no_optimizer_changes_is_kept_at_once(behind: Behind) -> None:

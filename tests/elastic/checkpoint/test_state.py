@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from elastic.checkpoint.image import SIZES
@@ -178,6 +179,20 @@ def test_partial_sums_are_refused(rank_five_of_eight: Place) -> None:
     tensor = DTensor.from_local(torch.ones(2), mesh, [Partial()])
     with pytest.raises(CheckpointError, match=r"^x is a DTensor with a partial sum"):
         collect({"x": tensor}, rank_five_of_eight)
+
+
+def test_rows_that_do_not_follow_one_another_are_refused(rank_five_of_eight: Place) -> None:
+    """Strided over one dim of the mesh, they only make a box where another splits them."""
+    mesh = DeviceMesh("cpu", torch.arange(8).view(2, 4), mesh_dim_names=("dp", "tp"))
+    x = torch.arange(32.0).view(16, 2)
+    both = (_StridedShard(0, split_factor=4), Shard(0))
+    tensor = distribute_tensor(x, mesh, both, src_data_rank=None)
+    part = collect({"x": tensor}, rank_five_of_eight).parts["x"]
+    (first,), (rows,) = part.piece.offset[:1], part.piece.extent[:1]
+    assert torch.equal(part.tensor, x[first : first + rows])
+    alone = distribute_tensor(x, mesh, (both[0], Replicate()), src_data_rank=None)
+    with pytest.raises(CheckpointError, match=r"^x is a DTensor whose piece is no box"):
+        collect({"x": alone}, rank_five_of_eight)
 
 
 def test_ddp_keeps_parameters_and_their_optimizer_equal_but_no_buffers(
