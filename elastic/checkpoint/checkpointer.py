@@ -352,10 +352,14 @@ class Checkpointer:
     def close(self) -> None:
         """Wait for the snapshot that is under way, and give slots and keeper back; the snapshots stay.
 
-        Raises `CheckpointError` for what went wrong with the last ones.
+        Raises `CheckpointError` for what went wrong with the last ones, and where their keeper is gone before
+        what was to be on storage is.
         """
         try:
             self._saver.close()
+            due, committed = self._saver.due, self._keeping.committed
+            if self._keeping.open and due is not None and due > (committed or Moment(0, 0)):
+                self._keeping.drain()  # raises where it is gone
         finally:
             self._keeping.close()
 

@@ -170,6 +170,10 @@ class Keeping:
         else:
             descriptors.close(fds)
 
+    @property
+    def open(self) -> bool:
+        return self._end.fileno() >= 0
+
     def close(self, why: str = "this Checkpointer is closed") -> None:
         self._end.close()
         self._gone = why

@@ -9,6 +9,7 @@ from threading import Event
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -137,6 +138,25 @@ def test_a_snapshot_that_is_gone_is_not_made_up_for_by_a_later_state(machine: Ma
             checkpoint.wait(DEADLINE)
         assert lost(checkpoint, 3).startswith("rank 0: its snapshot is gone")
     assert machine.loaded() == (3, [3.0] * 3), "by the end of the job"
+
+
+def test_a_keeper_that_is_gone_before_what_is_due_is_on_storage_is_missed_at_the_end(
+    machine: Machine,
+) -> None:
+    """Nobody else would say it; what it had in memory alone is nobody's loss."""
+    machine.path.write_text("in the way")
+    checkpoint = Checkpointer(machine.path)
+    checkpoint.save(1, state(1), persist=True)
+    (keeper,) = (
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if f"elastic-keeper {machine.path}" in " ".join(process.info["cmdline"] or ())
+    )
+    keeper.kill()
+    psutil.wait_procs([keeper], DEADLINE)
+    with pytest.raises(CheckpointError, match="is gone"):
+        checkpoint.close()
+    checkpoint.close()
 
 
 # --- memory --------------------------------------------------------------------------------------
