@@ -50,6 +50,8 @@ class Entry:
 def read(folder: Path) -> tuple[list[Entry], dict[str, Route]]:
     """What is in it, and where in the state. Raises OSError, `NotFound`, `CheckpointError`."""
     file = folder / NAME
+    if file.exists() and not file.is_file():  # a pipe would wait
+        raise CheckpointError(f"{file} is no metadata of DCP: it is no file")
     try:
         with open(file, "rb") as opened:
             return _entries(_Unpickler(opened).load())

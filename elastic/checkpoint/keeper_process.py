@@ -33,6 +33,7 @@ from elastic.proto.keeper_process import (
     Start,
     Welcome,
 )
+from elastic.proto.limits import lift_open_files
 from elastic.proto.security import Security
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ def main(args: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="elastic-keeper: %(message)s")
+    lift_open_files()  # the rank's limit may be low, and each slot takes some
     asyncio.run(_run(start))
 
 
