@@ -2,11 +2,12 @@
 the master, and shown to the ranks of the next round."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from elastic.agent import statement, uneven
 from elastic.agent.allotment import Allotment
@@ -298,6 +299,7 @@ class Snapshots:
         known.pending = order.pending
         self._news.set()
         known.flush = list(order.flush)
+        _mark_due(known)
         self._flush(order.checkpoint, known)
         for commit in order.commits:
             known.flushes.commit(self._job(), commit)
@@ -428,13 +430,32 @@ def _straight(said: keeper.Open, at: Moment, message: keeper.Written) -> uneven.
     )  # fmt: skip
 
 
+def _mark_due(known: Checkpoint) -> None:
+    """Note in slots that they are to go to storage, before their ranks hear of anything newer: what takes the
+    place of a step that was due is due on the rank alone that has written over that."""
+    wanted = {(moment_of(order.moment), rank) for order in known.flush for rank in order.ranks}
+    for one, found in known.slots.held() if wanted else ():
+        if (found.moment, found.stamp.rank) in wanted and not found.stamp.persist:
+            with _claimed(one, found.moment) as still:
+                if still:
+                    slot.mark_persist(one.view)
+
+
 def _mark(one: Slot, moment: Moment, all_units: int) -> None:
     """Note that the moment is whole, if the slot still holds it."""
+    with _claimed(one, moment) as still:
+        if still:
+            slot.mark_whole(one.view, all_units)
+
+
+@contextlib.contextmanager
+def _claimed(one: Slot, moment: Moment) -> Iterator[bool]:
+    """Whether the slot still holds that, as it does for as long as this lasts."""
     claim = slot.claim(one.fd, exclusive=False)
     if claim is None:
+        yield False
         return
     try:
-        if one.moment == moment:
-            slot.mark_whole(one.view, all_units)
+        yield one.moment == moment
     finally:
         os.close(claim)

@@ -408,6 +408,29 @@ async def test_what_a_rank_has_failed_to_keep_is_told_to_all_ranks_until_it_has_
 
 
 @within(60)
+async def test_what_is_to_go_to_storage_is_so_on_every_rank_before_it_hears_of_anything_newer() -> (
+    None
+):
+    """On one of them it took the place of a step that was due."""
+    async with nodes(1) as (a,):
+        ranks = [a.opens(local, world=2, local=local, of=2) for local in range(2)]
+        for rank in ranks:
+            await rank.slots()
+        ranks[0].save(0, 6, persist=True)
+        ranks[1].save(0, 6)
+        ranks[1].save(1, 7)
+        await a.says(a.holds(SIX, 0, 1))
+        flush = [pb.Flush(moment=pb.Moment(round=1, step=6), ranks=[0, 1])]
+        whole = pb.Moment(round=1, step=7)
+        a.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, flush=flush, whole=whole))
+        for rank, due in zip(ranks, ([True], [True, False]), strict=True):
+            await rank.told(keeper.Whole)
+            views = [memoryview(mmap.mmap(fd, 0)) for fd in rank.fds[: len(due)]]
+            held = [slot.look(view) for view in views]
+            assert [one.stamp.persist for one in held if one is not None] == due
+
+
+@within(60)
 async def test_what_was_written_is_told_of_until_something_later_is_committed() -> None:
     """Also by a node that commits nothing itself, but for the last few."""
     async with nodes(1) as (a,):

@@ -74,9 +74,13 @@ class Rank(NamedTuple):
         rest = self.held[:index] + self.held[index + 1 :]
         return self._replace(held=tuple(sorted([*rest, one])))
 
-    def hear(self, whole: Moment) -> "Rank":
-        held = tuple(one._replace(whole=one.whole or one.moment == whole) for one in self.held)
-        return self._replace(held=held, told=whole)
+    def hear(self, whole: Moment, due: set[Moment]) -> "Rank":
+        """That it is whole; before that its agent notes what is to go to storage for any rank."""
+        held = tuple(
+            one._replace(whole=one.whole or one.moment == whole, due=one.due or one.moment in due)
+            for one in self.held
+        )
+        return self._replace(held=tuple(sorted(held)), told=whole)
 
     def hear_stored(self, stored: Moment) -> "Rank":
         held = tuple(
@@ -191,7 +195,7 @@ def saves(at: World, extent: Extent, rank: Rank) -> Iterator[Rank]:
 def hears(at: World, extent: Extent, rank: Rank, common: set[Moment]) -> Iterator[Rank]:
     for moment in at.whole:
         if moment > rank.told:
-            yield rank.hear(moment)
+            yield rank.hear(moment, common & at.due())
     for moment in (at.left & rank.moments()) - rank.left:
         yield rank._replace(left=rank.left | {moment})
     if rank.pinned != NONE:  # a flush ends, or goes on for as long as it likes
@@ -212,13 +216,15 @@ def check(at: World, extent: Extent) -> None:
         assert max(common) >= told, f"what all were told of is lost: {at}"
     last = min(at.ranks, key=lambda rank: rank.step)
     if at.whole and max(at.whole) > last.told:
-        last = last.hear(max(at.whole))
+        last = last.hear(max(at.whole), common & at.due())
     last = last._replace(left=at.left & last.moments())
     free = last.choices(at.round, at.loaded)
     assert free, f"the last one waits for nobody: {at}"
     due = [one.moment for rank in at.ranks for one in rank.held if one.due]
     goes = any(moment == NONE or moment >= at.owed for moment in due)
     assert at.owed == NONE or goes, f"nothing goes to storage in its place: {at}"
+    if at.owed != NONE and all(rank.step == extent.steps for rank in at.ranks):
+        assert any(moment >= at.owed for moment in common & at.due()), f"nothing can: {at}"
 
 
 def explore(extent: Extent) -> int:
@@ -256,6 +262,7 @@ def explore(extent: Extent) -> int:
         Extent(slots=3, steps=3, rounds=1, ranks=3, skips=True),
         Extent(slots=3, steps=4, rounds=2, due=2),
         Extent(slots=3, steps=5, rounds=1, due=3, skips=True),
+        pytest.param(Extent(slots=3, steps=11, rounds=1, due=6), marks=pytest.mark.soak),
         pytest.param(Extent(slots=3, steps=3, rounds=2, ranks=3), marks=pytest.mark.soak),
         pytest.param(
             Extent(slots=4, steps=6, rounds=1, due=3, skips=True, loaded=True),
