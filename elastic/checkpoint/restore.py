@@ -319,8 +319,9 @@ class Restore:
             if clean(key) in saved and self._wanted(f"{path}.{clean(key)}")
         }
         if made:
-            rest = {key: found[key] for key in found if not key.endswith("_extra_state")}
-            self._later.append(partial(inner.load_state_dict, rest | made, strict=False))
+            plain = type(inner).load_state_dict is torch.nn.Module.load_state_dict
+            options = {"strict": False} if plain else {}  # which a script's own may not know
+            self._later.append(partial(inner.load_state_dict, found | made, **options))
         for name, part in inner.named_modules():
             key = f"{name}._extra_state" if name else "_extra_state"
             if key in saved and self._wanted(f"{path}.{key}"):
