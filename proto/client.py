@@ -28,7 +28,7 @@ _CHANNEL = [
     ("grpc.max_receive_message_length", MAX_ANSWER),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # as long as one try to connect may take
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
