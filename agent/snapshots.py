@@ -143,13 +143,11 @@ class Snapshots:
             case keeper.Failed():
                 at = Moment(client.round, message.step)
                 if known.fail(at, client.said.rank, message.reason):
-                    for other in list(known.clients):
-                        self._inform(other)
+                    self._inform_all(known)
                     self._tell(known.name)
             case keeper.Skipped():
                 if known.skip(Moment(client.round, message.step), client.said.rank):
-                    for other in list(known.clients):
-                        self._inform(other)
+                    self._inform_all(known)
                     self._tell(known.name)
             case keeper.Shed():
                 self._allotment.shed(known, client.said)
@@ -205,8 +203,7 @@ class Snapshots:
 
     def _look_for_holes(self, known: Checkpoint, round_: int) -> None:
         if known.find_holes(round_):
-            for client in list(known.clients):
-                self._inform(client)
+            self._inform_all(known)
 
     # --- the end of a round that is planned (master/leaving.py) ----------------------------------
 
@@ -218,8 +215,7 @@ class Snapshots:
         if order.round != known.leaving.round:
             known.leaving = Leaving(order.round)
         known.leaving.order = order
-        for client in list(known.clients):
-            self._inform(client)
+        self._inform_all(known)
         self._tell_stand(order.checkpoint, known)
 
     def release(self, number: int) -> None:
@@ -227,8 +223,7 @@ class Snapshots:
         for known in self._checkpoints.values():
             if known.leaving.round == number:
                 known.leaving.order = pb.Leave(order=known.leaving.order.order)
-                for client in list(known.clients):
-                    self._inform(client)
+                self._inform_all(known)
 
     def stands(self) -> list[pb.Stand]:
         """All that this node has to say of it."""
@@ -274,6 +269,10 @@ class Snapshots:
         if client.tell(newest):
             self._mark_whole(known, known.slots.own.get(client.said.local_rank, []))
 
+    def _inform_all(self, known: Checkpoint) -> None:
+        for client in list(known.clients):  # who is cut off is gone from there
+            self._inform(client)
+
     def _mark_whole(self, known: Checkpoint, slots: Iterable[Slot]) -> None:
         """Note in slots that hold the newest whole moment that they do."""
         for one in slots:
@@ -311,8 +310,7 @@ class Snapshots:
                 self._mark_whole(known, known.slots.own[local])
         if whole or kept:
             self._allotment.forget_spent(known)
-        for client in list(known.clients):
-            self._inform(client)
+        self._inform_all(known)
         if order.HasField("restore"):
             known.answer = order.restore
             here = [one for one in known.slots if one.moment == moment_of(order.restore.moment)]
@@ -376,8 +374,7 @@ class Snapshots:
         """The flusher is done with something, or cannot do it."""
         known = self._of(checkpoint)
         self._news.set()
-        for client in list(known.clients):
-            self._inform(client)
+        self._inform_all(known)
         done = known.flushes.written
         known.flush = [
             order

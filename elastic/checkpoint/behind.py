@@ -22,7 +22,7 @@ from elastic.checkpoint import copy_cpu, host, lanes
 from elastic.checkpoint.image import Image
 from elastic.checkpoint.lanes import Lane
 from elastic.checkpoint.slots import PART, GivenBack, Slots
-from elastic.checkpoint.state import modules, optimizers
+from elastic.checkpoint.state import memory, modules, optimizers
 from elastic.proto import slot, sums
 from elastic.proto.sums import Chunk
 
@@ -103,7 +103,7 @@ class Copy:
         """Have training wait before an optimizer changes what is not copied yet."""
         if self.read.is_set() or not self._watched:
             return
-        numbers = (self._by_memory.get(memory, -1) for memory in map(_memory, _tensors(optimizer)))
+        numbers = (self._by_memory.get(memory, -1) for memory in map(memory, _tensors(optimizer)))
         last = max(numbers, default=-1)
         with self._lock:
             if last <= self._passed or self.read.is_set():
@@ -205,7 +205,7 @@ class Behind:
             straight = {
                 name: tensor
                 for name, tensor in named.items()
-                if _memory(tensor) in unchanged and name not in self._cloned and _plain(tensor)
+                if memory(tensor) in unchanged and name not in self._cloned and _plain(tensor)
             }
             moves = [
                 (image.starts[name], _bytes(tensor, clone=name not in straight))
@@ -335,13 +335,13 @@ def steady(state: Mapping[str, Any]) -> set[int]:
     """The memory of what only optimizers change, or torch counts the changes of: parameters, and the
     optimizers' own state. No operation on a DTensor counts as a change of its piece."""
     found = {
-        _memory(parameter)
+        memory(parameter)
         for _, module in modules(state)
         for parameter in module.parameters()
         if not isinstance(parameter, DTensor)
     }
     for optimizer in optimizers(dict(state)):
-        found.update(map(_memory, _tensors(optimizer)))
+        found.update(map(memory, _tensors(optimizer)))
     return found
 
 
@@ -360,12 +360,6 @@ def _in_order(
 ) -> Iterable[tuple[str, torch.Tensor]]:
     """As they lie in the image."""
     return sorted(tensors.items(), key=lambda item: image.starts[item[0]])
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    with torch.no_grad():
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.untyped_storage().data_ptr()
 
 
 def _plain(tensor: torch.Tensor) -> bool:

@@ -221,7 +221,7 @@ def from_dcp(path: str, dest: str, step: int, options: Options = None) -> str:
     """
     source = _local(path)
     entries, routes = foreign.read(source)
-    if (_local(dest, url=True) / foreign.NAME).exists():
+    if Path(dest, foreign.NAME).exists():
         raise CheckpointError(f"{dest} is a folder of DCP: name another")
     storage = connect(canonical(dest), json.dumps(dict(options or {})))
     if manifests.committed(storage, step) is not None:
@@ -257,7 +257,7 @@ def from_dcp(path: str, dest: str, step: int, options: Options = None) -> str:
 
 def _check_whole(path: str, pieces: Sequence[Piece]) -> None:
     """Raises `CheckpointError` where a tensor is not made up by its pieces."""
-    wholes = {p.name: replace(p, offset=(0,) * len(p.shape), extent=p.shape) for p in pieces}
+    wholes = {piece.name: piece.logical for piece in pieces}
     wanted = [whole for whole in wholes.values() if 0 not in whole.shape]
     _, missing = plan.plan(wanted, plan.index([(0, pieces)]))
     if missing:
@@ -323,9 +323,9 @@ def _folder(dest: str) -> Iterator[Path]:
         raise
 
 
-def _local(path: str, *, url: bool = False) -> Path:
-    """Raises `CheckpointError` for a URL, unless `url`."""
-    if "://" in path and not url:
+def _local(path: str) -> Path:
+    """Raises `CheckpointError` for a URL."""
+    if "://" in path:
         raise CheckpointError(
             f"{path} is a URL, and this has to be a folder: copy it from or to one"
         )

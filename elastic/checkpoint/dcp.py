@@ -323,8 +323,7 @@ class StorageReader(interface.StorageReader):
         name = self._ties.get(name, name)
         if name not in self._held:
             return None
-        first = self._held[name][0][1]
-        whole = replace(first, offset=(0,) * len(first.shape), extent=first.shape)
+        whole = self._held[name][0][1].logical
         try:
             reads, missing = plan_reads([whole], self._held)
         except CheckpointError:  # another rank's of the name is no part of it

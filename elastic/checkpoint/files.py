@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from elastic.checkpoint import manifests, plan
-from elastic.checkpoint.image import Piece, header_bytes, parse
+from elastic.checkpoint.image import header_bytes, parse
 from elastic.checkpoint.source import Source
 from elastic.checkpoint.storage import LOOKS, Storage, lasting, words
 from elastic.proto import manifest, sums
@@ -55,15 +55,8 @@ def covered(sources: list[Source]) -> bool:
     if not names or not names <= held.keys():
         return False
     wholes = (held[name][0][1] for name in names)
-    _, missing = plan.plan((_whole(piece) for piece in wholes if 0 not in piece.shape), held)
+    _, missing = plan.plan((piece.logical for piece in wholes if 0 not in piece.shape), held)
     return not missing
-
-
-def _whole(piece: Piece) -> Piece:
-    return Piece(
-        name=piece.name, dtype=piece.dtype, shape=piece.shape, offset=(0,) * len(piece.shape),
-        extent=piece.shape,
-    )  # fmt: skip
 
 
 def older(storage: Storage, step: int) -> str:

@@ -17,7 +17,7 @@ whose image it may be: a digest for each name, equal where what they held was.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic.proto import sums, version
@@ -82,6 +82,11 @@ class Piece:
     @property
     def whole(self) -> bool:
         return self.shape == self.extent
+
+    @property
+    def logical(self) -> "Piece":
+        """The tensor that it is of, as one box."""
+        return replace(self, offset=(0,) * len(self.shape), extent=self.shape)
 
 
 Span = tuple[str, int, int]

@@ -130,16 +130,17 @@ def state_of(module: torch.nn.Module) -> dict[str, Any]:
 
 def apart(module: torch.nn.Module, found: Mapping[str, Any]) -> set[str]:
     """What of its `state_dict` is in no memory of its own, but made for that: to fill it changes nothing."""
-    own = {_memory(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    own = {memory(tensor) for tensor in (*module.parameters(), *module.buffers())}
     return {
         key
         for key, value in found.items()
         if not key.endswith("_extra_state")
-        and not (isinstance(value, torch.Tensor) and (not value.numel() or _memory(value) in own))
+        and not (isinstance(value, torch.Tensor) and (not value.numel() or memory(value) in own))
     }
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def memory(tensor: torch.Tensor) -> int:
+    """Where the storage begins that it, or its piece, lies in."""
     with torch.no_grad():
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.untyped_storage().data_ptr()

@@ -55,12 +55,23 @@ class Slot:
             job="j", step=at.step, round=at.round, rank=rank, world_size=2,
             generation=self.generation,
         )  # fmt: skip
-        claim = slot.claim(self.fd, exclusive=True)
-        assert claim is not None
+        claim = self.claimed()
         writing = slot.Writing(self.view, stamp, len(data) + sums.ENTRY * len(chunks), len(chunks))
         writing.image[: len(data)] = data
         writing.commit(chunks, (7, 8))
         os.close(claim)
+
+    def claimed(self) -> int:
+        """For writing, once whoever reads it is done: a reader has the last byte before that."""
+        held: list[int] = []
+
+        def free() -> bool:
+            claim = slot.claim(self.fd, exclusive=True)
+            held.extend([] if claim is None else [claim])
+            return bool(held)
+
+        wait_until(free)
+        return held[0]
 
     def put(self, image: bytes, rank: int) -> None:
         """A whole image, with its own table."""
@@ -175,6 +186,12 @@ def full(serving: Courier) -> Iterator[tuple[Slot, bytes]]:
     os.close(one.fd)
 
 
+@pytest.fixture
+def peer(serving: Courier, full: tuple[Slot, bytes]) -> Iterator[Peer]:
+    with contextlib.closing(Peer(serving.address(), None)) as made:
+        yield made
+
+
 def wait_until(seen: Callable[[], bool]) -> None:
     """Each look is a request that is answered."""
     deadline = time.monotonic() + 150
@@ -185,21 +202,18 @@ def wait_until(seen: Callable[[], bool]) -> None:
 # --- serving -------------------------------------------------------------------------------------
 
 
-def test_ranges_of_a_slot_are_what_it_holds(serving: Courier, full: tuple[Slot, bytes]) -> None:
+def test_ranges_of_a_slot_are_what_it_holds(peer: Peer, full: tuple[Slot, bytes]) -> None:
     one, data = full
-    peer = Peer(serving.address(), None)
     _, found, chunks = head(peer)
     assert (found.stamp.step, found.stamp.round, found.units) == (7, 3, (7, 8))
     assert chunks == slot.read(one.view).chunks
     for start, end in ((0, 1), (0, len(data)), (PART - 1, PART + 1), (len(data) - 1, len(data))):
         assert peer.read(start, end) == data[start:end]
     assert len(peer._idle) == 1, "one connection for all"
-    peer.close()
 
 
-def test_twenty_read_at_a_time(serving: Courier, full: tuple[Slot, bytes]) -> None:
+def test_twenty_read_at_a_time(peer: Peer, full: tuple[Slot, bytes]) -> None:
     _, data = full
-    peer = Peer(serving.address(), None)
     right: list[bool] = []
 
     def some(number: int) -> None:
@@ -214,7 +228,6 @@ def test_twenty_read_at_a_time(serving: Courier, full: tuple[Slot, bytes]) -> No
         thread.start()
     for thread in threads:
         thread.join()
-    peer.close()
     assert right == [True] * 200
 
 
@@ -270,18 +283,16 @@ def test_who_stalls_keeps_nobody_waiting_and_nothing_locked_once_gone(
 
 
 def test_what_is_written_over_is_gone_and_never_mixed(
-    serving: Courier, full: tuple[Slot, bytes]
+    serving: Courier, peer: Peer, full: tuple[Slot, bytes]
 ) -> None:
     one, data = full
-    peer = Peer(serving.address(), None)
     assert peer.read(0, 10) == data[:10]
     one.write(data[::-1], Moment(3, 8))
     with pytest.raises(Gone, match="no slot holds it"):
         peer.read(10, 20)
-    claim = slot.claim(one.fd, exclusive=True)
+    claim = one.claimed()
     with pytest.raises(Gone):
         read(serving.address(at=Moment(3, 8)), 0, 10)
-    assert claim is not None
     os.close(claim)
     assert read(serving.address(at=Moment(3, 8)), 0, 10) == data[::-1][:10]
 
