@@ -13,17 +13,17 @@ from typing import Any
 
 from elastic.agent import children, error_file, guardian, prctl
 from elastic.agent.file_timer import Server, Timer
-from elastic.agent.log_reads import LogReads
+from elastic.agent.logs.reads import LogReads
 from elastic.agent.outcome import Outcome
 from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.retiring import Retiring, time_left
 from elastic.agent.settings import AgentSettings
-from elastic.agent.snapshots import PERSIST_TIMEOUT, Snapshots
-from elastic.agent.spares import Spares
-from elastic.agent.starters import Starters
+from elastic.agent.snapshots.snapshots import PERSIST_TIMEOUT, Snapshots
+from elastic.agent.snapshots.vault import Vault
+from elastic.agent.starters.spares import Spares
+from elastic.agent.starters.starters import Starters
 from elastic.agent.stores import Stores
 from elastic.agent.uplink import Uplink
-from elastic.agent.vault import Vault
 from elastic.proto import knock, link, version
 from elastic.proto import master_pb2 as pb
 from elastic.proto.deaf import deafen

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic.agent import cgroup, children, prctl
-from elastic.agent.vault import Vault
+from elastic.agent.snapshots.vault import Vault
 from elastic.proto import descriptors
 from elastic.proto.exit_code import CRASHED
 

@@ -10,15 +10,16 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from elastic.agent import children, logs, numa, oom
+from elastic.agent import children, numa, oom
 from elastic.agent.environment import rank_environment
 from elastic.agent.file_timer import Timer
-from elastic.agent.logs import AttemptLogs, RankStreams
+from elastic.agent.logs import logs
+from elastic.agent.logs.logs import AttemptLogs, RankStreams
 from elastic.agent.settings import AgentSettings
-from elastic.agent.spares import Spares
-from elastic.agent.spec import StartSpec
-from elastic.agent.starter import StartFailed
-from elastic.agent.starters import Starters
+from elastic.agent.starters.spares import Spares
+from elastic.agent.starters.spec import StartSpec
+from elastic.agent.starters.starter import StartFailed
+from elastic.agent.starters.starters import Starters
 from elastic.proto import descriptors, link, page
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import LinkError, PageError, ProtocolMismatch

@@ -11,8 +11,8 @@ import socket
 import sys
 from datetime import timedelta
 
-from elastic.agent import fork
 from elastic.agent.prctl import set_pdeathsig
+from elastic.agent.starters import fork
 from elastic.proto import env
 
 TIMEOUT = timedelta(seconds=60)

@@ -17,8 +17,8 @@ from elastic.agent import children
 from elastic.agent.environment import mark, resolver
 from elastic.agent.ports import connected, listen
 from elastic.agent.settings import AgentSettings
-from elastic.agent.spec import StartSpec
-from elastic.agent.starters import Starters
+from elastic.agent.starters.spec import StartSpec
+from elastic.agent.starters.starters import Starters
 from elastic.proto import env
 from elastic.proto.errors import ElasticError, UsageError
 

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from benchmarks.table import Row, Sample
-from elastic.checkpoint import copy_cpu, host
-from elastic.checkpoint.image import Piece, lay_out
+from elastic.checkpoint.memory import copy_cpu, host
+from elastic.checkpoint.state.image import Piece, lay_out
 from elastic.proto import slot
 
 TENSORS = 16

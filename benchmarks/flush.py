@@ -94,7 +94,7 @@ def _flusher() -> Iterator[socket.socket]:
     with end:
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "elastic.checkpoint.flusher", str(theirs.fileno())],
+                [sys.executable, "-m", "elastic.checkpoint.storage.flusher", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 cwd=ROOT,
             )

@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from benchmarks.table import Row, Sample
-from elastic.checkpoint.planner import Planner
-from elastic.checkpoint.state import Place
+from elastic.checkpoint.state.collect import Place
+from elastic.checkpoint.state.planner import Planner
 
 TENSORS = 1000
 PARAMETERS = 300

@@ -11,7 +11,7 @@ from elastic.proto.job_folder import JOURNAL
 from elastic.proto.limits import LONGEST_NAME, MOST_SLOTS
 
 FEWEST_FILES = 512
-"""Descriptors of ranks begin at 200 (agent/fork.py), and a rank has what the shell allows."""
+"""Descriptors of ranks begin at 200 (agent/starters/fork.py), and a rank has what the shell allows."""
 LONGEST_JOURNAL = 504
 """Bytes of its path: SQLite's 512 less the ending of a file that it keeps beside it."""
 

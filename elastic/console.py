@@ -6,7 +6,7 @@ import os
 import select
 import time
 
-from elastic.agent.console import Console
+from elastic.agent.logs.console import Console
 from elastic.proto.visible import visible
 
 PATIENCE = 0.1

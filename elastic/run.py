@@ -26,7 +26,7 @@ from elastic.agent.guardian import Guardian
 from elastic.agent.numa import gpu_nodes
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.slots import resolve_slots
-from elastic.agent.vault import Vault
+from elastic.agent.snapshots.vault import Vault
 from elastic.console import ConsoleHandler
 from elastic.listeners import Reservation, join, knock_socket, reserve
 from elastic.master.state import DRAINED
@@ -159,7 +159,8 @@ def _in_background() -> None:
 
 def _agent_main(settings: AgentSettings, knock: socket.socket, vault: Vault) -> int:
     _in_background()
-    from elastic.agent import agent, tee  # after the fork: grpc has threads
+    from elastic.agent import agent
+    from elastic.agent.logs import tee  # after the fork: grpc has threads
 
     try:
         return agent.main(settings, knock, vault)

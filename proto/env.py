@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from elastic.proto.errors import UsageError
 
-# --- agent to the processes that it starts (agent/starter.py, agent/hook.py, elastic/session.py) ---
+# --- agent to the processes that it starts (agent/starters/starter.py, agent/hook.py, elastic/session.py) ---
 
 PAGE_FD = "ELASTIC_PAGE_FD"
 """Number of the inherited descriptor of this rank's progress page (`proto/page.py`)."""

@@ -6,7 +6,7 @@ master.json    where the master listens, written by each of its lives
 report.json    how the job ended; newer than master.json once it is over
 report_<n>.json  the same of an earlier life of the job; n: the epoch before the next one began. The
                newest KEEP_REPORTS of them
-attempt_<n>/   log files of a round (agent/logs.py)
+attempt_<n>/   log files of a round (agent/logs/logs.py)
 """
 
 import contextlib

@@ -20,7 +20,7 @@ LOADERS = {("torch", "load"), ("torch", "save"), ("numpy", "load"), ("np", "load
 EXCEPTIONS = {
     "agent/call.py",
     "elastic/checkpoint/dcp.py",
-    "elastic/checkpoint/foreign.py",
+    "elastic/checkpoint/tools/foreign.py",
     "elastic/launch.py",
 }
 """Files that may, each with its sentence in docs/security.md."""

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from elastic.checkpoint import Checkpointer
-from elastic.checkpoint.saving import SnapshotPath
+from elastic.checkpoint.save.saving import SnapshotPath
 
 PARSER = argparse.ArgumentParser()
 PARSER.add_argument("folder", type=Path)

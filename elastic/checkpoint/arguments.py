@@ -5,7 +5,7 @@ import operator
 import os
 from collections.abc import Mapping
 
-from elastic.checkpoint.storage import URL, canonical
+from elastic.checkpoint.storage.protocol import URL, canonical
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError
 

@@ -10,12 +10,17 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, SupportsFloat, get_args
 
-from elastic.checkpoint import arguments, claims, files, manifests, places, storage
-from elastic.checkpoint.connect import connect
-from elastic.checkpoint.keeping import Keeping
-from elastic.checkpoint.loading import Loading, looked
-from elastic.checkpoint.saving import ANSWER_TIMEOUT, Save, Saver, SnapshotPath
-from elastic.checkpoint.state import Place
+from elastic.checkpoint import arguments
+from elastic.checkpoint.keeper import places
+from elastic.checkpoint.load import files
+from elastic.checkpoint.load.loading import Loading, looked
+from elastic.checkpoint.save import claims
+from elastic.checkpoint.save.keeping import Keeping
+from elastic.checkpoint.save.saving import ANSWER_TIMEOUT, Save, Saver, SnapshotPath
+from elastic.checkpoint.state.collect import Place
+from elastic.checkpoint.storage import manifests
+from elastic.checkpoint.storage.connect import connect
+from elastic.checkpoint.storage.protocol import words
 from elastic.proto import codec, keeper, manifest
 from elastic.proto.errors import CheckpointDamaged, CheckpointError
 from elastic.proto.moment import Moment
@@ -208,7 +213,7 @@ class Checkpointer:
         try:
             found = manifests.committed(self._storage)
         except OSError as error:
-            raise CheckpointError(f"{self.path}: {storage.words(error)}") from error
+            raise CheckpointError(f"{self.path}: {words(error)}") from error
         return None if found is None else found.step
 
     def pin(self, step: int, on: bool = True) -> None:
@@ -227,7 +232,7 @@ class Checkpointer:
         except FileNotFoundError as error:
             raise CheckpointError(f"{self.path} has no step {step}: it cannot be pinned") from error
         except OSError as error:
-            raise CheckpointError(f"{self.path}: {storage.words(error)}") from error
+            raise CheckpointError(f"{self.path}: {words(error)}") from error
 
     # --- memory ------------------------------------------------------------------------------
 

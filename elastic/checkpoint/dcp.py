@@ -44,17 +44,20 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from elastic.checkpoint import arguments, files, manifests, tree, writing
-from elastic.checkpoint.connect import connect
-from elastic.checkpoint.image import SIZES, Piece
-from elastic.checkpoint.plan import Box, Held, index
-from elastic.checkpoint.plan import plan as plan_reads
-from elastic.checkpoint.restore import Restore
-from elastic.checkpoint.source import Source
-from elastic.checkpoint.state import Place, collect
-from elastic.checkpoint.storage import Storage, canonical
-from elastic.checkpoint.tensors import Part
-from elastic.checkpoint.tree import Reference, Route
+from elastic.checkpoint import arguments
+from elastic.checkpoint.load import files
+from elastic.checkpoint.load.plan import Box, Held, index
+from elastic.checkpoint.load.plan import plan as plan_reads
+from elastic.checkpoint.load.restore import Restore
+from elastic.checkpoint.load.source import Source
+from elastic.checkpoint.state import tree
+from elastic.checkpoint.state.collect import Place, collect
+from elastic.checkpoint.state.image import SIZES, Piece
+from elastic.checkpoint.state.tensors import Part
+from elastic.checkpoint.state.tree import Reference, Route
+from elastic.checkpoint.storage import manifests, writing
+from elastic.checkpoint.storage.connect import connect
+from elastic.checkpoint.storage.protocol import Storage, canonical
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError
 from elastic.proto.manifest import Manifest, Shard

@@ -4,11 +4,12 @@ import logging
 import os
 from typing import Any
 
-from elastic.checkpoint import files, manifests
-from elastic.checkpoint.connect import connect
-from elastic.checkpoint.restore import Restore
-from elastic.checkpoint.state import Place
-from elastic.checkpoint.storage import canonical
+from elastic.checkpoint.load import files
+from elastic.checkpoint.load.restore import Restore
+from elastic.checkpoint.state.collect import Place
+from elastic.checkpoint.storage import manifests
+from elastic.checkpoint.storage.connect import connect
+from elastic.checkpoint.storage.protocol import canonical
 
 log = logging.getLogger(__name__)
 

@@ -86,7 +86,7 @@ def rank_spec(**spec: Any) -> dict[str, Any]:
 
 async def _main() -> None:
     from elastic.agent import prctl
-    from elastic.agent.starter import Starter
+    from elastic.agent.starters.starter import Starter
 
     prctl.set_child_subreaper()
     loop = asyncio.get_running_loop()
@@ -105,7 +105,7 @@ async def _main() -> None:
 
 
 async def _handle(request: dict[str, Any], starters: dict[str, Any]) -> dict[str, Any]:
-    from elastic.agent.starter import Starter
+    from elastic.agent.starters.starter import Starter
 
     name = request["starter"]
     match request["verb"]:
@@ -137,7 +137,7 @@ async def _handle(request: dict[str, Any], starters: dict[str, Any]) -> dict[str
 
 
 async def _start(request: dict[str, Any], starter: Any) -> dict[str, Any]:
-    from elastic.agent.spec import StartSpec
+    from elastic.agent.starters.spec import StartSpec
     from elastic.proto import link, page
 
     spec = StartSpec.from_json(json.dumps(request["spec"]).encode())
@@ -166,7 +166,7 @@ async def _start(request: dict[str, Any], starter: Any) -> dict[str, Any]:
 async def _store(request: dict[str, Any], starter: Any, spawner: Any) -> dict[str, Any]:
     """A store, a script that uses it (its port as an argument), and the store's end."""
     from elastic.agent.ports import listen
-    from elastic.agent.spec import StartSpec
+    from elastic.agent.starters.spec import StartSpec
 
     listener = listen(request["host"])
     host, port = listener.getsockname()[:2]
@@ -192,7 +192,7 @@ async def _store(request: dict[str, Any], starter: Any, spawner: Any) -> dict[st
 
 async def _start_dying(request: dict[str, Any], starter: Any) -> dict[str, Any]:
     """Kill the starter with a dozen starts under way: each is answered, one way or the other."""
-    from elastic.agent.spec import StartSpec
+    from elastic.agent.starters.spec import StartSpec
 
     spec = StartSpec.from_json(json.dumps(request["spec"]).encode())
     before = _children()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.checkpoint import manifests
-from elastic.checkpoint.folder import Folder
+from elastic.checkpoint.storage import manifests
+from elastic.checkpoint.storage.folder import Folder
 from elastic.proto import manifest, slot
 from elastic.proto.errors import SlotError
 from elastic.proto.moment import Moment

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from elastic.checkpoint import manifests
-from elastic.checkpoint.folder import Folder
+from elastic.checkpoint.storage import manifests
+from elastic.checkpoint.storage.folder import Folder
 from elastic.proto import manifest
 from tests.e2e.harness import ROOT, SCRIPT, Job
 

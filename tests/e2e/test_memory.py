@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.checkpoint import manifests
-from elastic.checkpoint.folder import Folder
+from elastic.checkpoint.storage import manifests
+from elastic.checkpoint.storage.folder import Folder
 from tests.e2e.harness import Job
 
 SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"

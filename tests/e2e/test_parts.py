@@ -33,7 +33,7 @@ def test_a_training_job_survives_one_fault_after_another(job: Job) -> None:
     assert "started by standby" in node.said(), job.dump()
 
     # The process that starts ranks by exec: nobody notices.
-    processes.kill(node.part("elastic.agent.spawner"))
+    processes.kill(node.part("elastic.agent.starters.spawner"))
     job.wait_for_more_steps(number, 2)
 
     # The store, and the spare one, in their turn: one is the round's, the other nobody's.
@@ -202,7 +202,7 @@ def test_an_agent_dies_with_a_rank_that_no_signal_ends(job: Job, stuck_folder: S
 def test_parts_that_no_signal_ends_do_not_hold_up_the_end(job: Job, freezer: Freezer) -> None:
     node = job.start()
     job.wait_for_steps(2)
-    stuck = {node.part("elastic.agent.spawner"), node.part("elastic-store")}
+    stuck = {node.part("elastic.agent.starters.spawner"), node.part("elastic-store")}
     freezer.freeze(*stuck)
     job.finish()
     assert node.exit_code() == 0, job.dump()

@@ -73,7 +73,7 @@ def test_ranks_without_memory_for_snapshots_leave_in_a_step_on_storage(job: Job)
     poor = job.folder / "poor"
     poor.mkdir()
     (poor / "sitecustomize.py").write_text(
-        "from elastic.agent import memory; memory.available = lambda *_: 0"
+        "from elastic.agent.snapshots import memory; memory.available = lambda *_: 0"
     )
     for environ in ({}, {"PYTHONPATH": f"{ROOT}:{poor}"}):
         start(job, nodes="2", nproc=1, environ=environ, script=SELDOM)

@@ -9,8 +9,8 @@ import fsspec
 import torch
 import xxhash
 
-from elastic.checkpoint import manifests
-from elastic.checkpoint.folder import Folder
+from elastic.checkpoint.storage import manifests
+from elastic.checkpoint.storage.folder import Folder
 from tests.conftest import serve_s3
 from tests.e2e.harness import Job
 

@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.torch_version import TorchVersion
 
 from elastic import dlrover_flags, flags, values
-from elastic.agent.logs import of_rank
+from elastic.agent.logs.logs import of_rank
 from elastic.options import Options, make_parser, parse
 from elastic.parser import Flag
 from elastic.proto.errors import UsageError
@@ -554,7 +554,7 @@ def test_help_shows_every_flag_in_one_spelling() -> None:
 _SAME_ABBREVIATIONS = """
 import argparse, contextlib, io
 from elastic.flags import TORCHRUN
-from elastic.agent.logs import of_rank
+from elastic.agent.logs.logs import of_rank
 from elastic.options import make_parser
 from elastic.parser import Parser
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.agent.leaving import Leaving as Node
+from elastic.agent.snapshots.leaving import Leaving as Node
 from elastic.master import leaving as core
 from elastic.master.events import NodeId
 from elastic.master.leaving import Leaving, Stand

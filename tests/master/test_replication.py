@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from elastic.agent.checkpoint import Checkpoint as Known
-from elastic.agent.checkpoint import moment_of
-from elastic.agent.flushes import Flushes
-from elastic.agent.memory import COPIES, REPLICATED
-from elastic.agent.shelf import Slots
-from elastic.checkpoint.slots import Content, reusable
+from elastic.agent.snapshots.checkpoint import Checkpoint as Known
+from elastic.agent.snapshots.checkpoint import moment_of
+from elastic.agent.snapshots.flushes import Flushes
+from elastic.agent.snapshots.memory import COPIES, REPLICATED
+from elastic.agent.snapshots.shelf import Slots
+from elastic.checkpoint.save.slots import Content, reusable
 from elastic.master import checkpoints as core
 from elastic.master import messages
 from elastic.master.checkpoints import Checkpoint, Orders
@@ -24,7 +24,7 @@ from elastic.master.events import Incarnation, NodeId
 from elastic.master.holdings import Holding, Looked, Member, Restore, Said
 from elastic.proto import master_pb2 as pb
 from elastic.proto.moment import Moment
-from tests.agent.test_snapshots import settings
+from tests.agent.snapshots.test_snapshots import settings
 
 WORLD = 3
 FLUSHES = Flushes(settings(), "c", lambda: None)

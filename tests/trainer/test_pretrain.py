@@ -11,8 +11,8 @@ import psutil
 import pytest
 import torch
 
-from elastic.checkpoint import manifests
-from elastic.checkpoint.folder import Folder
+from elastic.checkpoint.storage import manifests
+from elastic.checkpoint.storage.folder import Folder
 from elastic.trainer.generate import load_model, main
 
 ROOT = Path(__file__).parents[2]

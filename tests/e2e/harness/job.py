@@ -121,7 +121,7 @@ class Node:
         return self.job.wait_for(f"the agent on {self.name}", self._find_agent)
 
     def _find_agent(self) -> int | None:
-        starters = ("elastic.agent.spawner", "elastic-standby")
+        starters = ("elastic.agent.starters.spawner", "elastic-standby")
         for process in self._forks():
             own = processes.children(process.pid)
             if any(name in child.command for child in own for name in starters):

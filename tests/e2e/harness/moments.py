@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from elastic.checkpoint.folder import Folder
+from elastic.checkpoint.storage.folder import Folder
 from elastic.proto import manifest
 
 from . import processes

@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from elastic.agent import memory
-from elastic.checkpoint import keeper_process
+from elastic.agent.snapshots import memory
+from elastic.checkpoint.keeper import process
 
 
 def main(args: list[str]) -> None:
     memory.available = lambda *_: int(Path(os.environ["AVAILABLE"]).read_text())
-    keeper_process.main(args)
+    process.main(args)

@@ -2,9 +2,9 @@
 
 import torch
 
-from elastic.checkpoint import copy_cpu
-from elastic.checkpoint.image import Piece, header_bytes, lay_out, parse
-from elastic.checkpoint.storage import Storage
+from elastic.checkpoint.memory import copy_cpu
+from elastic.checkpoint.state.image import Piece, header_bytes, lay_out, parse
+from elastic.checkpoint.storage.protocol import Storage
 from elastic.proto import manifest, sums
 
 JOB = "j" * 32

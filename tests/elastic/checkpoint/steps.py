@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elastic.checkpoint import copy_cpu
-from elastic.checkpoint.image import lay_out
-from elastic.checkpoint.planner import Planner
-from elastic.checkpoint.state import Place
+from elastic.checkpoint.memory import copy_cpu
+from elastic.checkpoint.state.collect import Place
+from elastic.checkpoint.state.image import lay_out
+from elastic.checkpoint.state.planner import Planner
 from elastic.proto import manifest, sums
 
 DEADLINE = 240

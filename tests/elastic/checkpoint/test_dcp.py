@@ -22,12 +22,13 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
-from elastic.checkpoint import files, manifests
 from elastic.checkpoint.dcp import StorageReader, StorageWriter
-from elastic.checkpoint.folder import Folder
-from elastic.checkpoint.image import SIZES, VALUES
-from elastic.checkpoint.restore import Restore
-from elastic.checkpoint.state import Place
+from elastic.checkpoint.load import files
+from elastic.checkpoint.load.restore import Restore
+from elastic.checkpoint.state.collect import Place
+from elastic.checkpoint.state.image import SIZES, VALUES
+from elastic.checkpoint.storage import manifests
+from elastic.checkpoint.storage.folder import Folder
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError
 from tests.elastic.checkpoint import dcp_ranks

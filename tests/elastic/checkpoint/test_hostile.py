@@ -12,12 +12,21 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from elastic.checkpoint import copy_cpu
-from elastic.checkpoint.image import SIZES, SUMS, VALUES, Image, Piece, header_bytes, lay_out, parse
-from elastic.checkpoint.restore import Restore
-from elastic.checkpoint.source import Mapped, Source
-from elastic.checkpoint.state import Place
-from elastic.checkpoint.typed_json import decode
+from elastic.checkpoint.load.restore import Restore
+from elastic.checkpoint.load.source import Mapped, Source
+from elastic.checkpoint.memory import copy_cpu
+from elastic.checkpoint.state.collect import Place
+from elastic.checkpoint.state.image import (
+    SIZES,
+    SUMS,
+    VALUES,
+    Image,
+    Piece,
+    header_bytes,
+    lay_out,
+    parse,
+)
+from elastic.checkpoint.state.typed_json import decode
 from elastic.proto import manifest, slot, sums
 from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
 from elastic.proto.sums import Chunk

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastic.agent.memory import SLOTS
-from elastic.checkpoint.folder import Folder
-from elastic.checkpoint.image import Layout, Piece
-from elastic.checkpoint.keeping import Keeping
-from elastic.checkpoint.saving import Save, Saver
-from elastic.checkpoint.state import Place
+from elastic.agent.snapshots.memory import SLOTS
+from elastic.checkpoint.save.keeping import Keeping
+from elastic.checkpoint.save.saving import Save, Saver
+from elastic.checkpoint.state.collect import Place
+from elastic.checkpoint.state.image import Layout, Piece
+from elastic.checkpoint.storage.folder import Folder
 from elastic.proto import keeper, manifest, slot
 from elastic.proto.errors import SlotError
-from tests.agent.test_flushes import DEADLINE, Node, node, run, stopped
+from tests.agent.snapshots.test_flushes import DEADLINE, Node, node, run, stopped
 
 SIZE = 20 << 20
 """Bytes of the tensor: enough for a flush to be met in its midst."""

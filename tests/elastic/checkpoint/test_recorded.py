@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from elastic.checkpoint import copy_cpu, files
-from elastic.checkpoint.folder import Folder
-from elastic.checkpoint.image import SIZES, Image, Piece, lay_out
-from elastic.checkpoint.restore import Restore
-from elastic.checkpoint.state import Place, collect
+from elastic.checkpoint.load import files
+from elastic.checkpoint.load.restore import Restore
+from elastic.checkpoint.memory import copy_cpu
+from elastic.checkpoint.state.collect import Place, collect
+from elastic.checkpoint.state.image import SIZES, Image, Piece, lay_out
+from elastic.checkpoint.storage.folder import Folder
 from elastic.proto import manifest, sums, version
 from elastic.proto.errors import CheckpointError
 

@@ -32,12 +32,13 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from elastic.checkpoint import copy_cpu, files
-from elastic.checkpoint.folder import Folder
-from elastic.checkpoint.image import header_bytes, parse
-from elastic.checkpoint.planner import Planner
-from elastic.checkpoint.restore import Restore
-from elastic.checkpoint.state import Place
+from elastic.checkpoint.load import files
+from elastic.checkpoint.load.restore import Restore
+from elastic.checkpoint.memory import copy_cpu
+from elastic.checkpoint.state.collect import Place
+from elastic.checkpoint.state.image import header_bytes, parse
+from elastic.checkpoint.state.planner import Planner
+from elastic.checkpoint.storage.folder import Folder
 from elastic.proto import manifest, sums
 
 STEP = 1

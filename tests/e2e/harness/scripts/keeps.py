@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from elastic.checkpoint import Checkpointer, places
+from elastic.checkpoint import Checkpointer
+from elastic.checkpoint.keeper import places
 from elastic.proto.errors import ElasticError
 
 FOLDER, CASE = Path(sys.argv[1]), sys.argv[2]

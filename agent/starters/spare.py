@@ -1,0 +1,89 @@
+"""A spare rank: forked ahead of its round, holds a device context, waits for its orders."""
+
+import importlib
+import os
+import select
+import socket
+import sys
+from typing import Any
+
+from setproctitle import setproctitle
+
+from elastic.agent.starters import fork
+from elastic.agent.starters.spec import StartSpec
+from elastic.proto import descriptors, env
+
+READY, TAKEN = b"ready", b"taken"
+SLOTS = b"slots"
+"""To the spare: its rank's slots, all of them, as descriptors. From it: it has registered them."""
+MOST_FDS = 64
+"""That come with a message."""
+
+
+def wait(request: fork.Request) -> fork.Request:
+    """Warm the device up, say so, and return with the orders, once they come."""
+    variables = env.process_environment()
+    variables.clear()
+    variables.update(request.spec.environ)
+    device = request.spec.target
+    setproctitle(f"elastic-spare {device}: warming up")
+    orders = socket.socket(fileno=request.fds["orders"])
+    _warm(device)
+    setproctitle(f"elastic-spare {device}")
+    orders.send(READY)
+    data, fds = _prepare(orders, device)
+    if not data:
+        os._exit(0)  # given up
+    orders.send(TAKEN)
+    orders.close()
+    spec = StartSpec.from_json(fork.read_memory(fds[0]))
+    os.close(fds[0])
+    names = data.decode().split(",")
+    return fork.Request(id=request.id, spec=spec, fds=dict(zip(names, fds[1:], strict=True)))
+
+
+def _prepare(orders: socket.socket, device: str) -> tuple[bytes, list[int]]:
+    """Register the slots that are shown until other orders come; returns these."""
+    ahead: Any = None  # by name, since the agent's folder imports no torch
+    news = select.poll()
+    news.register(orders, select.POLLIN)
+    while True:
+        data, fds = descriptors.receive(orders, fork.DATAGRAM, MOST_FDS)
+        if data != SLOTS:
+            return data, fds
+        if ahead is None:
+            ahead = importlib.import_module("elastic.checkpoint.save.ahead").begin(device)
+        ahead.show(fds)
+        while more := ahead.go_on():
+            if news.poll(0):
+                break
+        if not more:
+            orders.send(SLOTS)
+
+
+def _warm(device: str) -> None:
+    """Context, cuBLAS, the allocator and NCCL: what a rank pays for before its first step."""
+    torch = sys.modules["torch"]
+    if device == "cpu":
+        return
+    torch.cuda.set_device(device)
+    square = torch.zeros(64, 64, device=device)
+    torch.mm(square, square)
+    half = square.to(torch.bfloat16)
+    torch.mm(half, half)
+    torch.cuda.synchronize()
+    _warm_nccl(torch, half)
+    del square, half
+    torch.cuda.empty_cache()
+
+
+def _warm_nccl(torch: Any, tensor: Any) -> None:
+    """What NCCL does once a process (its network, its topology, its kernels): 0.3 s of a restart."""
+    distributed = torch.distributed
+    if not distributed.is_nccl_available():
+        return
+    store = distributed.HashStore()
+    distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+    distributed.all_reduce(tensor)
+    torch.cuda.synchronize()
+    distributed.destroy_process_group()

@@ -1,0 +1,225 @@
+"""Keeps a spare rank for each device, where the script uses GPUs and memory allows."""
+
+import array
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+
+from elastic.agent import children
+from elastic.agent.environment import mark
+from elastic.agent.gpus import Gpus
+from elastic.agent.settings import AgentSettings
+from elastic.agent.starters.spare import MOST_FDS, READY, SLOTS, TAKEN
+from elastic.agent.starters.spec import StartSpec
+from elastic.agent.starters.starter import StartFailed, memory_file
+from elastic.agent.starters.starters import Starters, changes
+from elastic.proto import env
+from elastic.proto.errors import StarterDied
+
+log = logging.getLogger(__name__)
+
+NEEDS = 3 << 30
+"""Bytes free on a device before a spare is forked there; it takes about 0.7 GB."""
+SHORT = 1 << 30
+"""Bytes free below which a spare is given up."""
+PATIENCE = 1.0
+"""Seconds that a spare gets to say that it has its orders."""
+LOOK = 0.01
+"""Seconds between looks at a device that is being emptied; NVML offers no event for it."""
+
+
+class Spare:
+    """One waiting process."""
+
+    def __init__(self, pid: int, orders: socket.socket) -> None:
+        self.pid = pid
+        self.ended = children.watch(pid)
+        self.ready = False
+        self.registered = False
+        """It has all slots that it was shown."""
+        self._shown: list[int] = []
+        """Inodes."""
+        self._orders = orders
+        self._taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_reader(orders, self._readable)
+
+    def _readable(self) -> None:
+        data = b""
+        with contextlib.suppress(OSError):
+            data = self._orders.recv(64)
+        if data == SLOTS:
+            self.registered = True
+            return
+        self.ready = data == READY
+        if data != READY and not self._taken.done():
+            self._taken.set_result(data == TAKEN)
+        if not data:
+            self.close()
+
+    def show(self, slots: Sequence[int]) -> None:
+        """These are the slots of its rank, all of them: it maps and registers them ahead of its round,
+        and gives back what else it has."""
+        inodes = [os.fstat(fd).st_ino for fd in slots]
+        if not self.ready or inodes == self._shown:
+            return
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", slots))]
+        try:
+            self._orders.sendmsg([SLOTS], rights if slots else [], socket.MSG_NOSIGNAL)
+        except OSError:
+            return  # it is busy, and shown them at the next look; or gone
+        self._shown, self.registered = inodes, False
+
+    async def order(self, spec: StartSpec, fds: Mapping[str, int]) -> None:
+        """Make it the rank of `spec`. Raises OSError if it is gone; one whose device is being given
+        back after a SIGKILL takes no orders, though it looks alive."""
+        try:
+            self._send(spec, fds)
+            async with asyncio.timeout(PATIENCE):
+                if not await self._taken:
+                    raise ConnectionResetError(errno.ECONNRESET, "the spare rank is gone")
+        except OSError:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            raise
+        finally:
+            self.close()
+
+    def _send(self, spec: StartSpec, fds: Mapping[str, int]) -> None:
+        fd = memory_file(spec.to_json())
+        try:
+            rights = array.array("i", (fd, *fds.values()))
+            control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+            self._orders.sendmsg([",".join(fds).encode()], control, socket.MSG_NOSIGNAL)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Give it up, unless it has its orders."""
+        if self._orders.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._orders)
+            self._orders.close()
+
+
+class Spares:
+    """The spares of this node, by local rank."""
+
+    def __init__(self, settings: AgentSettings, starters: Starters) -> None:
+        self._settings = settings
+        self._starters = starters
+        self._gpus = Gpus(settings.workload.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._spares: dict[int, Spare] = {}
+        self._used: dict[int, tuple[int, int]] = {}
+        """Device and most bytes that each local rank was seen to hold there."""
+        self._environs: dict[int, dict[str, str]] = {}
+        """What each local rank's script had made of its environment by its first step."""
+        self._wanted = settings.spare_ranks and settings.fork_ranks
+
+    @property
+    def pids(self) -> set[int]:
+        return {spare.pid for spare in self._spares.values()}
+
+    def note(self, local_rank: int, given: Mapping[str, str], seen: Mapping[str, str]) -> None:
+        """A rank has finished its first step: what CUDA and NCCL read of the environment is known."""
+        if "CUDA_VISIBLE_DEVICES" in changes(given, seen):
+            self._wanted = False
+            log.info("no spare ranks: the script chooses its devices by CUDA_VISIBLE_DEVICES")
+        self._environs[local_rank] = dict(seen)
+
+    async def look(self, pids: Mapping[int, int]) -> None:
+        """Note what the ranks (local rank to pid) hold; fork spares that lack, give up surplus.
+
+        Called now and then while ranks train.
+        """
+        if not self._wanted or not self._gpus.works:
+            return
+        held = await self._gpus.used_by(pids.values())
+        for local_rank, pid in pids.items():
+            if pid in held:
+                device, size = held[pid]
+                self._used[local_rank] = (device, max(size, self._used.get(local_rank, (0, 0))[1]))
+        free = await self._gpus.free()
+        for local_rank, (device, _) in self._used.items():
+            if local_rank in pids and device < len(free):
+                await self._match(local_rank, device, free[device])
+
+    def show(self, slots: Mapping[int, Sequence[int]]) -> None:
+        """What each local rank has of slots; to be said soon after one is dropped, since a spare keeps
+        its memory until then."""
+        for local_rank, spare in self._spares.items():
+            spare.show(slots.get(local_rank, ())[:MOST_FDS])
+
+    async def _match(self, local_rank: int, device: int, free: int) -> None:
+        spare = self._spares.get(local_rank)
+        if spare is not None and free < SHORT:
+            log.warning("device %d is short of memory: its spare rank is given up", device)
+            self._spares.pop(local_rank).close()
+            self._wanted = False
+        elif spare is None and free > NEEDS and self._starters.standby_ready.is_set():
+            await self.fork(local_rank, f"cuda:{device}")
+
+    async def fork(self, local_rank: int, device: str) -> None:
+        """Fork a spare for `local_rank` that holds `device` (cuda:0, ..., or cpu)."""
+        work = self._settings.workload
+        environ = self._environs.get(local_rank, dict(work.environ))
+        environ = environ | {env.MARK: mark(self._settings, 0)}
+        if self._settings.virtual_local_rank:
+            device = "cuda:0" if device != "cpu" else device
+        spec = StartSpec(
+            kind="spare", target=device, environ=environ, cwd=work.cwd, python=work.python
+        )
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            log.info("no spare rank: %s", error)
+            return
+        ours.setblocking(False)
+        with theirs:
+            try:
+                pid = await self._starters.fork(spec, {"orders": theirs.fileno()})
+                spare = Spare(pid, ours)
+            except (StartFailed, StarterDied, OSError) as error:
+                ours.close()  # whoever waits at the other end is given up by it
+                log.info("no spare rank: %s", error)
+                return
+        self._spares[local_rank] = spare
+        spare.ended.add_done_callback(lambda _: self._ended(local_rank, spare))
+
+    def _ended(self, local_rank: int, spare: Spare) -> None:
+        spare.close()
+        if self._spares.get(local_rank) is spare:
+            del self._spares[local_rank]
+
+    def take(self, local_rank: int) -> Spare | None:
+        """The spare of `local_rank`, if it is ready; it is the caller's from now on."""
+        spare = self._spares.get(local_rank)
+        if spare is None or not spare.ready or spare.ended.done():
+            return None
+        return self._spares.pop(local_rank)
+
+    def complete(self, local_ranks: int) -> bool:
+        """Every local rank has a spare that is ready."""
+        return local_ranks > 0 and all(
+            (s := self._spares.get(local)) is not None and s.ready for local in range(local_ranks)
+        )
+
+    async def room(self) -> None:
+        """Return once every device has as much free memory as the rank before used there."""
+        while self._gpus.works:
+            free = await self._gpus.free()
+            used = self._used.values()
+            if all(device < len(free) and free[device] > size for device, size in used):
+                return
+            await asyncio.sleep(LOOK)
+        await asyncio.Event().wait()  # nobody can say: whoever asked waits for the reaping instead
+
+    def kill(self) -> None:
+        """For good; who sweeps reaps them."""
+        for spare in self._spares.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(spare.pid, signal.SIGKILL)
+        self._gpus.close()

@@ -1,0 +1,124 @@
+"""An agent with spares and nothing else; run by test_spares.py in a process of its own, since a
+subreaper adopts whatever comes. Prints what it saw as JSON."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from elastic.agent import children, prctl
+from elastic.agent.settings import AgentSettings, LogSettings, Workload
+from elastic.agent.starters.spares import Spares
+from elastic.agent.starters.spec import StartSpec
+from elastic.agent.starters.starters import Starters
+from elastic.proto import slot
+from elastic.proto.security import Security
+
+DEADLINE = 240.0
+SLOT_BYTES = (40 << 20) + slot.PAGE
+"""Of three parts, which are registered one by one."""
+
+
+def settings(script: Path) -> AgentSettings:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    work = Workload(
+        kind="script", entry=str(script), python=sys.executable, environ=environ, cwd="/"
+    )
+    return AgentSettings(
+        run_id="job",
+        node_id="node",
+        slots=1,
+        master="",
+        host="127.0.0.1",
+        workload=work,
+        logs=LogSettings(run_dir=None),
+        security=Security(),
+    )
+
+
+async def ready(spares: Spares) -> None:
+    while not spares.complete(1):
+        await asyncio.sleep(0.01)
+
+
+def touched_slot() -> int:
+    fd = slot.create(SLOT_BYTES)
+    os.posix_fallocate(fd, 0, SLOT_BYTES)
+    return fd
+
+
+async def shown(spares: Spares, slots: list[int]) -> int:
+    """How many slots the spare has mapped once it has registered these."""
+    (spare,) = spares._spares.values()
+    spares.show({0: slots})
+    while not spare.registered:
+        await asyncio.sleep(0.01)
+    maps = Path(f"/proc/{spare.pid}/maps").read_text()
+    return len({line.split()[4] for line in maps.splitlines() if "elastic-slot" in line})
+
+
+async def main(script: Path) -> dict[str, object]:
+    prctl.set_child_subreaper()
+    node = settings(script)
+    starters = Starters(node)
+    spares = Spares(node, starters)
+    starters.note_torch(0, 1, node.workload.environ, node.workload.environ)
+    starters.build()
+    await starters.standby_ready.wait()
+    seen: dict[str, object] = {}
+    await spares.fork(0, "cpu")
+    await ready(spares)
+    (waiting,) = spares.pids
+    os.kill(waiting, signal.SIGKILL)
+    while spares.pids:
+        await asyncio.sleep(0.01)
+    seen["taken after its death"] = spares.take(0) is not None
+    environ = {**node.workload.environ, "RANK": "3", "SEEN": "by the rank"}
+    spec = StartSpec(
+        kind="script", target=str(script), args=("x",), environ=environ, cwd="/",
+        python=sys.executable,
+    )  # fmt: skip
+    await spares.fork(0, "cpu")
+    await ready(spares)
+    dying = spares.take(0)
+    assert dying is not None
+    os.kill(
+        dying.pid, signal.SIGSTOP
+    )  # as one that SIGKILL has reached, and the driver still holds
+    try:
+        await dying.order(spec, {"stdout": 2, "stderr": 2})
+    except OSError:
+        seen["took no orders"] = await dying.ended
+    await spares.fork(0, "cpu")
+    await ready(spares)
+    kept, dropped = touched_slot(), touched_slot()
+    seen["registered"] = [
+        await shown(spares, [kept, dropped]),
+        await shown(spares, [kept]),
+    ]
+    os.close(dropped)
+    environ["SLOT"] = f"/proc/{os.getpid()}/fd/{kept}"
+    spec = replace(spec, environ=environ)
+    spare = spares.take(0)
+    assert spare is not None
+    await spare.order(spec, {"stdout": 2, "stderr": 2})
+    seen["exit"] = await spare.ended
+    seen["pid"] = spare.pid
+    await spares.fork(0, "cpu")
+    await ready(spares)
+    (last,) = spares.pids
+    seen["given back"] = [await shown(spares, [kept]), await shown(spares, [])]
+    await shown(spares, [kept])  # which is never used
+    spares.kill()
+    starters.kill()
+    assert not await children.sweep(tuple, DEADLINE)
+    seen["left"] = Path(f"/proc/{last}").exists()
+    return seen
+
+
+if __name__ == "__main__":
+    found = asyncio.run(asyncio.wait_for(main(Path(sys.argv[1])), DEADLINE))
+    sys.stdout.write(json.dumps(found))

@@ -1,0 +1,57 @@
+"""Spare ranks, on the CPU: forked ahead, lost, ordered, given up. What a GPU adds is its context."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = """
+import json, os, sys
+registered = None
+if "SLOT" in os.environ:
+    from elastic.checkpoint.memory import host, lanes
+    view = host.shared(os.open(os.environ["SLOT"], os.O_RDWR))
+    registered = len(lanes.registered(view) or ())
+with open(os.path.join(os.path.dirname(__file__), "rank.json"), "w") as file:
+    told = {"argv": sys.argv[1:], "rank": os.environ["RANK"], "seen": os.environ["SEEN"]}
+    json.dump({**told, "name": __name__, "torch": "torch" in sys.modules, "pid": os.getpid(),
+        "registered": registered}, file)
+sys.exit(5)
+"""
+
+
+def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.agent.starters.spares_program", str(script)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    pid = seen.pop("pid")
+    assert seen == {
+        "taken after its death": False,
+        "took no orders": -signal.SIGKILL,
+        "registered": [2, 1],
+        "given back": [1, 0],
+        "exit": 5,
+        "left": False,
+    }, done.stderr
+    assert json.loads((tmp_path / "rank.json").read_text()) == {
+        "argv": ["x"],
+        "rank": "3",
+        "seen": "by the rank",
+        "name": "__main__",
+        "torch": True,
+        "pid": pid,
+        "registered": 3,
+    }
