@@ -12,7 +12,7 @@ from torch import Tensor
 
 from elastic.checkpoint import stored
 from elastic.proto.errors import CheckpointError, UsageError
-from elastic.trainer import tokenizer
+from elastic.trainer.data import tokenizer
 from elastic.trainer.model import GPT, GPTConfig
 
 

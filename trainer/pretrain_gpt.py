@@ -20,11 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 from elastic import session
 from elastic.checkpoint import Checkpointer
 from elastic.proto.errors import UsageError
-from elastic.trainer import optimizer, tokenizer
-from elastic.trainer.data import Batches, TokenFile
+from elastic.trainer import optimizer
+from elastic.trainer.data import tokenizer
+from elastic.trainer.data.batches import Batches, TokenFile
+from elastic.trainer.data.prepare import prepare
 from elastic.trainer.generate import continue_text
 from elastic.trainer.model import GPT, init_weights
-from elastic.trainer.prepare import prepare
 from elastic.trainer.settings import Settings, parse
 from elastic.trainer.world import World, joined
 

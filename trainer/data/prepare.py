@@ -13,8 +13,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from elastic.proto.errors import UsageError
-from elastic.trainer import corpus, tokenizer
-from elastic.trainer.data import TOKEN_TYPE, TokenFile
+from elastic.trainer.data import corpus, tokenizer
+from elastic.trainer.data.batches import TOKEN_TYPE, TokenFile
 from elastic.trainer.files import exclusive, replace_atomically
 
 TOKENS_NAME = "corpus.tokens"

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from elastic.proto.errors import UsageError
-from elastic.trainer import corpus, tokenizer
-from elastic.trainer.data import TokenFile
-from elastic.trainer.prepare import SUMMARY_NAME, prepare
+from elastic.trainer.data import corpus, tokenizer
+from elastic.trainer.data.batches import TokenFile
+from elastic.trainer.data.prepare import SUMMARY_NAME, prepare
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def _prepare(directory: Path) -> TokenFile:
 def test_of_many_processes_one_prepares(tmp_path: Path) -> None:
     data = tmp_path / "data"
     program = (
-        "import pathlib, sys; from elastic.trainer.prepare import prepare; "
+        "import pathlib, sys; from elastic.trainer.data.prepare import prepare; "
         "print(prepare(pathlib.Path(sys.argv[1]), vocab_size=300, max_bytes=60_000).digest)"
     )
     command = [sys.executable, "-c", program, str(data)]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.proto.errors import UsageError
-from elastic.trainer.data import TOKEN_TYPE, Batches, TokenFile
+from elastic.trainer.data.batches import TOKEN_TYPE, Batches, TokenFile
 
 TOKENS = np.arange(1000, dtype=np.uint16)
 
