@@ -408,10 +408,11 @@ async def test_what_a_rank_has_failed_to_keep_is_told_to_all_ranks_until_it_has_
 
 
 @within(60)
-async def test_what_is_to_go_to_storage_is_so_on_every_rank_before_it_hears_of_anything_newer() -> (
-    None
-):
+async def test_what_is_to_go_to_storage_is_so_on_every_rank_before_it_hears_of_anything_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On one of them it took the place of a step that was due."""
+    monkeypatch.setattr(sys.modules[__name__], "NAME", str(tmp_path))
     async with nodes(1) as (a,):
         ranks = [a.opens(local, world=2, local=local, of=2) for local in range(2)]
         for rank in ranks:

@@ -193,7 +193,7 @@ def peer(serving: Courier, full: tuple[Slot, bytes]) -> Iterator[Peer]:
 
 
 def wait_until(seen: Callable[[], bool]) -> None:
-    """Each look is a request that is answered."""
+    """Each look is a request that is answered, or a try to claim."""
     deadline = time.monotonic() + 150
     while not seen():
         assert time.monotonic() < deadline, "it is never seen"
