@@ -1,9 +1,9 @@
 """Inside the user's process: how the agent learns about a script that was not written for it.
 
-Installed by `startup/sitecustomize.py` in a spawned rank and by `agent/starters/rank.py` in a forked one. It
-waits for the first import of torch, notes the environment then, claims the progress page, and from
-there on turns optimizer steps into signs of life. An exception that ends the script is told to the
-agent. Imports next to nothing, since it runs before the script; never imports torch itself; and
+Installed by `startup/sitecustomize.py` in a spawned rank and by `starters/rank.py` in a forked one.
+It waits for the first import of torch, notes the environment then, claims the progress page, and
+from there on turns optimizer steps into signs of life. An exception that ends the script is told to
+the agent. Imports next to nothing, since it runs before the script; never imports torch itself; and
 whatever goes wrong in it goes no further.
 """
 

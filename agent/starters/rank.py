@@ -1,9 +1,10 @@
 """What a fork of the standby does to be what `python -u script.py` would be.
 
-Compared with a fresh process by `tests/agent/starters/test_starters.py`. What differs, by the nature of it:
-torch and what else was preloaded is imported already; ranks share one hash seed; `/proc/<pid>/environ`
-shows the title; a few frames of ours lie below the script's in `sys._getframe()` and
-`traceback.print_stack()` (not in tracebacks); numpy's BLAS keeps the one thread it started with.
+Compared with a fresh process by `tests/agent/starters/test_starters.py`. What differs, by the nature
+of it: torch and what else was preloaded is imported already; ranks share one hash seed;
+`/proc/<pid>/environ` shows the title; a few frames of ours lie below the script's in
+`sys._getframe()` and `traceback.print_stack()` (not in tracebacks); numpy's BLAS keeps the one thread
+it started with.
 """
 
 import builtins

@@ -1,6 +1,6 @@
-"""`python -m elastic.agent.starters.spawner FD`: starts processes by fork and exec; no torch, one thread.
+"""`python -m elastic.agent.starters.spawner FD`: starts processes by fork and exec.
 
-It exists because the agent has threads (grpc's), beside which nothing may run between fork and exec.
+No torch, one thread. It exists because the agent has threads (grpc's), beside which nothing may run between fork and exec.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""`python -m elastic.checkpoint.keeper.courier FD`: images to other nodes, and from them, behind training's back.
+"""`python -m elastic.checkpoint.keeper.courier FD`: images to other nodes, and from them.
 
-One a node. What it fetches is verified chunk by chunk, and is no snapshot before all of it is there.
+Behind training's back, one a node. What it fetches is verified chunk by chunk, and is no snapshot before all of it is there.
 Needs no torch.
 """
 

@@ -1,4 +1,4 @@
-"""`python -m elastic.checkpoint.keeper.process FD`: keeps a node's snapshots where `elastic-run` does not.
+"""`python -m elastic.checkpoint.keeper.process FD`: keeps a node's snapshots without `elastic-run`.
 
 It takes the agent's part for one `Checkpointer` of each rank of its node, and ends by itself: once these
 ranks are gone, however they went, and the newest snapshot of the whole job is on storage. In a

@@ -1,7 +1,7 @@
-"""`python -m elastic.checkpoint.storage.flusher FD`: writes snapshots to storage, behind training's back.
+"""`python -m elastic.checkpoint.storage.flusher FD`: snapshots to storage, behind training's back.
 
-One for each checkpoint, at low priority, and one file at a time: disks are no faster for more. What it reads from a
-slot is verified on the way, so damage in memory never becomes a checkpoint. Needs no torch.
+One for each checkpoint, at low priority, and one file at a time: disks are no faster for more. What it
+reads from a slot is verified on the way, so damage in memory never becomes a checkpoint. Needs no torch.
 """
 
 import functools

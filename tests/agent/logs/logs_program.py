@@ -1,5 +1,6 @@
-"""`python -m tests.agent.logs.logs_program FOLDER ROUNDS LINES`: rounds of one rank with teed files, as an
-agent has them; notes in FOLDER/result.json what they cost.
+"""`python -m tests.agent.logs.logs_program FOLDER ROUNDS LINES`: rounds of one rank with teed files.
+
+As an agent has them; notes in FOLDER/result.json what they cost.
 """
 
 import asyncio

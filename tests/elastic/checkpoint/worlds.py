@@ -1,4 +1,4 @@
-"""`python -m tests.elastic.checkpoint.worlds FOLDER LAYOUT ...`: saves under each, loads each under each.
+"""`python -m tests.elastic.checkpoint.worlds FOLDER LAYOUT ...`: saves under each, loads under each.
 
 Ranks are forks of this process, so torch is imported once. What is wrong is left in FOLDER, one file
 for each rank of each layout that loads: JSON, by the layout that saved.

@@ -285,7 +285,8 @@ def test_one_folder_that_may_not_be_read_hides_no_other() -> None:
     """Root may read all: another program looks, as nobody, where nobody may."""
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from elastic.checkpoint.storage import manifests; from elastic.checkpoint.storage.folder import Folder\n"
+        "from elastic.checkpoint.storage import manifests\n"
+        "from elastic.checkpoint.storage.folder import Folder\n"
         "os.setuid(65534); here = Folder(Path(sys.argv[1]))\n"
         "found, wrong = manifests.readable(here, here.listing())\n"
         "print([one.step for one in found], wrong)"
