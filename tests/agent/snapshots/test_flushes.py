@@ -179,8 +179,10 @@ class Said(logging.Handler):
 def listening() -> Iterator[Said]:
     said = Said()
     flushes.log.addHandler(said)
-    yield said
-    flushes.log.removeHandler(said)
+    try:
+        yield said
+    finally:
+        flushes.log.removeHandler(said)
 
 
 @contextlib.contextmanager

@@ -81,40 +81,38 @@ def fds() -> Iterator[list[int]]:
 
 def test_saves_between_a_flushs_request_and_its_read(tmp_path: Path, fds: list[int]) -> None:
     async def test() -> None:
-        rank = Rank(fds)
-        async with node(tmp_path) as here:
-            here.flushes.write("job", (ROUND, 1), 1, {0: rank.save(1)})
-            await here.done()  # there is a flusher now
-            flushed = rank.save(2)
-            with stopped(here.process()):
-                here.flushes.write("job", (ROUND, 2), 1, {0: flushed})
-                save_on(rank, 2)
-            await here.done()
-        check(tmp_path, 2)
-        rank.save(20)
-        rank.close()
+        with contextlib.closing(Rank(fds)) as rank:
+            async with node(tmp_path) as here:
+                here.flushes.write("job", (ROUND, 1), 1, {0: rank.save(1)})
+                await here.done()  # there is a flusher now
+                flushed = rank.save(2)
+                with stopped(here.process()):
+                    here.flushes.write("job", (ROUND, 2), 1, {0: flushed})
+                    save_on(rank, 2)
+                await here.done()
+            check(tmp_path, 2)
+            rank.save(20)
 
     run(test())
 
 
 def test_saves_in_the_midst_of_a_flushs_read(tmp_path: Path, fds: list[int]) -> None:
     async def test() -> None:
-        rank = Rank(fds)
-        async with node(tmp_path) as here:
-            for step in range(10, 10 * ATTEMPTS, 10):
-                here.flushes.write("job", (ROUND, step), 1, {0: rank.save(step)})
-                await begun(here, tmp_path / manifest.folder(step))
-                with stopped(here.process()):
-                    met = not path_of(tmp_path, step).exists()
+        with contextlib.closing(Rank(fds)) as rank:
+            async with node(tmp_path) as here:
+                for step in range(10, 10 * ATTEMPTS, 10):
+                    here.flushes.write("job", (ROUND, step), 1, {0: rank.save(step)})
+                    await begun(here, tmp_path / manifest.folder(step))
+                    with stopped(here.process()):
+                        met = not path_of(tmp_path, step).exists()
+                        if met:
+                            save_on(rank, step)
+                    await here.done()
                     if met:
-                        save_on(rank, step)
-                await here.done()
-                if met:
-                    break
-            assert met, f"none of {ATTEMPTS} flushes was met in its midst"
-        check(tmp_path, step)
-        rank.save(10 * ATTEMPTS)
-        rank.close()
+                        break
+                assert met, f"none of {ATTEMPTS} flushes was met in its midst"
+            check(tmp_path, step)
+            rank.save(10 * ATTEMPTS)
 
     run(test())
 

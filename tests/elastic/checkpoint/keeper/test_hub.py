@@ -34,6 +34,7 @@ class Served:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = self.listener.getsockname()
         self.orders: list[pb.SnapshotOrders] = []
+        self.writers: list[asyncio.StreamWriter] = []
         start = Start(
             checkpoint="/run", job="job", round=1, rank=0, local_world_size=1, world_size=2,
             timeout=DEADLINE, listener=-1, peers=self.listener.detach(), secret=SECRET,
@@ -43,6 +44,7 @@ class Served:
 
     async def greet(self, line: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(*self.address)
+        self.writers.append(writer)
         writer.write(line)
         return reader, writer
 
@@ -56,8 +58,12 @@ class Served:
 async def served() -> AsyncIterator[Served]:
     made = Served()
     task = asyncio.create_task(made.hub.run())
-    yield made
-    task.cancel()
+    try:
+        yield made
+    finally:
+        for writer in made.writers:
+            writer.close()
+        task.cancel()
 
 
 def holding(rank: int, moment: pb.Moment) -> pb.Snapshots:
@@ -85,14 +91,12 @@ def holding(rank: int, moment: pb.Moment) -> pb.Snapshots:
 def test_a_stranger_is_answered_nothing(line: bytes) -> None:
     async def test() -> None:
         async with served() as here:
-            reader, writer = await here.greet(line)
+            reader, _ = await here.greet(line)
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
-            writer.close()
             assert here.hub.missing() == {1}
-            reader, writer = await here.greet(keeper_process.line(OURS))
+            reader, _ = await here.greet(keeper_process.line(OURS))
             assert codec.loads(keeper_process.Answer, await reader.readline()) == Welcome(job="job")
-            writer.close()
 
     run(test())
 
@@ -101,11 +105,10 @@ def test_a_version_too_far_is_refused_in_a_sentence() -> None:
     async def test() -> None:
         async with served() as here:
             far = Greeting(version="9.0", secret=SECRET, rank=1, local_world_size=1)
-            reader, writer = await here.greet(keeper_process.line(far))
+            reader, _ = await here.greet(keeper_process.line(far))
             answer = codec.loads(keeper_process.Answer, await reader.readline())
             assert isinstance(answer, Refused)
             assert "speaks version 9.0" in answer.reason
-            writer.close()
 
     run(test())
 
@@ -131,7 +134,6 @@ def test_what_two_nodes_hold_is_whole_until_one_is_lost() -> None:
             here.hub.end()
             assert not here.orders[-1].pending, "half of a step is not written"
             assert not here.orders[-1].flush
-            writer.close()
 
     run(test())
 
@@ -156,6 +158,5 @@ def test_at_the_end_each_node_writes_its_part_of_the_newest() -> None:
             while not order.flush:
                 order = pb.ToAgent.FromString(await keeper_process.read_frame(reader)).snapshots
             assert order.flush == [pb.Flush(moment=moment, ranks=[1])]
-            writer.close()
 
     run(test())

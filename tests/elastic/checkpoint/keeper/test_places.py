@@ -47,7 +47,7 @@ class KeeperProcess:
                 if answer:
                     end.send(answer)
 
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=serve, daemon=True)  # else a failure would wait for it
         thread.start()
         return thread
 
