@@ -20,6 +20,14 @@ def receive(end: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]
     return data, list(fds)
 
 
+def memory_file(data: bytes) -> int:
+    """A memfd that holds `data`, to go beside a message that would be too long."""
+    fd = os.memfd_create("elastic-message", os.MFD_CLOEXEC)
+    with os.fdopen(fd, "wb", closefd=False) as file:
+        file.write(data)
+    return fd
+
+
 def ready(fds: Iterable[int], timeout: float | None) -> set[int]:
     """Those that can be read, or have ended, once one can, or after `timeout` seconds; None: no limit.
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from elastic.agent.settings import AgentSettings
-from elastic.agent.side_process import SideProcess
-from elastic.agent.starters.starter import memory_file
-from elastic.proto import flusher, keeper, manifest, slot
+from elastic.agent.snapshots.side_process import SideProcess
+from elastic.proto import descriptors, flusher, keeper, manifest, slot
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import ProtocolMismatch, SlotError
 from elastic.proto.terms import Retention, Terms
@@ -177,7 +176,7 @@ class Flushes:
             checkpoint=self._checkpoint,
             storage_options=self.terms.storage_options,
         )
-        fd = memory_file(text.encode())
+        fd = descriptors.memory_file(text.encode())
         self._start(_Task(moment=moment, message=message, fd=fd))
 
     def _delete(self, moment: Key) -> None:

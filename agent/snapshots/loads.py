@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from elastic.agent.snapshots.clients import Client
 from elastic.agent.snapshots.shelf import Slot
-from elastic.agent.starters.starter import memory_file
-from elastic.proto import codec, keeper
+from elastic.proto import codec, descriptors, keeper
 from elastic.proto import master_pb2 as pb
 from elastic.proto.courier import Tls
 
@@ -93,7 +92,7 @@ class Loads:
         )
         with contextlib.ExitStack() as undo:
             if answer.sources:
-                fds.append(memory_file(codec.dumps(sources).encode()))
+                fds.append(descriptors.memory_file(codec.dumps(sources).encode()))
                 undo.callback(os.close, fds[-1])
             for client in list(clients):
                 asked = client.round, client.load

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from elastic.agent.ports import listen
 from elastic.agent.settings import AgentSettings
-from elastic.agent.side_process import SideProcess
+from elastic.agent.snapshots.side_process import SideProcess
 from elastic.proto import courier
 from elastic.proto.courier import Drop, Failed, Fetch, Fetched, Forget, Hold, Serve, Tls
 from elastic.proto.moment import Moment

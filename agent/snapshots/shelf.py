@@ -9,8 +9,7 @@ from typing import Literal
 
 from elastic.agent.snapshots.replicas import Replicas
 from elastic.agent.snapshots.vault import Kept
-from elastic.agent.starters.starter import memory_file
-from elastic.proto import slot
+from elastic.proto import descriptors, slot
 from elastic.proto.errors import ProtocolMismatch, SlotError
 from elastic.proto.moment import Moment
 
@@ -132,7 +131,7 @@ class Shelf:
 
     def note(self, checkpoint: str, text: bytes) -> None:
         """Keep a few words on a checkpoint, in the place of what was kept before. Raises OSError."""
-        self._vault.keep(_NOTE + checkpoint, memory_file(text))
+        self._vault.keep(_NOTE + checkpoint, descriptors.memory_file(text))
 
     def notes(self) -> list[tuple[str, bytes]]:
         """What was kept, by checkpoint."""

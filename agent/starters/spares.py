@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 
 from elastic.agent import children
 from elastic.agent.environment import mark
-from elastic.agent.gpus import Gpus
 from elastic.agent.settings import AgentSettings
+from elastic.agent.starters.gpus import Gpus
 from elastic.agent.starters.spare import MOST_FDS, READY, SLOTS, TAKEN
 from elastic.agent.starters.spec import StartSpec
-from elastic.agent.starters.starter import StartFailed, memory_file
+from elastic.agent.starters.starter import StartFailed
 from elastic.agent.starters.starters import Starters, changes
-from elastic.proto import env
+from elastic.proto import descriptors, env
 from elastic.proto.errors import StarterDied
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Spare:
             self.close()
 
     def _send(self, spec: StartSpec, fds: Mapping[str, int]) -> None:
-        fd = memory_file(spec.to_json())
+        fd = descriptors.memory_file(spec.to_json())
         try:
             rights = array.array("i", (fd, *fds.values()))
             control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]

@@ -156,7 +156,7 @@ class Starter:
         number = self._ids
         answer: asyncio.Future[int] = self._loop.create_future()
         self._starts[number] = answer
-        memory = memory_file(spec.to_json())
+        memory = descriptors.memory_file(spec.to_json())
         try:
             await self._send({"start": number, "fds": list(fds)}, (memory, *fds.values()))
             return await answer
@@ -171,7 +171,7 @@ class Starter:
         """
         answer: asyncio.Future[Preloaded] = self._loop.create_future()
         self._preload = answer
-        memory = memory_file(json.dumps(list(modules)).encode())
+        memory = descriptors.memory_file(json.dumps(list(modules)).encode())
         try:
             await self._send({"preload": True}, (memory,))
             return await answer
@@ -299,14 +299,6 @@ class Starter:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # nobody may be waiting, which is no mistake
-
-
-def memory_file(data: bytes) -> int:
-    """A memfd that holds `data`."""
-    fd = os.memfd_create("elastic-message", os.MFD_CLOEXEC)
-    with os.fdopen(fd, "wb", closefd=False) as file:
-        file.write(data)
-    return fd
 
 
 def _words(status: int) -> str:

@@ -50,12 +50,13 @@ from elastic.checkpoint.load.plan import Box, Held, index
 from elastic.checkpoint.load.plan import plan as plan_reads
 from elastic.checkpoint.load.restore import Restore
 from elastic.checkpoint.load.source import Source
+from elastic.checkpoint.save import writing
 from elastic.checkpoint.state import tree
 from elastic.checkpoint.state.collect import Place, collect
 from elastic.checkpoint.state.image import SIZES, Piece
 from elastic.checkpoint.state.tensors import Part
 from elastic.checkpoint.state.tree import Reference, Route
-from elastic.checkpoint.storage import manifests, writing
+from elastic.checkpoint.storage import manifests
 from elastic.checkpoint.storage.connect import connect
 from elastic.checkpoint.storage.protocol import Storage, canonical
 from elastic.proto import manifest

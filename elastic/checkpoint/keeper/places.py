@@ -30,7 +30,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from elastic import session
 from elastic.agent import boot
-from elastic.agent.starters.starter import memory_file
 from elastic.proto import codec, descriptors, env, keeper_process, version
 from elastic.proto.env import Launch
 from elastic.proto.errors import CheckpointError, CodecError
@@ -183,7 +182,7 @@ def _start(path: str, launch: Launch, board: "_Board") -> socket.socket:
 
 def _run(start: Start) -> None:
     """Start a keeper, which is nobody's child once this returns."""
-    passed = memory_file(codec.dumps(start).encode())
+    passed = descriptors.memory_file(codec.dumps(start).encode())
     try:
         done = subprocess.run(
             boot.command(sys.executable, "elastic.checkpoint.keeper.process", str(passed)),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from elastic.checkpoint.memory import copy_cpu, host, lanes
-from elastic.checkpoint.save import ahead
+from elastic.checkpoint.save import ahead, writing
 from elastic.checkpoint.save.behind import Behind, Void, steady
 from elastic.checkpoint.save.keeping import Keeping
 from elastic.checkpoint.save.slots import NoMemory, Slots
@@ -18,7 +18,6 @@ from elastic.checkpoint.save.turn import WHOLE, Turn
 from elastic.checkpoint.save.want import Want
 from elastic.checkpoint.state.collect import Place, optimizers
 from elastic.checkpoint.state.planner import Planner, Share
-from elastic.checkpoint.storage import writing
 from elastic.checkpoint.storage.protocol import Storage, words
 from elastic.proto import keeper, manifest, slot
 from elastic.proto.errors import CheckpointError

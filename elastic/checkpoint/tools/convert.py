@@ -38,10 +38,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from elastic.checkpoint.dcp import StorageReader, checked
 from elastic.checkpoint.load import plan
 from elastic.checkpoint.memory import copy_cpu
+from elastic.checkpoint.save import writing
 from elastic.checkpoint.state import tree
 from elastic.checkpoint.state.image import CODES, SIZES, Piece
 from elastic.checkpoint.state.tensors import Part
-from elastic.checkpoint.storage import manifests, writing
+from elastic.checkpoint.storage import manifests
 from elastic.checkpoint.storage.connect import connect
 from elastic.checkpoint.storage.protocol import canonical
 from elastic.checkpoint.tools import foreign

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent import side_process
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
-from elastic.agent.snapshots import flushes
+from elastic.agent.snapshots import flushes, side_process
 from elastic.agent.snapshots.flushes import Flushes
 from elastic.checkpoint.storage.folder import Folder
 from elastic.proto import manifest, slot, sums
