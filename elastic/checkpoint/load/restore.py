@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -274,7 +275,7 @@ class Restore:
             if strict:
                 raise CheckpointError(f"the checkpoint has no {path!r}")
         elif isinstance(value, torch.nn.Module):
-            self._load_module(value, saved, path)
+            self._load_module(value, saved, keys)
         elif type(value) is dict:
             self._load_dict(value, saved, keys, names, strict)
         elif isinstance(value, torch.Tensor) or self._fits(value, keys):
@@ -308,26 +309,31 @@ class Restore:
                 loaded[key] = self._built(saved[key], None)
         self._later.append(lambda: value.update(loaded))
 
-    def _load_module(self, module: torch.nn.Module, saved: Any, path: str) -> None:
-        """What its `state_dict` makes anew, and what modules keep beside their tensors (`get_extra_state`)."""
+    def _load_module(self, module: torch.nn.Module, saved: Any, keys: _Keys) -> None:
+        """What its `state_dict` makes anew, and what modules keep beside their tensors (`get_extra_state`):
+        each from the first that has it, since a rank of another world may have other parts of the model."""
+        path = ".".join(map(str, keys))
         if not isinstance(saved, dict):
             raise CheckpointError(f"{path} is a module here and something else in the checkpoint")
         inner, _ = unwrap(module)
         found = state_of(inner)
         made = {
-            key: self._built(saved[clean(key)], found[key])
+            key: self._built(tree, found[key])
             for key in apart(inner, found)
-            if clean(key) in saved and self._wanted(f"{path}.{clean(key)}")
+            if self._wanted(f"{path}.{clean(key)}")
+            for tree in islice(self._saved((*keys, clean(key))), 1)
         }
         if made:
             plain = type(inner).load_state_dict is torch.nn.Module.load_state_dict
             options = {"strict": False} if plain else {}  # which a script's own may not know
             self._later.append(partial(inner.load_state_dict, found | made, **options))
         for name, part in inner.named_modules():
-            key = f"{name}._extra_state" if name else "_extra_state"
-            if key in saved and self._wanted(f"{path}.{key}"):
-                built = self._built(saved[key], None)
-                self._later.append(partial(part.set_extra_state, built))
+            if type(part).set_extra_state is torch.nn.Module.set_extra_state:
+                continue  # it has none, as what wraps one that has
+            key = clean(f"{name}._extra_state" if name else "_extra_state")
+            if self._wanted(f"{path}.{key}"):
+                for tree in islice(self._saved((*keys, key)), 1):
+                    self._later.append(partial(part.set_extra_state, self._built(tree, None)))
 
     def _optimizer(
         self, optimizer: torch.optim.Optimizer, saved: Any, keys: _Keys, names: Mapping[int, str]

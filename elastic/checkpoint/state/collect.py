@@ -140,10 +140,13 @@ def apart(module: torch.nn.Module, found: Mapping[str, Any]) -> set[str]:
 
 
 def memory(tensor: torch.Tensor) -> int:
-    """Where the storage begins that it, or its piece, lies in."""
+    """Where the storage begins that it, or its piece, lies in; 0 where it has none, as one that is sparse."""
     with torch.no_grad():
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.untyped_storage().data_ptr()
+    try:
+        return local.untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def optimizers(value: Any) -> Iterator[torch.optim.Optimizer]:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim import Optimizer, lr_scheduler
 
 from elastic.checkpoint.load.plan import Box
@@ -357,6 +358,53 @@ def test_what_a_modules_state_dict_makes_for_it_is_loaded_by_its_own_means() -> 
     assert weight is new["plain"].weight
     assert torch.equal(weight, old["plain"].weight)  # type: ignore[arg-type]
     assert (own.w.tolist(), own.seen) == ([8, 8, 8], 8)
+
+
+class _Extra(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.full((3,), value))
+        self.seen = value
+
+    def get_extra_state(self) -> float:
+        return self.seen
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = state
+
+
+def test_what_another_rank_has_of_a_model_comes_from_its_image() -> None:
+    """As in a larger world, to a rank that has no image of its own."""
+
+    def stage(name: str, value: float) -> dict[str, Any]:
+        return {"m": nn.ModuleDict({name: nn.ModuleList([_Casts(value), _Extra(value)])})}
+
+    state = stage("1", 0.0)
+    restored(state, saved(stage("0", 5.0)), saved(stage("1", 7.0), "rank 1"))
+    casts, extra = state["m"]["1"]
+    assert (casts.w.tolist(), extra.w.tolist(), extra.seen) == ([7, 7, 7], [7, 7, 7], 7)
+
+
+def test_what_a_module_keeps_beside_its_tensors_passes_by_what_wraps_it() -> None:
+    def wrapped(module: nn.Module) -> dict[str, Any]:
+        return {"m": nn.ModuleList([checkpoint_wrapper(module)])}
+
+    extra = _Extra(0.0)
+    restored(wrapped(extra), saved(wrapped(_Extra(7.0))))
+    assert (extra.w.tolist(), extra.seen) == ([7, 7, 7], 7)
+
+
+def test_what_is_not_saved_of_a_module_may_be_of_any_kind() -> None:
+    """Such as the sparse matrix of a graph."""
+
+    def model(value: float) -> nn.Module:
+        module = _Extra(value)
+        module.register_buffer("graph", torch.eye(2).to_sparse(), persistent=False)
+        return module
+
+    new = model(0.0)
+    restored({"m": new}, saved({"m": model(7.0)}))
+    assert new.get_parameter("w").tolist() == [7, 7, 7]
 
 
 def test_an_optimizer_whose_parameters_all_have_other_names_is_refused() -> None:
