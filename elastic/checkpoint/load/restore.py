@@ -21,6 +21,7 @@ from elastic.checkpoint.state.collect import (
     apart,
     clean,
     collect,
+    is_torchs,
     names_of,
     state_of,
     unwrap,
@@ -323,10 +324,15 @@ class Restore:
             if self._wanted(f"{path}.{clean(key)}")
             for tree in islice(self._saved((*keys, clean(key))), 1)
         }
-        if made:
-            plain = type(inner).load_state_dict is torch.nn.Module.load_state_dict
-            options = {"strict": False} if plain else {}  # which a script's own may not know
-            self._later.append(partial(inner.load_state_dict, found | made, **options))
+        if not is_torchs(inner, "load_state_dict"):  # as it is written: with all that was saved
+            here = set(map(clean, found))
+            for key in saved.keys() - here if here <= saved.keys() else ():
+                if self._wanted(f"{path}.{key}"):
+                    made[key] = self._built(saved[key], None)
+            rest = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in found.items()}
+            self._later.append(partial(inner.load_state_dict, rest | made))
+        elif made:
+            self._later.append(partial(inner.load_state_dict, found | made, strict=False))
         for name, part in inner.named_modules():
             if type(part).set_extra_state is torch.nn.Module.set_extra_state:
                 continue  # it has none, as what wraps one that has

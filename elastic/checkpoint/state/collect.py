@@ -123,9 +123,15 @@ def unwrap(module: torch.nn.Module) -> tuple[torch.nn.Module, tuple[int, ...]]:
 
 def state_of(module: torch.nn.Module) -> dict[str, Any]:
     """Its `state_dict`, with its parameters themselves where that is torch's."""
-    if type(module).state_dict is torch.nn.Module.state_dict:
+    if is_torchs(module, "state_dict"):
         return module.state_dict(keep_vars=True)
     return module.state_dict()
+
+
+def is_torchs(module: torch.nn.Module, method: str) -> bool:
+    """Whether a module's method is not the script's own, of its class or put into it."""
+    found = getattr(getattr(module, method), "__func__", None)
+    return found is getattr(torch.nn.Module, method)
 
 
 def apart(module: torch.nn.Module, found: Mapping[str, Any]) -> set[str]:

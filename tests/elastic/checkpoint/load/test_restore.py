@@ -407,6 +407,40 @@ def test_what_is_not_saved_of_a_module_may_be_of_any_kind() -> None:
     assert new.get_parameter("w").tolist() == [7, 7, 7]
 
 
+class _Grows(nn.Module):
+    """Has more to keep once it was trained, and something that follows from its weights."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.full((3,), value))
+        self.mean: torch.Tensor | None = None
+        self.twice = 2 * value
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().state_dict(*args, **kwargs)
+        return found if self.mean is None else {**found, "mean": self.mean}
+
+    def load_state_dict(self, state: Any) -> Any:  # type: ignore[override]
+        self.mean = state.get("mean")
+        self.twice = 2 * float(state["w"].numpy()[0])
+        return super().load_state_dict({"w": state["w"]})
+
+
+def test_a_modules_own_load_state_dict_has_all_that_was_saved() -> None:
+    for mean in (None, torch.full((2,), 5.0)):
+        old, new = _Grows(7.0), _Grows(0.0)
+        old.mean = mean
+        restored({"m": new}, saved({"m": old}))
+        assert (new.w.tolist(), new.twice) == ([7, 7, 7], 14)
+        assert mean is None or (new.mean is not None and new.mean.tolist() == [5, 5])
+
+
+def test_a_state_dict_that_a_script_has_put_into_a_module_is_its_own() -> None:
+    model = nn.Linear(2, 2)
+    model.state_dict = lambda: {"bias": model.bias}  # type: ignore[method-assign,assignment]
+    assert list(saved({"m": model}).image.pieces) == ["m.bias"]
+
+
 def test_an_optimizer_whose_parameters_all_have_other_names_is_refused() -> None:
     def run() -> tuple[nn.Linear, torch.optim.Optimizer]:
         model = nn.Linear(2, 1)
