@@ -370,20 +370,22 @@ class Restore:
             options = self._built(saved["param_groups"][place], None)
             groups.append(options | {"params": numbers})
         if saved["state"] and not state and optimizer.param_groups:
-            self._check_names(path, saved, optimizer, names)
+            self._check_names(keys, optimizer, names)
         rest = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
         return {**self._built(rest, None), "state": state, "param_groups": groups}
 
     def _check_names(
-        self, path: str, saved: Any, optimizer: torch.optim.Optimizer, names: Mapping[int, str]
+        self, keys: _Keys, optimizer: torch.optim.Optimizer, names: Mapping[int, str]
     ) -> None:
         """Raises where an optimizer's parameters are all called otherwise, so that its state would be lost."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         here = [names.get(id(p), f"parameter {number}") for number, p in enumerate(parameters)]
-        there = [name for group in saved["param_groups"] for name in group.get("params", ())]
+        saved = filter(_of_optimizer, self._saved(keys))  # other ranks may have other parameters
+        groups = [group for one in saved for group in one["param_groups"]]
+        there = [name for group in groups for name in group.get("params", ())]
         if here and there and set(here).isdisjoint(there):
             raise CheckpointError(
-                f"{path}: its parameters are called {here[0]!r} and so on here, and {there[0]!r} and so on "
+                f"{'.'.join(map(str, keys))}: its parameters are called {here[0]!r} and so on here, and {there[0]!r} and so on "
                 "in the checkpoint: load it with the same modules as it was saved with"
             )
 

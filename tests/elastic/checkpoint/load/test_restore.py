@@ -455,6 +455,22 @@ def test_an_optimizer_whose_parameters_all_have_other_names_is_refused() -> None
         restored({"o": new}, saved({"m": model, "o": optimizer}))
 
 
+def test_an_optimizer_that_another_rank_had_needs_no_state() -> None:
+    """As that of a stage that is not trained, on a rank of a larger world."""
+
+    def stage(name: str, trained: bool) -> dict[str, Any]:
+        model = nn.ModuleDict({name: nn.Linear(2, 1)})
+        optimizer = torch.optim.Adam(model.parameters())
+        if trained:
+            torch.autograd.backward(model[name](torch.ones(1, 2)).sum())
+            optimizer.step()
+        return {"m": model, "o": optimizer}
+
+    frozen = stage("1", False)
+    restored(frozen, saved(stage("0", True)), saved(stage("1", False), "rank 1"))
+    assert not frozen["o"].state
+
+
 def test_what_another_rank_has_tied_is_not_here() -> None:
     shared = torch.ones(2)
     own = saved({"x": torch.full((2,), 5.0), "y": torch.full((2,), 6.0)})
