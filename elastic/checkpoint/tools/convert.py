@@ -154,11 +154,6 @@ def _width(piece: Piece) -> int:
 def to_dcp(path: str, step: int, dest: str, options: Options = None) -> str:
     """Write what torch's `FileSystemReader` reads, and say what was done. Raises OSError, `CheckpointError`."""
     reader, metadata = _open(path, step, options)
-    if reader.ambiguous:
-        raise CheckpointError(
-            f"{path}, step {step}: two values would be called {reader.ambiguous[0]} in DCP: name one "
-            "of them otherwise in the state"
-        )
     with _folder(dest) as folder, _failing(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
         save(
@@ -292,6 +287,11 @@ def _open(path: str, step: int, options: Options) -> tuple[StorageReader, Metada
             f"{', '.join(reader.missing[:3])}: not whole in {path}, step {step}: "
             "`elasticctl ckpt verify` says why"
         )
+    if reader.ambiguous:
+        raise CheckpointError(
+            f"{path}, step {step}: two values would be called {reader.ambiguous[0]} in DCP: name one "
+            "of them otherwise in the state"
+        )
     return reader, metadata
 
 
@@ -314,7 +314,7 @@ def _groups(items: Iterable[tuple[int, str, T]]) -> list[dict[str, T]]:
 @contextlib.contextmanager
 def _folder(dest: str) -> Iterator[Path]:
     """A new or an empty one; gone again, or empty, if it does not get whole."""
-    folder = _local(dest)
+    folder = _local(dest).resolve()  # no link is emptied
     before = folder.exists()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{dest} is there already: name a folder that is not, or is empty")

@@ -64,6 +64,8 @@ def read(folder: Path) -> tuple[list[Entry], dict[str, Route]]:
 def load(folder: Path, entry: Entry) -> Any:
     """A value, or a piece of a tensor. Raises OSError, `CheckpointError`."""
     what = f"{folder / entry.file}: {entry.name}"
+    if (folder / entry.file).is_fifo():  # it would wait
+        raise CheckpointError(f"{what} is in a pipe, not in a file")
     with open(folder / entry.file, "rb") as opened:
         if os.fstat(opened.fileno()).st_size < entry.end:
             raise CheckpointError(f"{what} is damaged: its file ends before it does")

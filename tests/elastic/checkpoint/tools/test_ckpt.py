@@ -316,7 +316,8 @@ def test_damage_is_not_converted(path: Path, tmp_path: Path, ask: Ask, to: str) 
     assert f"{gone}: No such file or directory\n" in answer.err, "what only it has is not known"
     aside.rename(gone)
     both(path)
-    dest.mkdir()
+    (tmp_path / "real").mkdir()
+    dest.symlink_to("real")
     answer = ask("ckpt", "convert", path, dest, "--to", to)
     assert answer.code == 1
     assert "own is damaged, and there is no other copy" in answer.err
@@ -329,14 +330,15 @@ def test_damage_is_not_converted(path: Path, tmp_path: Path, ask: Ask, to: str) 
     [{"1": torch.ones(1), 1: torch.zeros(1)}, {"d.0": torch.ones(1), "d": [torch.zeros(1)]}],
     ids=["text and number", "a list"],
 )
+@pytest.mark.parametrize("to", ["dcp", "safetensors"])
 def test_two_values_of_one_name_in_dcp_are_refused(
-    tmp_path: Path, ask: Ask, state: dict[Any, Any]
+    tmp_path: Path, ask: Ask, state: dict[Any, Any], to: str
 ) -> None:
     written(tmp_path / "run", 7, [{"s": state}])
-    answer = ask("ckpt", "convert", tmp_path / "run", tmp_path / "dcp", "--to", "dcp")
+    answer = ask("ckpt", "convert", tmp_path / "run", tmp_path / "made", "--to", to)
     assert answer.code == 1
     assert re.search(r"two values would be called s\.(1|d\.0) in DCP: name one", answer.err)
-    assert not (tmp_path / "dcp").exists()
+    assert not (tmp_path / "made").exists()
 
 
 def test_names_that_safetensors_has_a_use_of_its_own_for(tmp_path: Path, ask: Ask) -> None:
@@ -531,6 +533,18 @@ def test_hostile_metadata_runs_nothing(tmp_path: Path, ask: Ask) -> None:
     assert "posix.mkdir, which DCP has no use for" in answer.err
     assert not canary.exists()
     assert not (tmp_path / "new").exists()
+
+
+def test_a_pipe_in_the_place_of_a_file_of_dcp_is_not_waited_for(tmp_path: Path, ask: Ask) -> None:
+    save({"w": torch.ones(1)}, storage_writer=FileSystemWriter(tmp_path / "dcp"))
+    (pipe,) = (tmp_path / "dcp").glob("*.distcp")
+    pipe.unlink()
+    os.mkfifo(pipe)
+    with open(pipe, "r+b", buffering=0):  # so that who opens it does not wait here
+        answer = ask(
+            "ckpt", "convert", tmp_path / "dcp", tmp_path / "new", "--to", "elastic", "--step", "1"
+        )
+    assert (answer.code, answer.err) == (1, f"elasticctl: {pipe}: w is in a pipe, not in a file\n")
 
 
 def test_a_hostile_value_runs_nothing(tmp_path: Path, ask: Ask) -> None:
