@@ -62,6 +62,8 @@ class Restore:
         self._ties = {k: v for source in reversed(sources) for k, v in source.image.ties.items()}
         self._trees: dict[int, Any] = {}
         """The values of each source that were needed; without those that are damaged."""
+        self._anew: set[str] = set()
+        """Names of lists whose tensors are not filled where they are."""
         self._made: list[Part] = []
         self._later: list[Callable[[], object]] = []
         """What is done once all tensors are there."""
@@ -163,7 +165,11 @@ class Restore:
     def apply(self, state: dict[str, Any], *, strict: bool) -> None:
         """Load all of `state`, or what `only` names of it. Raises `CheckpointError` for what is not
         there, if strict; the state is then as it was."""
-        found = collect(self._in_place(state), self._place).parts
+        collected = collect(self._in_place(state), self._place)
+        self._anew = self._untied(collected.ties)
+        if self._anew:
+            collected = collect(self._in_place(state), self._place)
+        found = collected.parts
         self._check_only(state)
         known = {
             name: part
@@ -205,6 +211,8 @@ class Restore:
         """Whether it is a list of tensors as it was saved, in number and shapes."""
         if type(value) not in (list, tuple) or not value:
             return False
+        if ".".join(map(str, keys)) in self._anew:
+            return False
         if not all(isinstance(item, torch.Tensor) for item in value):
             return False
         saved = next(self._saved(keys), None)
@@ -217,6 +225,12 @@ class Restore:
     def _alike(self, tensor: torch.Tensor, saved: Any) -> bool:
         held = self._held.get(self._name(saved.name)) if isinstance(saved, _Saved) else None
         return held is not None and held[0][1].shape == tuple(tensor.shape)
+
+    def _untied(self, ties: Mapping[str, str]) -> set[str]:
+        """The lists with a tensor that is another one here, and was not when it was saved: as one begins
+        that is made anew in each step."""
+        pairs = [pair for pair in ties.items() if self._name(pair[0]) != self._name(pair[1])]
+        return {name.rpartition("[")[0] for pair in pairs for name in pair if name.endswith("]")}
 
     def _wanted(self, name: str) -> bool:
         return self._only is None or any(_within(name, one) for one in self._only)
