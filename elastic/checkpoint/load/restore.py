@@ -63,7 +63,7 @@ class Restore:
         self._trees: dict[int, Any] = {}
         """The values of each source that were needed; without those that are damaged."""
         self._anew: set[str] = set()
-        """Names of lists whose tensors are not filled where they are."""
+        """Names of what is not filled where it is: tensors, and lists of them."""
         self._made: list[Part] = []
         self._later: list[Callable[[], object]] = []
         """What is done once all tensors are there."""
@@ -201,17 +201,17 @@ class Restore:
         for key, value in state.items():
             if type(value) is dict:
                 found[key] = self._in_place(value, (*keys, key))
-            elif isinstance(value, torch.nn.Module | torch.Tensor) or self._fits(
-                value, (*keys, key)
-            ):
+            elif isinstance(value, torch.nn.Module) or self._fits(value, (*keys, key)):
                 found[key] = value
         return found
 
     def _fits(self, value: Any, keys: _Keys) -> bool:
-        """Whether it is a list of tensors as it was saved, in number and shapes."""
-        if type(value) not in (list, tuple) or not value:
-            return False
+        """Whether it is a tensor, or a list of tensors as it was saved, in number and shapes."""
         if ".".join(map(str, keys)) in self._anew:
+            return False
+        if isinstance(value, torch.Tensor):
+            return True
+        if type(value) not in (list, tuple) or not value:
             return False
         if not all(isinstance(item, torch.Tensor) for item in value):
             return False
@@ -227,10 +227,16 @@ class Restore:
         return held is not None and held[0][1].shape == tuple(tensor.shape)
 
     def _untied(self, ties: Mapping[str, str]) -> set[str]:
-        """The lists with a tensor that is another one here, and was not when it was saved: as one begins
-        that is made anew in each step."""
-        pairs = [pair for pair in ties.items() if self._name(pair[0]) != self._name(pair[1])]
-        return {name.rpartition("[")[0] for pair in pairs for name in pair if name.endswith("]")}
+        """The tensors that are another one here, and were not when they were saved, or the lists that have
+        them: what is made anew in each step may begin so."""
+        pairs = [{self._name(name): name for name in pair} for pair in ties.items()]
+        names = {
+            name
+            for pair in pairs
+            if len(pair) > 1 and pair.keys() <= self._held.keys()
+            for name in pair.values()
+        }
+        return names | {name.rpartition("[")[0] for name in names if name.endswith("]")}
 
     def _wanted(self, name: str) -> bool:
         return self._only is None or any(_within(name, one) for one in self._only)
@@ -293,7 +299,7 @@ class Restore:
             self._load_module(value, saved, keys)
         elif type(value) is dict:
             self._load_dict(value, saved, keys, names, strict)
-        elif isinstance(value, torch.Tensor) or self._fits(value, keys):
+        elif self._fits(value, keys):
             pass  # filled in place
         elif not self._wanted(path):
             raise CheckpointError(
@@ -306,7 +312,7 @@ class Restore:
             built = self._built(saved, None)
             self._later.append(lambda: value.load_state_dict(built))
         else:
-            return self._built(saved, None)
+            return self._built(saved, value)
         return value
 
     def _load_dict(
