@@ -58,7 +58,7 @@ class Orders:
     lost: Mapping[Moment, str]
     """Of this round: what is never whole, and why."""
     left_out: tuple[Span, ...]
-    """By ranks of this round: what is never whole either, beyond what is."""
+    """By ranks of this round: what is never whole either, the newest of it."""
     reason: str
 
 
@@ -215,9 +215,8 @@ def is_lost(state: Checkpoint, moment: Moment) -> bool:
 
 
 def _left_out(state: Checkpoint, number: int) -> tuple[Span, ...]:
-    whole = NOTHING if state.whole is None else state.whole.moment
     spans = {span for said in state.said.values() for span in said.left_out}
-    return merged(s for s in spans if s.round == number and (s.round, s.last) > whole)
+    return merged(span for span in spans if span.round == number)
 
 
 # --- restore -------------------------------------------------------------------------------------

@@ -257,7 +257,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """All moments that some rank has left out, but for what something newer is whole of."""
+    """The newest moments that some rank has left out."""
 
     spans: tuple[tuple[int, int, int], ...]
     """Round, first and last step."""

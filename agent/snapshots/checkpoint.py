@@ -109,10 +109,8 @@ class Checkpoint:
 
     @property
     def left_out(self) -> tuple[Span, ...]:
-        """By ranks of this node, beyond what is whole."""
-        spans = (span for spans in self.skipped.values() for span in spans)
-        whole = moment_of(self.whole)
-        return merged(span for span in spans if (span.round, span.last) > whole)
+        """By ranks of this node; also before what is whole, for who waits for one of those."""
+        return merged(span for spans in self.skipped.values() for span in spans)
 
     @property
     def lost(self) -> list[tuple[Moment, str]]:

@@ -177,7 +177,8 @@ class Checkpointer:
             if due is None or (self._keeping.committed or Moment(0, 0)) >= due:
                 return
             lost = self._keeping.lost.get(due)
-            if lost is not None and due not in self._saver.failed:
+            own = f"rank {self._place.rank}: "  # before it was saved again
+            if lost is not None and not (due in self._saver.failed and lost.reason.startswith(own)):
                 raise CheckpointError(
                     f"{self.path}: step {due.step} cannot be kept: {lost.reason}; save a later one"
                 )

@@ -21,8 +21,9 @@ from elastic.checkpoint.save import turn
 from elastic.checkpoint.save.saving import Save
 from elastic.checkpoint.storage import manifests
 from elastic.checkpoint.storage.folder import Folder
-from elastic.proto import slot
+from elastic.proto import keeper, slot
 from elastic.proto.errors import CheckpointError
+from elastic.proto.moment import Moment
 
 PLENTY = 1 << 30
 DEADLINE = 60.0
@@ -237,6 +238,25 @@ def test_a_storage_that_fails_without_memory_is_told_to_who_waits(machine: Machi
         checkpoint.save(2, state(2), persist=True)
         checkpoint.wait(DEADLINE)
         assert machine.steps() == [1, 2]
+
+
+def test_who_has_written_what_it_failed_to_write_hears_of_others_that_fail(
+    machine: Machine,
+) -> None:
+    machine.memory.write_text("4096")
+    machine.path.write_text("in the way")
+    with machine.checkpoint() as checkpoint:
+        checkpoint.save(1, state(1), persist=True)
+        assert lost(checkpoint, 1) == "rank 0: Not a directory"
+        saver, keeping, at = checkpoint._saver, checkpoint._keeping, Moment(1, 1)
+        assert saver.failed == {at}
+        saver.due, saver.unwritten = at, ""  # as when it is saved again, and written
+        with pytest.raises(CheckpointError, match="step 1 is not on storage yet"):
+            checkpoint.wait(0.1)
+        keeping.lost[at] = keeper.Lost(round=1, step=1, reason="rank 1: No space left on device")
+        with pytest.raises(CheckpointError, match="cannot be kept: rank 1: No space"):
+            checkpoint.wait(DEADLINE)
+        saver.due = None
 
 
 @pytest.mark.parametrize("snapshot", ["sync", "stream"])
