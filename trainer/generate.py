@@ -13,7 +13,8 @@ from torch import Tensor
 from elastic.checkpoint import stored
 from elastic.proto.errors import CheckpointError, UsageError
 from elastic.trainer.data import tokenizer
-from elastic.trainer.model import GPT, GPTConfig
+from elastic.trainer.model.config import GPTConfig
+from elastic.trainer.model.gpt import GPT
 
 
 @torch.no_grad()
@@ -89,8 +90,7 @@ def load_model(directory: Path) -> GPT:
     step = stored.load(directory, found)
     if not step:
         raise UsageError(f"{directory} holds no checkpoint")
-    shape = {name: int(found["identity"][name]) for name in GPTConfig.__slots__}
-    model = GPT(GPTConfig(**shape))
+    model = GPT(GPTConfig(**{name: found["identity"][name] for name in GPTConfig.__slots__}))
     stored.load(directory, {"model": model}, step=step)
     return model
 

@@ -25,7 +25,8 @@ from elastic.trainer.data import tokenizer
 from elastic.trainer.data.batches import Batches, TokenFile
 from elastic.trainer.data.prepare import prepare
 from elastic.trainer.generate import continue_text
-from elastic.trainer.model import GPT, init_weights
+from elastic.trainer.model.gpt import GPT
+from elastic.trainer.model.init import initialize
 from elastic.trainer.settings import Settings, parse
 from elastic.trainer.world import World, joined
 
@@ -44,7 +45,7 @@ class Run:
     """The weights, on this rank's device."""
     optimizer: torch.optim.AdamW
     """Its state covers `model`'s parameters."""
-    identity: Mapping[str, str | int]
+    identity: Mapping[str, Any]
     """What a run must be again for its checkpoints to fit: model shape, seed, batch, corpus."""
 
 
@@ -52,9 +53,9 @@ def build(settings: Settings, world: World, token_file: TokenFile) -> Run:
     """Make the model with its first weights, its optimizer and its data."""
     shape = settings.model(token_file.vocab_size)
     model = GPT(shape)
-    init_weights(model, settings.seed, settings.init_method_std)
+    initialize(model, shape, settings.seed, settings.init_method_std)
     model.to(world.device)
-    fixed: dict[str, str | int] = {
+    fixed = {
         "seed": settings.seed,
         "global_batch_size": settings.global_batch_size,
         "tokens": token_file.digest,
@@ -105,8 +106,11 @@ def train_step(run: Run, parallel: nn.Module, step: int) -> Tensor:
     """
     settings, world = run.settings, run.world
     samples = run.batches.local(step, world.rank, world.size).to(world.device)  # [b, S + 1]
-    loss_sum: Tensor = parallel(samples)
-    part = loss_sum / (settings.global_batch_size * settings.seq_length)
+    inputs, targets = samples[:, :-1], samples[:, 1:]
+    share = 1 / (settings.global_batch_size * settings.seq_length)
+    part: Tensor = parallel(inputs, targets, torch.full(targets.shape, share, device=world.device))[
+        0
+    ]
     # DDP divides the sum of the gradients by the world's size.
     torch.autograd.backward(part * world.size)
     nn.utils.clip_grad_norm_(run.model.parameters(), settings.clip_grad)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.trainer.model import GPTConfig
+from elastic.proto.errors import UsageError
+from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.optimizer import Schedule
 
 
@@ -93,7 +94,7 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     given = vars(parser.parse_args(arguments))
     try:
         return Settings(**given)
-    except ValueError as error:
+    except (ValueError, UsageError) as error:
         parser.error(str(error))
 
 

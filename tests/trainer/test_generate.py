@@ -1,14 +1,16 @@
 import torch
 
 from elastic.trainer.generate import sample
-from elastic.trainer.model import GPT, GPTConfig, init_weights
+from elastic.trainer.model.config import GPTConfig
+from elastic.trainer.model.gpt import GPT
+from elastic.trainer.model.init import initialize
 
 SHAPE = GPTConfig(num_layers=1, hidden_size=8, num_attention_heads=2, seq_length=4, vocab_size=20)
 
 
 def made() -> GPT:
     model = GPT(SHAPE)
-    init_weights(model, 1, 0.5)
+    initialize(model, SHAPE, 1, 0.5)
     return model
 
 

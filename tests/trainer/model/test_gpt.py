@@ -1,0 +1,189 @@
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from elastic.proto.errors import UsageError
+from elastic.trainer.model import loss
+from elastic.trainer.model.config import GPTConfig
+from elastic.trainer.model.gpt import GPT
+from elastic.trainer.model.init import initialize
+from tests.trainer.model.shapes import ALL, GPT2, LLAMA
+
+
+def made(config: GPTConfig = GPT2, *, seed: int = 1, std: float = 0.02) -> GPT:
+    model = GPT(config)
+    initialize(model, config, seed, std)
+    return model
+
+
+def tokens(batch: int, length: int) -> Tensor:
+    return torch.randint(0, 320, (batch, length), generator=torch.Generator().manual_seed(0))
+
+
+def losses(model: GPT, samples: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the tokens' losses, and each."""
+    targets = samples[:, 1:]
+    found: tuple[Tensor, Tensor] = model(samples[:, :-1], targets, torch.ones(targets.shape))
+    return found
+
+
+@pytest.mark.parametrize("config", ALL.values(), ids=ALL)
+def test_parameter_count_is_that_of_the_shapes(config: GPTConfig) -> None:
+    assert sum(p.numel() for p in GPT(config).parameters()) == config.parameter_count
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    layers=st.integers(1, 4),
+    heads=st.integers(1, 4),
+    head_size=st.integers(1, 8),
+    length=st.integers(1, 32),
+    vocab=st.integers(1, 500),
+)
+def test_gpt2s_parameter_count_is_the_closed_form(
+    layers: int, heads: int, head_size: int, length: int, vocab: int
+) -> None:
+    hidden = heads * head_size
+    config = GPTConfig(
+        num_layers=layers, hidden_size=hidden, num_attention_heads=heads, seq_length=length,
+        vocab_size=vocab,
+    )  # fmt: skip
+    blocks = layers * (12 * hidden**2 + 13 * hidden)
+    assert config.parameter_count == blocks + 2 * hidden + (vocab + length) * hidden
+
+
+def test_gpt2s_and_llama3s_parameter_counts_are_the_published_ones() -> None:
+    small = GPTConfig(
+        num_layers=12, hidden_size=768, num_attention_heads=12, seq_length=1024, vocab_size=50257
+    )
+    llama = GPTConfig(
+        num_layers=32, hidden_size=4096, num_attention_heads=32, num_query_groups=8,
+        ffn_hidden_size=14336, seq_length=8192, vocab_size=128256, position="rope",
+        normalization="RMSNorm", activation="swiglu", bias=False, tied=False,
+    )  # fmt: skip
+    assert (small.parameter_count, llama.parameter_count) == (124_439_808, 8_030_261_248)
+
+
+@pytest.mark.parametrize("config", ALL.values(), ids=ALL)
+def test_a_position_does_not_see_what_follows(config: GPTConfig) -> None:
+    model = made(config, std=0.2)
+    before = model.logits(tokens(1, 16))
+    changed = tokens(1, 16)
+    changed[0, 10:] = 7
+    after = model.logits(changed)
+    torch.testing.assert_close(before[:, :10], after[:, :10])
+    assert not torch.allclose(before[:, 10:], after[:, 10:])
+
+
+@pytest.mark.parametrize("config", ALL.values(), ids=ALL)
+def test_where_a_token_stands_is_seen(config: GPTConfig) -> None:
+    model = made(config, std=0.2)
+    first, second = model.logits(torch.tensor([[5, 9, 7], [9, 5, 7]]))
+    assert not torch.allclose(first[2], second[2])
+
+
+def test_an_untrained_model_knows_nothing() -> None:
+    loss, _ = losses(made(), tokens(8, 17))
+    assert float(loss.detach()) / (8 * 16) == pytest.approx(math.log(320), rel=0.02)
+
+
+def test_an_empty_share_has_no_loss_and_gradients_of_zero() -> None:
+    model = made()
+    loss, _ = losses(model, tokens(0, 17))
+    torch.autograd.backward(loss)
+    assert float(loss.detach()) == 0
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+# --- the loss that never holds all logits --------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 1024])
+def test_the_loss_and_its_gradients_are_those_of_all_logits(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss, "CHUNK", chunk)
+    ours, plain = made(LLAMA, std=0.3), made(LLAMA, std=0.3)
+    samples = tokens(3, 9)
+    weights = torch.linspace(0, 2, 24).view(3, 8)
+    summed, each = ours(samples[:, :-1], samples[:, 1:], weights)
+    torch.autograd.backward(3 * summed)
+    logits = plain.logits(samples[:, :-1])
+    wanted = F.cross_entropy(logits.flatten(0, 1), samples[:, 1:].flatten(), reduction="none")
+    torch.autograd.backward(3 * (wanted * weights.flatten()).sum())
+    torch.testing.assert_close(each.flatten(), wanted.detach())
+    assert not each.requires_grad
+    for (name, one), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert (one.grad - other.grad).norm() < 1e-6 * other.grad.norm(), name
+
+
+def test_a_head_that_is_not_trained_gets_no_gradient() -> None:
+    model = made(LLAMA)
+    assert model.head is not None
+    model.head.weight.requires_grad_(False)
+    torch.autograd.backward(losses(model, tokens(2, 9))[0])
+    assert model.head.weight.grad is None
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+# --- parts of a model, first weights -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["tied", "untied"])
+def test_parts_one_after_the_other_are_the_model(config: GPTConfig) -> None:
+    whole, samples = made(config), tokens(2, 9)
+    parts = [GPT(config, layers=range(1)), GPT(config, layers=range(1, 2))]
+    for part in parts:
+        initialize(part, config, 1, 0.02)
+    assert [part.embedding is not None for part in parts] == [True, False]
+    assert [part.head is not None for part in parts] == [False, True]
+    hidden = parts[0](samples[:, :-1])
+    targets = samples[:, 1:]
+    ones = torch.ones(targets.shape)
+    if config.tied:  # the second part has a copy of the words, by the head's name
+        parts[1].load_state_dict({"head.weight": whole.state_dict()["head.weight"]}, strict=False)
+    assert torch.equal(parts[1](hidden, targets, ones)[0], losses(whole, samples)[0])
+
+
+def test_first_weights_depend_on_seed_and_name_alone() -> None:
+    first = made()
+    torch.rand(5)  # the global generator has no part in it
+    again, other = made().state_dict(), made(seed=2).state_dict()
+    deeper = made(replace(GPT2, num_layers=3)).state_dict()
+    for name, weight in first.state_dict().items():
+        assert torch.equal(weight, again[name])
+        if "output" not in name:  # whose deviation is a function of the depth
+            assert torch.equal(weight, deeper[name])
+    name = "embedding.words.weight"
+    assert not torch.equal(first.state_dict()[name], other[name])
+
+
+def test_what_writes_to_the_residual_stream_starts_smaller() -> None:
+    state = made(std=0.1).state_dict()
+    assert float(state["blocks.0.mlp.up.weight"].std()) == pytest.approx(0.1, rel=0.05)
+    assert float(state["blocks.0.mlp.output.weight"].std()) == pytest.approx(0.05, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_layers": 0}, {"num_attention_heads": 5}, {"num_query_groups": 3}],
+    ids=str,
+)
+def test_an_impossible_shape_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        replace(GPT2, **wrong)
+
+
+@pytest.mark.parametrize(("tp", "what"), [(3, "num_attention_heads"), (4, "num_query_groups")])
+def test_a_model_that_cannot_be_shared_out_is_refused_by_name(tp: int, what: str) -> None:
+    with pytest.raises(UsageError, match=f"{tp} does not divide {what}"):
+        LLAMA.check_split(tp)
