@@ -1,6 +1,8 @@
-"""Which samples a step trains on: an order that no world size changes, and a sampler that follows it."""
+"""Which samples a step trains on: an order that no world size changes, a sampler that follows it, and the
+leaves that any number of ranks shares a batch out by."""
 
+from elastic.data.leaves import Leaf, Leaves
 from elastic.data.order import Order, places
 from elastic.data.sampler import ElasticSampler
 
-__all__ = ["ElasticSampler", "Order", "places"]
+__all__ = ["ElasticSampler", "Leaf", "Leaves", "Order", "places"]

@@ -1,16 +1,30 @@
 """A sampler whose place is what training has consumed, and means the same to any world."""
 
 from collections.abc import Iterable, Iterator, Sized
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from elastic.data.leaves import Leaves
 from elastic.data.order import Order, places
 from elastic.proto import env
 from elastic.proto.errors import UsageError
 
 T = TypeVar("T")
+
+
+class LoadedLeaf(NamedTuple, Generic[T]):
+    """What a rank runs next of its leaves."""
+
+    batch: T
+    """Of `leaf_size` samples, as the loader gives them."""
+    weight: float
+    """What the sum of their losses is multiplied by: 1 / batch_size, 0 for padding."""
+    last: bool
+    """Whether the step ends with it."""
 
 
 class ElasticSampler(Sampler[list[int]]):
@@ -26,6 +40,8 @@ class ElasticSampler(Sampler[list[int]]):
                 step += 1
                 checkpoint.save(step, state)
 
+    With `leaf_size` the loader's batches are leaves, and `leaves` takes the place of `batches`.
+
     A batch counts as consumed when `batches` hands it out, however far workers have read ahead, so
     save after training on it. The state is the same on every rank.
     """
@@ -39,18 +55,24 @@ class ElasticSampler(Sampler[list[int]]):
         shuffle: bool = True,
         rank: int | None = None,
         num_replicas: int | None = None,
+        leaf_size: int | None = None,
     ) -> None:
         """dataset: it, or how many samples it has; batch_size: samples of a step over all ranks.
 
         rank, num_replicas: which part of each batch is this process's; by default of all ranks.
-        Raises `UsageError` for a batch with fewer samples than there are ranks.
+        leaf_size: samples of a micro-batch; then any number of ranks will do.
+        Raises `UsageError` for a batch with fewer samples than there are ranks, or that is no whole
+        number of leaves.
         """
         if (rank is None) != (num_replicas is None):
             raise UsageError("ElasticSampler takes rank and num_replicas both, or neither")
         self._rank, self._world_size = _world() if rank is None else (rank, num_replicas or 0)
         if not 0 <= self._rank < self._world_size:
             raise UsageError(f"there is no rank {self._rank} of {self._world_size}")
-        if batch_size < self._world_size:
+        self._leaves = (
+            None if leaf_size is None else Leaves(batch_size=batch_size, leaf_size=leaf_size)
+        )
+        if self._leaves is None and batch_size < self._world_size:
             raise UsageError(
                 f"a batch of {batch_size} samples has none for some of {self._world_size} ranks: "
                 "ElasticSampler's batch_size is that of a step over all ranks"
@@ -72,8 +94,8 @@ class ElasticSampler(Sampler[list[int]]):
         return self.consumed // self._order.length
 
     def __len__(self) -> int:
-        """Batches up to the end of this epoch."""
-        return len(self._starts)
+        """Batches, or this rank's leaves, up to the end of this epoch."""
+        return len(self._starts) * (self._leaves.per_rank(self._world_size) if self._leaves else 1)
 
     @property
     def _starts(self) -> range:
@@ -82,6 +104,36 @@ class ElasticSampler(Sampler[list[int]]):
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """The loader's batches up to the end of this epoch, from the place where training is."""
+        if self._leaves:
+            raise UsageError(
+                "a sampler with leaf_size has leaves: loop over sampler.leaves(loader)"
+            )
+        for batch in self._read(loader):
+            self.consumed += self.batch_size
+            yield batch
+
+    def leaves(self, loader: Iterable[T]) -> Iterator[LoadedLeaf[T]]:
+        """The loader's leaves up to the end of this epoch, from the place where training is.
+
+            for batch, weight, last in sampler.leaves(loader):
+                (losses(model(batch)).sum() * weight).backward()
+                if last:
+                    optimizer.step()
+
+        The gradients of all ranks' leaves add up to that of the mean of the global batch. A batch is
+        consumed when its last leaf is handed out.
+        """
+        if not self._leaves:
+            raise UsageError("a sampler has leaves with leaf_size=, the samples of one")
+        mine = self._leaves.of(0, self._rank, self._world_size)
+        for number, batch in enumerate(self._read(loader)):
+            leaf = mine[number % len(mine)]
+            last = leaf is mine[-1]
+            self.consumed += self.batch_size if last else 0
+            yield LoadedLeaf(batch, leaf.weight, last)
+
+    def _read(self, loader: Iterable[T]) -> Iterator[T]:
+        """What the loader has drawn from this sampler, and in its order."""
         if getattr(loader, "sampler", None) is self:
             raise UsageError("an ElasticSampler makes batches: DataLoader(batch_sampler=sampler)")
         if not getattr(loader, "in_order", True):
@@ -93,23 +145,29 @@ class ElasticSampler(Sampler[list[int]]):
                 raise UsageError("the sampler was loaded or asked for batches in a loop over them")
             if self._awaited:
                 raise UsageError("this loader takes its samples from elsewhere, not this sampler")
-            self.consumed += self.batch_size
             yield batch
 
     def __iter__(self) -> Iterator[list[int]]:
         """Lists of this rank's ids; to be drawn by a loader only."""
         if not self._awaited:
             raise UsageError(
-                "loop over sampler.batches(loader), not over the loader: a loader reads ahead, and "
-                "the sampler would not know what was consumed"
+                "loop over sampler.batches(loader), or leaves(loader), not over the loader: a loader "
+                "reads ahead, and the sampler would not know what was consumed"
             )
         return self._drawn(self._starts)
 
     def _drawn(self, starts: range) -> Iterator[list[int]]:
         self._awaited = False  # a loader may make several iterators, and draws from one
         for consumed in starts:
-            mine = places(consumed, self.batch_size, self._rank, self._world_size)
-            yield self._order.ids(mine).tolist()
+            for mine in self._shares(consumed):
+                yield self._order.ids(mine).tolist()
+
+    def _shares(self, consumed: int) -> list[NDArray[np.int64]]:
+        """The places of each batch that the loader makes of one step."""
+        rank, size = self._rank, self._world_size
+        if self._leaves:
+            return [leaf.places for leaf in self._leaves.of(consumed, rank, size)]
+        return [places(consumed, self.batch_size, rank, size)]
 
     def state_dict(self) -> dict[str, Any]:
         """The place, and what it is a place in."""
