@@ -22,6 +22,8 @@ def initialize(model: nn.Module, config: GPTConfig, seed: int, std: float) -> No
     residual = std / (2 * config.num_layers) ** 0.5
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if config.tied and name == "head.weight":  # of a stage without the embedding
+                name = "embedding.words.weight"
             own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             if name.endswith(".bias"):
                 own.zero_()

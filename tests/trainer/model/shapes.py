@@ -4,7 +4,7 @@ from elastic.trainer.model.config import GPTConfig
 
 GPT2 = GPTConfig(num_layers=2, hidden_size=32, num_attention_heads=4, seq_length=16, vocab_size=320)
 LLAMA = GPTConfig(
-    num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=2, seq_length=16,
+    num_layers=4, hidden_size=32, num_attention_heads=4, num_query_groups=2, seq_length=16,
     vocab_size=320, ffn_hidden_size=48, position="rope", normalization="RMSNorm",
     activation="swiglu", bias=False, tied=False,
 )  # fmt: skip

@@ -1,18 +1,16 @@
 """`python -m tests.trainer.parallel.layouts FOLDER`: one step's loss and gradients under each layout,
 against one process without any.
 
-Ranks are forks of this process, so torch is imported once. Leaves FOLDER/<layout>.json: how far off the
-loss and each gradient are, relatively, and what collectives the forward pass of a block made.
+Leaves FOLDER/<layout>.<rank>.json: how far off the loss and each gradient are, relatively, and what
+collectives the forward pass of a block made.
 """
 
 import json
 import logging
-import os
 import sys
-import traceback
 import warnings
 from collections import Counter
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,102 +18,116 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from elastic.data import Leaves
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.model.init import initialize
-from elastic.trainer.parallel.grid import Grid
-from elastic.trainer.parallel.sharding import begin_leaf, shard
-from elastic.trainer.parallel.tensor import TensorParallel
+from elastic.trainer.parallel.layout import Laid, Layout, lay_out
+from elastic.trainer.parallel.pipeline import legal
+from elastic.trainer.run.step import Share, accumulate
+from tests.trainer.forks import run_by_size
 from tests.trainer.model.shapes import ALL
 
-LEAVES = 4
-"""Of two samples each."""
-
-
+LEAVES = Leaves(batch_size=8, leaf_size=2)
 COLLECTIVES = {"all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"}
+PLAIN = Layout(compute=torch.float32)
+SP2 = replace(PLAIN, tp=2, sequence=True)
 
 
-class Layout(NamedTuple):
+class Case(NamedTuple):
     shape: str
     dp: int = 1
-    tp: int = 1
-    sequence: bool = False
-    stage: int = 1
+    layout: Layout = PLAIN
 
 
-LAYOUTS = {
-    "gpt2": Layout("gpt2"),
-    "gpt2-dp3": Layout("gpt2", dp=3),
-    "gpt2-dp2-zero0": Layout("gpt2", dp=2, stage=0),
-    "gpt2-dp2-zero2": Layout("gpt2", dp=2, stage=2),
-    "gpt2-dp2-zero3": Layout("gpt2", dp=2, stage=3),
-    "gpt2-tp2": Layout("gpt2", tp=2),
-    "gpt2-tp4": Layout("gpt2", tp=4),
-    "gpt2-tp2-sp": Layout("gpt2", tp=2, sequence=True),
-    "gpt2-dp2-tp2-sp-zero3": Layout("gpt2", dp=2, tp=2, sequence=True, stage=3),
-    "gpt2-dp2-tp2-zero0": Layout("gpt2", dp=2, tp=2, stage=0),
-    "llama-tp2": Layout("llama", tp=2),
-    "llama-dp2-tp2-sp": Layout("llama", dp=2, tp=2, sequence=True),
-    "mixed-tp2-sp": Layout("mixed", tp=2, sequence=True),
+CASES = {
+    "gpt2": Case("gpt2"),
+    "gpt2-dp3": Case("gpt2", 3),
+    "gpt2-dp2-fast": Case("gpt2", 2, replace(PLAIN, exact=False)),
+    "gpt2-dp2-zero0": Case("gpt2", 2, replace(PLAIN, zero=0)),
+    "gpt2-dp2-zero2": Case("gpt2", 2, replace(PLAIN, zero=2, exact=False)),
+    "gpt2-dp2-zero3": Case("gpt2", 2, replace(PLAIN, zero=3, exact=False)),
+    "gpt2-tp4": Case("gpt2", 1, replace(PLAIN, tp=4)),
+    "gpt2-tp2-sp": Case("gpt2", 1, SP2),
+    "gpt2-dp2-tp2-sp-zero3": Case("gpt2", 2, replace(SP2, zero=3, exact=False)),
+    "gpt2-dp2-tp2-zero0": Case("gpt2", 2, replace(PLAIN, tp=2, zero=0)),
+    "gpt2-pp2": Case("gpt2", 1, replace(PLAIN, pp=2)),
+    "gpt2-dp2-pp2-zero0": Case("gpt2", 2, replace(PLAIN, pp=2, zero=0, schedule="gpipe")),
+    "gpt2-tp2-sp-pp2": Case("gpt2", 1, replace(SP2, pp=2)),
+    "llama-tp2": Case("llama", 1, replace(PLAIN, tp=2)),
+    "llama-dp2-tp2-sp": Case("llama", 2, SP2),
+    "llama-pp4": Case("llama", 1, replace(PLAIN, pp=4)),
+    "llama-pp2-interleaved": Case(
+        "llama", 1, replace(PLAIN, pp=2, virtual=2, schedule="interleaved")
+    ),
+    "llama-tp2-pp2-zero-bubble": Case(
+        "llama", 1, replace(SP2, pp=2, virtual=2, schedule="zero-bubble")
+    ),
+    "mixed-tp2-sp": Case("mixed", 1, SP2),
 }
 
 
-def batch() -> Tensor:
-    """All leaves, [LEAVES, 2, S + 1]."""
-    generator = torch.Generator().manual_seed(7)
-    return torch.randint(0, 320, (LEAVES, 2, 17), generator=generator)
+def size(case: Case) -> int:
+    return case.dp * case.layout.tp * case.layout.pp
 
 
-def losses(model: GPT, samples: Tensor) -> Tensor:
-    targets = samples[:, 1:]
-    share = torch.full(targets.shape, 1 / (LEAVES * targets.numel()))
-    loss: Tensor = model(samples[:, :-1], targets, share)[0]
-    return loss
+def share(leaves: Leaves, rank: int, size: int) -> Share:
+    """What one of `size` replicas runs."""
+    mine = leaves.of(0, rank, size)
+    tokens = torch.randint(0, 320, (8, 17), generator=torch.Generator().manual_seed(7))
+    samples = torch.cat([tokens[torch.as_tensor(leaf.places)] for leaf in mine])
+    weights = torch.cat([torch.full((len(leaf.places), 16), leaf.weight / 16) for leaf in mine])
+    return Share(mine, samples[:, :-1].contiguous(), samples[:, 1:].contiguous(), weights)
 
 
 def reference(shape: str) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of one process, which knows nothing of layouts."""
     model = GPT(ALL[shape])
     initialize(model, ALL[shape], 1234, 0.05)
-    total = torch.stack([losses(model, samples) for samples in batch()]).sum()
-    total.backward()  # type: ignore[no-untyped-call]
+    whole = share(LEAVES, 0, 1)
+    loss = model(whole.inputs, whole.targets, whole.weights)[0]
+    loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return float(total.detach()), gradients
+    if ALL[shape].tied:
+        gradients["head.weight"] = gradients["embedding.words.weight"]
+    return float(loss.detach()), gradients
 
 
-def step(layout: Layout) -> tuple[float, dict[str, Tensor], dict[str, int]]:
-    """The same under a layout; and a block's collectives in forward, by kind."""
-    grid = Grid.of(dist.get_world_size(), tp=layout.tp, pp=1)
-    mesh = init_device_mesh("cpu", (grid.dp, grid.tp), mesh_dim_names=("dp", "tp"))
-    config = ALL[layout.shape]
-    tp = TensorParallel(mesh=mesh["tp"] if layout.tp > 1 else None, sequence=layout.sequence)
-    with torch.device("meta"):
-        model = GPT(config, tp)
-    shard(model, mesh["dp"], stage=layout.stage, compute=torch.float32, reduce=torch.float64)
-    model.to_empty(device="cpu")
-    initialize(model, config, 1234, 0.05)
-    mine = batch()[grid.place(dist.get_rank()).dp :: grid.dp]
-    total = torch.zeros(())
-    for number in range(-(-LEAVES // grid.dp)):
-        last = number == -(-LEAVES // grid.dp) - 1
-        begin_leaf(model, stage=layout.stage, last=last)  # type: ignore[arg-type]
-        samples = mine[number] if number < len(mine) else batch()[0]
-        loss = losses(model, samples) * (number < len(mine))  # the others' leaves are padding
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.detach()
-    dist.all_reduce(total, group=mesh["dp"].get_group())
-    gradients = {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
-    return float(total), gradients, collectives(model, config.hidden_size, layout)
+def off(case: Case) -> dict[str, Any]:
+    """How far off this rank is."""
+    config, layout = ALL[case.shape], case.layout
+    laid = lay_out(
+        config, layout, leaf_size=2, leaves=LEAVES.count, seed=1234, std=0.05,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    multiple, least = legal(layout.schedule, layout.pp)
+    leaves = replace(LEAVES, multiple=multiple, at_least=least)
+    mine = share(leaves, laid.place.dp, laid.grid.dp)
+    loss = accumulate(laid.runner, laid.gradients, mine, leaves.count, copies=layout.tp)
+    wanted, by_name = reference(case.shape)
+    gradients = {
+        name: float((whole(p.grad) - by_name[name]).norm() / by_name[name].norm())
+        for part in laid.parts
+        for name, p in part.named_parameters()
+        if p.grad is not None
+    }
+    norm = float(torch.stack([g.norm() for n, g in by_name.items() if n != "head.weight"]).norm())
+    if not config.tied:
+        norm = float(torch.stack([g.norm() for g in by_name.values()]).norm())
+    return {
+        "loss": abs(float(loss) / wanted - 1),
+        "norm": abs(float(laid.gradients.norm()) / norm - 1),
+        "gradients": gradients,
+        "collectives": collectives(laid, config.hidden_size, layout),
+    }
 
 
-def collectives(model: GPT, width: int, layout: Layout) -> dict[str, int]:
+def collectives(laid: Laid, width: int, layout: Layout) -> dict[str, int]:
+    block = next(iter(laid.parts[0].blocks.values()))
     with Counted() as counted, torch.no_grad():
-        length = 16 // (layout.tp if layout.sequence else 1)
-        model.blocks["0"](torch.zeros(2, length, width))
+        block(torch.zeros(2, 16 // (layout.tp if layout.sequence else 1), width))
     return dict(counted.calls)
 
 
@@ -139,44 +151,16 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def run(folder: Path, rank: int, name: str, layout: Layout) -> None:
-    """Be a rank; does not return."""
-    code = 1
-    try:
-        size = layout.dp * layout.tp
-        store = FileStore(str(folder / f"store-{name}"), size)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120)
-        )
-        loss, gradients, made = step(layout)
-        if rank == 0:
-            wanted, by_name = reference(layout.shape)
-            off = {
-                name: float((gradients[name] - one).norm() / one.norm())
-                for name, one in by_name.items()
-            }
-            told = {"loss": abs(loss / wanted - 1), "gradients": off, "collectives": made}
-            (folder / f"{name}.json").write_text(json.dumps(told))
-        dist.barrier()
-        code = 0
-    except BaseException:  # noqa: BLE001 - nothing may go on in a fork
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def main(folder: Path) -> None:
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # a fork has no pool of threads
-    for name, layout in LAYOUTS.items():
-        for rank in range(layout.dp * layout.tp):
-            if os.fork() == 0:
-                run(folder, rank, name, layout)
-        ended = [os.wait()[1] for _ in range(layout.dp * layout.tp)]
-        if any(ended):
-            raise SystemExit(f"{name}: ranks ended with {ended}")
+
+    def act(name: str) -> None:
+        told = json.dumps(off(CASES[name]))
+        (folder / f"{name}.{dist.get_rank()}.json").write_text(told)
+
+    run_by_size({name: size(case) for name, case in CASES.items()}, folder, act)
 
 
 if __name__ == "__main__":

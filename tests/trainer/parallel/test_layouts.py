@@ -5,17 +5,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.trainer.parallel.layouts import LAYOUTS
+from tests.trainer.model.shapes import ALL
+from tests.trainer.parallel.layouts import CASES, size
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.xdist_group("layouts")  # one run for all of them
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What each rank of each layout found."""
     folder = tmp_path_factory.mktemp("layouts")
     done = subprocess.run(
         [sys.executable, "-m", "tests.trainer.parallel.layouts", folder],
@@ -26,24 +29,34 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return folder
+    return {
+        name: [
+            json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(size(case))
+        ]
+        for name, case in CASES.items()
+    }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_loss_and_gradients_are_those_of_one_process(told: Path, name: str) -> None:
-    found = json.loads((told / f"{name}.json").read_text())
-    assert found["loss"] < 1e-6
-    assert len(found["gradients"]) > 10
-    assert {name: off for name, off in found["gradients"].items() if not off < 1e-5} == {}
+@pytest.mark.parametrize("name", CASES)
+def test_loss_norm_and_gradients_are_those_of_one_process(
+    told: dict[str, list[dict[str, Any]]], name: str
+) -> None:
+    seen: set[str] = set()
+    for found in told[name]:
+        assert found["loss"] < 1e-6
+        assert found["norm"] < 1e-6
+        assert {name: off for name, off in found["gradients"].items() if not off < 1e-5} == {}
+        seen.update(found["gradients"])
+    blocks = {name.split(".")[1] for name in seen if name.startswith("blocks.")}
+    assert blocks == {str(number) for number in range(ALL[CASES[name].shape].num_layers)}
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_block_makes_two_all_reduces_or_two_pairs(told: Path, name: str) -> None:
-    found = json.loads((told / f"{name}.json").read_text())["collectives"]
-    layout = LAYOUTS[name]
-    if layout.tp == 1:
-        assert found == {}
-    elif layout.sequence:
-        assert found == {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 2}
-    else:
-        assert found == {"all_reduce": 2}
+@pytest.mark.parametrize("name", CASES)
+def test_a_block_makes_two_all_reduces_or_two_pairs(
+    told: dict[str, list[dict[str, Any]]], name: str
+) -> None:
+    layout = CASES[name].layout
+    wanted = {} if layout.tp == 1 else {"all_reduce": 2}
+    if layout.sequence:
+        wanted = {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 2}
+    assert [found["collectives"] for found in told[name]] == [wanted] * size(CASES[name])
