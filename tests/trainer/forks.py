@@ -1,19 +1,65 @@
-"""Ranks that are forks of this process, so that torch is imported once."""
+"""Programs that try something in worlds of many sizes. Ranks are forks of the program's process, so that
+torch is imported once; each leaves what it found in FOLDER/<name>.<rank>.json."""
 
+import json
+import logging
 import os
+import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import torch
+import torch._dynamo  # optimizers do, so that each fork would
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import FileStore
+from torch.distributed.tensor import DTensor
 
+ROOT = Path(__file__).parents[2]
 TIMEOUT = timedelta(seconds=120)
 
 
-def run_by_size(sizes: Mapping[str, int], folder: Path, act: Callable[[str], None]) -> None:
+def told(program: str, folder: Path, sizes: Mapping[str, int]) -> dict[str, list[Any]]:
+    """Run `python -m program FOLDER`; what each rank of each name found."""
+    done = subprocess.run(
+        [sys.executable, "-m", program, folder],
+        cwd=ROOT,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {
+        name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(size)]
+        for name, size in sizes.items()
+    }
+
+
+def main(sizes: Mapping[str, int], find: Callable[[str], Any]) -> None:
+    """Be that program. find: what a rank finds of a name, in a world of its size."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # a fork has no pool of threads
+    folder = Path(sys.argv[1])
+
+    def act(name: str) -> None:
+        (folder / f"{name}.{dist.get_rank()}.json").write_text(json.dumps(find(name)))
+
+    _run_by_size(sizes, folder, act)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of it, wherever its pieces are."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _run_by_size(sizes: Mapping[str, int], folder: Path, act: Callable[[str], None]) -> None:
     """Have the ranks of a Gloo group do `act` of each name, in a world of that name's size.
 
     folder: for the groups' stores. Raises SystemExit where a rank fails.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
 from elastic.proto.errors import UsageError
 from elastic.trainer.model.config import GPTConfig
@@ -61,8 +61,6 @@ class Laid:
 
     grid: Grid
     place: Place
-    replicas: DeviceMesh
-    """Over which data is parallel."""
     parts: Sequence[GPT]
     """Its stages, or the whole model."""
     runner: Pipeline | Whole
@@ -118,7 +116,7 @@ def lay_out(
             hidden=(leaf_size, length, config.hidden_size), dtype=layout.compute,
         )  # fmt: skip
     return Laid(
-        grid=grid, place=place, replicas=mesh["dp"], parts=parts, runner=runner,
+        grid=grid, place=place, parts=parts, runner=runner,
         gradients=gradients,
     )  # fmt: skip
 

@@ -20,8 +20,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from elastic.trainer.model.gpt import GPT
 
-STAGES = range(4)
-
 
 def shard(
     model: GPT, mesh: DeviceMesh, *, stage: int, compute: torch.dtype, reduce: torch.dtype

@@ -1,24 +1,16 @@
 """`python -m tests.trainer.parallel.layouts FOLDER`: one step's loss and gradients under each layout,
 against one process without any.
 
-Leaves FOLDER/<layout>.<rank>.json: how far off the loss and each gradient are, relatively, and what
-collectives the forward pass of a block made.
+Each rank finds how far off the loss and each gradient are, relatively, and what collectives the forward
+pass of a block made.
 """
 
-import json
-import logging
-import sys
-import warnings
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch._dynamo
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elastic.data import Leaves
@@ -27,7 +19,7 @@ from elastic.trainer.model.init import initialize
 from elastic.trainer.parallel.layout import Laid, Layout, lay_out
 from elastic.trainer.parallel.pipeline import legal
 from elastic.trainer.run.step import Share, accumulate
-from tests.trainer.forks import run_by_size
+from tests.trainer.forks import main, whole
 from tests.trainer.model.shapes import ALL
 
 LEAVES = Leaves(batch_size=8, leaf_size=2)
@@ -69,8 +61,7 @@ CASES = {
 }
 
 
-def size(case: Case) -> int:
-    return case.dp * case.layout.tp * case.layout.pp
+SIZES = {name: case.dp * case.layout.tp * case.layout.pp for name, case in CASES.items()}
 
 
 def share(leaves: Leaves, rank: int, size: int) -> Share:
@@ -113,12 +104,12 @@ def off(case: Case) -> dict[str, Any]:
         for name, p in part.named_parameters()
         if p.grad is not None
     }
-    norm = float(torch.stack([g.norm() for n, g in by_name.items() if n != "head.weight"]).norm())
-    if not config.tied:
-        norm = float(torch.stack([g.norm() for g in by_name.values()]).norm())
+    norm = torch.stack(
+        [g.norm() for name, g in by_name.items() if not (config.tied and name == "head.weight")]
+    ).norm()
     return {
         "loss": abs(float(loss) / wanted - 1),
-        "norm": abs(float(laid.gradients.norm()) / norm - 1),
+        "norm": abs(float(laid.gradients.norm() / norm) - 1),
         "gradients": gradients,
         "collectives": collectives(laid, config.hidden_size, layout),
     }
@@ -147,21 +138,5 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def main(folder: Path) -> None:
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)  # a fork has no pool of threads
-
-    def act(name: str) -> None:
-        told = json.dumps(off(CASES[name]))
-        (folder / f"{name}.{dist.get_rank()}.json").write_text(told)
-
-    run_by_size({name: size(case) for name, case in CASES.items()}, folder, act)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(SIZES, lambda name: off(CASES[name]))

@@ -1,40 +1,20 @@
 """Every layout computes what one process computes."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.trainer import forks
 from tests.trainer.model.shapes import ALL
-from tests.trainer.parallel.layouts import CASES, size
+from tests.trainer.parallel.layouts import CASES, SIZES
 
-ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.xdist_group("layouts")  # one run for all of them
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What each rank of each layout found."""
-    folder = tmp_path_factory.mktemp("layouts")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.parallel.layouts", folder],
-        cwd=ROOT,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return {
-        name: [
-            json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(size(case))
-        ]
-        for name, case in CASES.items()
-    }
+    return forks.told("tests.trainer.parallel.layouts", tmp_path_factory.mktemp("layouts"), SIZES)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -59,4 +39,4 @@ def test_a_block_makes_two_all_reduces_or_two_pairs(
     wanted = {} if layout.tp == 1 else {"all_reduce": 2}
     if layout.sequence:
         wanted = {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 2}
-    assert [found["collectives"] for found in told[name]] == [wanted] * size(CASES[name])
+    assert [found["collectives"] for found in told[name]] == [wanted] * SIZES[name]

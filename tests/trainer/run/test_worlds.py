@@ -1,30 +1,20 @@
 """In exact mode no number of replicas, and no schedule, changes a bit."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.trainer.run.worlds import ALIKE, STEPS, WORLDS, size
+from tests.trainer import forks
+from tests.trainer.run.worlds import ALIKE, SIZES, STEPS, WORLDS
 
-ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.xdist_group("worlds")  # one run for all of them
 
 
 class Told:
     """What the ranks of each world ended with."""
 
-    def __init__(self, folder: Path) -> None:
-        self.ranks = {
-            name: [
-                json.loads((folder / f"{name}.{rank}.json").read_text())
-                for rank in range(size(world))
-            ]
-            for name, world in WORLDS.items()
-        }
+    def __init__(self, ranks: dict[str, list[dict[str, Any]]]) -> None:
+        self.ranks = ranks
 
     def steps(self, name: str) -> list[str]:
         """Loss and norm of each step, as all of its ranks have them."""
@@ -42,17 +32,7 @@ class Told:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    folder = tmp_path_factory.mktemp("worlds")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.run.worlds", folder],
-        cwd=ROOT,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return Told(folder)
+    return Told(forks.told("tests.trainer.run.worlds", tmp_path_factory.mktemp("worlds"), SIZES))
 
 
 def test_each_world_is_compared_with_another() -> None:

@@ -1,30 +1,21 @@
 """`python -m tests.trainer.run.worlds FOLDER`: the same steps in worlds of any size, in exact mode.
 
-Ranks are forks of this process. Leaves FOLDER/<world>.<rank>.json: each step's loss and norm in
-hex, and a digest of each parameter that it has at the end.
+Each rank finds each step's loss and norm in hex, and a digest of each parameter that it has at the end.
 """
 
 import hashlib
-import json
-import logging
-import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch._dynamo
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from elastic.data import Leaf, Leaves
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.parallel.layout import Layout, lay_out
 from elastic.trainer.parallel.pipeline import legal
 from elastic.trainer.run.step import Share, accumulate
-from tests.trainer.forks import run_by_size
+from tests.trainer.forks import main, whole
 from tests.trainer.model.shapes import GPT2
 
 STEPS = 3
@@ -71,8 +62,7 @@ ALIKE = [
 """Which end with the same bits."""
 
 
-def size(world: World) -> int:
-    return world.dp * world.layout.tp * world.layout.pp
+SIZES = {name: world.dp * world.layout.tp * world.layout.pp for name, world in WORLDS.items()}
 
 
 def train(world: World) -> dict[str, object]:
@@ -110,25 +100,11 @@ def share(leaves: list[Leaf]) -> Share:
 
 def digests(parts: Sequence[GPT]) -> dict[str, str]:
     return {
-        name: hashlib.sha256(
-            (p.full_tensor() if isinstance(p, DTensor) else p).detach().numpy().tobytes()
-        ).hexdigest()
+        name: hashlib.sha256(whole(p).detach().numpy().tobytes()).hexdigest()
         for part in parts
         for name, p in part.named_parameters()
     }
 
 
-def main(folder: Path) -> None:
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)  # a fork has no pool of threads
-
-    def act(name: str) -> None:
-        told = json.dumps(train(WORLDS[name]))
-        (folder / f"{name}.{dist.get_rank()}.json").write_text(told)
-
-    run_by_size({name: size(world) for name, world in WORLDS.items()}, folder, act)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(SIZES, lambda name: train(WORLDS[name]))
