@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.trainer import forks
-from tests.trainer.run.worlds import ALIKE, SIZES, STEPS, WORLDS
+from tests.trainer.run.worlds import ALIKE, SIZES, STEPS, UNLIKE, WORLDS
 
 pytestmark = pytest.mark.xdist_group("worlds")  # one run for all of them
 
@@ -36,7 +36,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 def test_each_world_is_compared_with_another() -> None:
-    assert set.union(*ALIKE) == WORLDS.keys()
+    assert set.union(*ALIKE, UNLIKE) == WORLDS.keys()
 
 
 @pytest.mark.parametrize("alike", ALIKE, ids=lambda alike: min(alike))
@@ -46,6 +46,12 @@ def test_losses_norms_and_parameters_are_the_same_bits(told: Told, alike: set[st
     for other in others:
         assert told.steps(other) == told.steps(first), other
         assert told.parameters(other) == told.parameters(first), other
+
+
+def test_in_fast_mode_worlds_differ(told: Told) -> None:
+    """Else nothing would be shown by what is the same."""
+    one, other = (told.parameters(name) for name in sorted(UNLIKE))
+    assert one != other
 
 
 def test_what_is_tied_over_stages_stays_the_same(told: Told) -> None:

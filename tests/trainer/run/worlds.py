@@ -29,7 +29,9 @@ class World(NamedTuple):
 
 
 FP32 = Layout(compute=torch.float32)
-THREE_D = Layout(tp=2, sequence=True, pp=2)
+TP2 = replace(FP32, tp=2, sequence=True)
+PP2 = replace(FP32, pp=2)
+THREE_D = replace(TP2, pp=2)
 WORLDS = {
     "dp1": World(1),
     "dp2": World(2),
@@ -38,11 +40,13 @@ WORLDS = {
     "dp3-zero0": World(3, Layout(zero=0)),
     "fp32-dp1": World(1, FP32),
     "fp32-dp3": World(3, FP32),
-    "tp2-dp1": World(1, Layout(tp=2, sequence=True)),
-    "tp2-dp2": World(2, Layout(tp=2, sequence=True)),
-    "pp2-dp1": World(1, Layout(pp=2)),
-    "pp2-dp2": World(2, Layout(pp=2)),
-    "pp2-gpipe-dp1": World(1, Layout(pp=2, schedule="gpipe")),
+    "fp32-dp1-fast": World(1, replace(FP32, exact=False)),
+    "fp32-dp3-fast": World(3, replace(FP32, exact=False)),
+    "tp2-dp1": World(1, TP2),
+    "tp2-dp2": World(2, TP2),
+    "pp2-dp1": World(1, PP2),
+    "pp2-dp2": World(2, PP2),
+    "pp2-gpipe-dp1": World(1, replace(PP2, schedule="gpipe")),
     "pp2-interleaved-dp1": World(1, Layout(pp=2, virtual=2, schedule="interleaved"), 4),
     "pp2-interleaved-dp2": World(2, Layout(pp=2, virtual=2, schedule="interleaved"), 4),
     "pp2-4-dp1": World(1, Layout(pp=2), 4),
@@ -60,6 +64,8 @@ ALIKE = [
     {"tp2-pp2-dp1", "tp2-pp2-dp2"},
 ]
 """Which end with the same bits."""
+UNLIKE = {"fp32-dp1-fast", "fp32-dp3-fast"}
+"""Which do not, without the grid."""
 
 
 SIZES = {name: world.dp * world.layout.tp * world.layout.pp for name, world in WORLDS.items()}
