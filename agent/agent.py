@@ -28,6 +28,7 @@ from elastic.proto import knock, link, version
 from elastic.proto import master_pb2 as pb
 from elastic.proto.deaf import deafen
 from elastic.proto.errors import ElasticError, MasterRefused, MasterUnreachable
+from elastic.proto.job_folder import newest_metrics
 from elastic.proto.limits import lift_open_files
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Agent:
             self._show_slots,
         )
         self._ranks: Ranks | None = None
+        self._metrics, self._reading_metrics = "", False
         self._retiring = Retiring(
             self._spawn,
             lambda: self._sweep(self._known, self._starters.settled),
@@ -347,6 +349,9 @@ class Agent:
             await self._uplink.attached.wait()
             await asyncio.sleep(self._uplink.heartbeat_interval)  # Hello has just said all
             self._send_heartbeat()
+            if not self._reading_metrics:
+                self._reading_metrics = True
+                self._spawn(self._read_metrics())
             if self._draining:
                 self._say_draining()  # what was lost is said again, here and below
             if self._unit and self._ranks is not None:
@@ -361,6 +366,13 @@ class Agent:
         await self._starters.standby_ready.wait()
         self._send_heartbeat()
 
+    async def _read_metrics(self) -> None:
+        """In a thread: the folder may be on a file system that hangs."""
+        folder = self._settings.logs.run_dir
+        if folder is not None:
+            self._metrics = await asyncio.to_thread(newest_metrics, folder)
+        self._reading_metrics = False
+
     def _busy_looking(self) -> bool:
         return self._looking is not None and not self._looking.done()
 
@@ -370,6 +382,7 @@ class Agent:
         )
         if self._ranks is not None:
             beat.ranks.extend(rank.progress() for rank in self._ranks.ranks)
+            beat.metrics = self._metrics if any(rank.rank == 0 for rank in beat.ranks) else ""
         self._uplink.send(pb.FromAgent(heartbeat=beat))
 
     async def _answer_knock(

@@ -281,15 +281,20 @@ def _first_step() -> None:
 
 
 def _site_modules() -> list[str]:
-    """Imported from site-packages, in the order of import; torch's own and ours left out."""
-    skipped = ("torch", "torchgen", "functorch", "elastic", "sitecustomize", "usercustomize")
+    """Imported from site-packages, in the order of import; torch's own left out. Ours are among them, also of a
+    checkout, but for what the standby is made of."""
+    skipped = (
+        "torch.", "torchgen.", "functorch.", "elastic.agent.", "elastic.proto.", "sitecustomize.",
+        "usercustomize.",
+    )  # fmt: skip
     names = []
     for name, module in list(sys.modules.items()):
         spec: Any = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
         origin = getattr(spec, "origin", None)
-        if name.partition(".")[0] in skipped or not isinstance(origin, str):
+        if f"{name}.".startswith(skipped) or not isinstance(origin, str) or spec.name != name:
             continue
-        if spec.name == name and ("site-packages" in origin or "dist-packages" in origin):
+        installed = "site-packages" in origin or "dist-packages" in origin
+        if installed or name.startswith("elastic."):
             names.append(name)
     return names
 

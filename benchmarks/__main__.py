@@ -14,6 +14,7 @@ from benchmarks import (
     master_killed,
     node_lost,
     peers,
+    preprocess,
     restart,
     save_cost,
     saves,
@@ -35,9 +36,10 @@ NAMES = {
     "flush": "a snapshot to a disk beside dd, and what others feel of it",
     "saves": "what a save to memory adds, of tensors on CPU or GPU: elastic, DLRover",
     "node_lost": "a node dies with its memory: steps computed twice, bytes read of storage, seconds",
+    "preprocess": "text to Megatron's files: elasticctl data, Megatron's loop (only where named)",
     "snapshots": "what a save adds, shadow, stream and DCP; restore (needs a device; only where named)",
 }
-ON_DEMAND = {"snapshots"}
+ON_DEMAND = {"preprocess", "snapshots"}
 """Only run where they are named."""
 
 
@@ -81,6 +83,10 @@ def _rows(
         return saves.rows(ours, _dlrover(args, wanted), saved)
     if name == "node_lost":
         return node_lost.rows(ours, args.node_gib, args.n or 3) if ours else []
+    if name == "preprocess":
+        given = tuple(args.vocabulary) if args.vocabulary else None
+        python = args.megatron_python or Path(sys.executable)
+        return preprocess.rows(python, args.text_mb, args.ranks, args.n or 5, given)
     if name == "snapshots":
         measured = snapshots.Setting(
             ranks=args.ranks, device=args.device, gib=args.gib, ways=args.way or snapshots.WAYS
@@ -139,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
         "--n",
         type=int,
         help="restart: kills (20); start: launches (20); master: runs (5); master_killed: kills (50); "
-        "copying: copies (15); save_cost: saves (25); flush: flushes (5); node_lost: losses (3)",
+        "copying: copies (15); save_cost: saves (25); flush: flushes (5); preprocess: (5); node_lost: losses (3)",
     )
     parser.add_argument("--ranks", type=int, default=2, help="restart, saves, snapshots: ranks")
     parser.add_argument(
@@ -175,6 +181,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--folder", type=Path, default=Path("/var/tmp"), help="flush: on which disk"
     )
+    parser.add_argument(
+        "--megatron-python", type=Path, help="preprocess: interpreter with megatron-core (this one)"
+    )
+    parser.add_argument(
+        "--text-mb", type=float, default=32.0, help="preprocess: text, by --ranks processes"
+    )
+    parser.add_argument(
+        "--vocabulary", type=Path, nargs=2, metavar=("VOCAB", "MERGES"),
+        help="preprocess: GPT-2's files (one of its size, trained on the text)",
+    )  # fmt: skip
     parser.add_argument("--scale", type=float, default=1.0, help="two_nodes: times as many tries")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks.json"), help="the JSON")
     return parser

@@ -48,6 +48,7 @@ def _show(out: Output, document: dict[str, Any]) -> None:
         "GOODPUT": f"{document['goodput']:.1%}" if told else "-",
         "AGE": age(document["seconds"]),
     }
+    cells |= _metrics(document["metrics"] or {})
     if document["stale_messages"]:
         cells["STALE"] = str(document["stale_messages"])
     out.table(tuple(cells), [tuple(cells.values())])
@@ -59,6 +60,29 @@ def _show(out: Output, document: dict[str, Any]) -> None:
             ("NODE", "STATE", "RANKS", "STEP", "PHASE", "STARTED-BY", "HOST"),
             [_node_row(node) for node in sorted(document["nodes"], key=_node_order)],
         )
+
+
+_ODD = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
+
+
+def _metrics(told: dict[str, Any]) -> dict[str, str]:
+    """What the script said of its newest step, as far as it said it."""
+    losses = told.get("losses")
+    loss = next(iter(losses.values()), None) if isinstance(losses, dict) else None
+    found = {
+        "LOSS": _cell(loss, ".4g"),
+        "TOKENS/S": _cell(told.get("tokens_per_second"), ",.0f"),
+        "MFU": _cell(told.get("mfu"), ".1%"),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _cell(value: Any, form: str) -> str:
+    """A number; what is none is told by its name, and anything else not at all."""
+    try:
+        return format(float(value), form) if isinstance(value, int | float) else str(_ODD[value])
+    except (KeyError, TypeError, OverflowError):
+        return ""
 
 
 def _node_order(node: dict[str, Any]) -> tuple[bool, int, str]:

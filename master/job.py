@@ -3,7 +3,7 @@
 A job is a fold over its events, so replaying the journal is the master's recovery.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from elastic.master import events as ev
@@ -233,6 +233,12 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
     if not plan.seats and len(warm) < len(here):
         plan = rendezvous.decide(last, here, coming, now, job.unit, policy)
     if not plan.seats:
+        if plan.until is None and _never(job, here, coming, policy):
+            reason = (
+                f"{plan.reason}, and the job may have no more nodes: give more --nproc-per-node "
+            )
+            reason += "or --nnodes"
+            return end(job, Result(exit_code=1, reason=reason), now), None, reason
         return _wait(job, plan, now, policy)
     head = job.nodes[plan.seats[0].node_id]
     if head.store:
@@ -240,6 +246,13 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
     if job.below_min_since is not None:
         job = replace(job, below_min_since=None)
     return job, None, f"{plan.reason}: once {head.node_id} has made a store"
+
+
+def _never(job: Job, here: Sequence[Candidate], coming: Sequence[object], policy: Policy) -> bool:
+    """What the script declared fits into no world of this job. One that has trained did have such a world,
+    and may have it again."""
+    trained = job.ledger.productive or job.ledger.high_water
+    return job.unit > 1 and not trained and not coming and len(here) >= policy.max_nodes
 
 
 def _start(job: Job, plan: rendezvous.Plan, now: float) -> Next:

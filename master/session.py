@@ -19,6 +19,8 @@ class Session:
         self.incarnation = Incarnation(hello.incarnation)
         self.heard = asyncio.get_running_loop().time()
         self.progress: Sequence[pb.RankProgress] = ()
+        self.metrics = ""
+        """Of the newest step, JSON, where its node has rank 0."""
         self.told: Directive | None = None
         """The directive pushed last."""
         self.idle = not hello.report.round and hello.report.phase == pb.NodeReport.IDLE

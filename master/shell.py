@@ -104,8 +104,10 @@ class Shell:
         if decision.state is not self.job and not self._write(event, decision.state, now):
             return
         broke = decision.state.ledger.restarts != self.job.ledger.restarts
+        over = decision.state.result is not None  # which launchers say
+        level = logging.WARNING if broke and not over else logging.INFO
         self.job = decision.state
-        self._note(event, decision.reason, now, logging.WARNING if broke else logging.INFO)
+        self._note(event, decision.reason, now, level)
         for effect in decision.effects:
             if isinstance(effect, ev.WakeAt):
                 self._wake(effect.time)

@@ -28,6 +28,7 @@ def of_master(status: pb.Status) -> dict[str, Any]:
         "step": status.step,
         "restarts": status.restarts,
         "stale_messages": status.stale_messages,
+        "metrics": job_folder.step_of(status.metrics_json),
         **_books(json.loads(status.report_json)),
         "nodes": [_node(node) for node in status.nodes],
     }
@@ -80,22 +81,23 @@ def of_folder(job: verbs.Job, out: Output) -> dict[str, Any]:
         if report is None:
             raise
         out.note(f"{error}; its report says this")
-        return _of_report(job.name, report)
+        return _of_report(job, report)
     return {
-        **_of_report(job.name, report or books.report(state, now)),
+        **_of_report(job, report or books.report(state, now)),
         "world_size": sum(s.ranks for s in state.round.seats) if state.round else 0,
         "nodes": _last_nodes(state),
     }
 
 
-def _of_report(name: str, report: dict[str, Any]) -> dict[str, Any]:
+def _of_report(job: verbs.Job, report: dict[str, Any]) -> dict[str, Any]:
+    assert job.folder is not None
     gone = {
         "outcome": "dead",
         "reason": "its master is gone; the same command line goes on with it",
     }
     result = report["result"] or gone
     return {
-        "job": name,
+        "job": job.name,
         "uid": report["job"],
         "live": False,
         "phase": result["outcome"],
@@ -106,6 +108,7 @@ def _of_report(name: str, report: dict[str, Any]) -> dict[str, Any]:
         "step": report["step"],
         "restarts": report.get("restarts"),
         "stale_messages": None,  # its master alone counted them
+        "metrics": job_folder.step_of(job_folder.newest_metrics(job.folder)),
         **_books(report),
         "nodes": [],
     }

@@ -25,6 +25,7 @@ from elastic.master.state import is_stale
 from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc, version
 from elastic.proto.errors import ProtocolMismatch
+from elastic.proto.job_folder import MOST_METRICS
 from elastic.proto.limits import LONGEST_NAME, MOST_SLOTS
 
 log = logging.getLogger(__name__)
@@ -219,6 +220,7 @@ class Streams(master_pb2_grpc.MasterServicer):
 
     def _heartbeat(self, session: Session, beat: pb.Heartbeat) -> None:
         session.progress = beat.ranks
+        session.metrics = beat.metrics[:MOST_METRICS]
         if self._shell.stuck:
             return
         current = self._shell.job.round

@@ -12,7 +12,11 @@ def receive(end: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]
 
     (`socket.recv_fds` takes flags, and passes them on to nobody.) Raises OSError.
     """
-    data, control, _, _ = end.recvmsg(size, socket.CMSG_LEN(4 * most), socket.MSG_CMSG_CLOEXEC)
+    space = socket.CMSG_LEN(4 * most)
+    try:
+        data, control, _, _ = end.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:  # it died with something unread; what it said before is still here
+        data, control, _, _ = end.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, payload in control:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -7,6 +7,7 @@ report.json    how the job ended; newer than master.json once it is over
 report_<n>.json  the same of an earlier life of the job; n: the epoch before the next one began. The
                newest KEEP_REPORTS of them
 attempt_<n>/   log files of a round (agent/logs/logs.py)
+metrics.jsonl  what a script says of its steps (docs/trainer-watching.md); only where its rank 0 ran
 """
 
 import contextlib
@@ -16,19 +17,26 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from elastic.proto import env
 from elastic.proto.errors import NotFound
 
 JOURNAL = "journal.db"
 MASTER = "master.json"
 REPORT = "report.json"
+METRICS = "metrics.jsonl"
 
 KEEP_REPORTS = 100
 """Of earlier lives."""
+MOST_METRICS = 4096
+"""Bytes of a line of metrics that is handed on."""
 
+_METRICS_END = 1 << 16
+"""Bytes of their end that are looked through."""
 _FOREIGN = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """What a file may raise that is cut, or not ours."""
 LONGEST_NAME = 200
@@ -52,6 +60,47 @@ class MasterNote:
 def default_base() -> Path:
     """Where jobs keep their folders if they are not told otherwise."""
     return Path(tempfile.gettempdir()) / f"elastic-{os.getuid()}"
+
+
+def of_rank(environ: Mapping[str, str]) -> Path | None:
+    """The folder of the job that a rank belongs to, by its environment; None where it has no logs."""
+    error_file = environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if not error_file or env.MARK not in environ:
+        return None
+    return Path(error_file).parents[2]  # attempt_<n>/<rank>/error.json
+
+
+def newest_metrics(folder: Path) -> str:
+    """The newest line of a step in a folder's metrics, as it stands there; empty without one.
+
+    Of a file that anything may have been written to: whole lines of its end that are JSON objects count.
+    """
+    try:
+        fd = os.open(folder / METRICS, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        told = os.fstat(fd)
+        size = told.st_size if stat.S_ISREG(told.st_mode) else 0
+        end = os.pread(fd, _METRICS_END, max(0, size - _METRICS_END))
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+    *lines, _ = end.split(b"\n")  # the last is being written, or empty
+    for line in reversed(lines):
+        if len(line) <= MOST_METRICS and step_of(text := line.decode(errors="replace")):
+            return text
+    return ""
+
+
+def step_of(line: str) -> dict[str, Any] | None:
+    """What such a line says; None where it is none."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and found.get("kind") == "step" else None
 
 
 def is_ours(folder: Path) -> bool:

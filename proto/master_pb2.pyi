@@ -208,16 +208,18 @@ class RankFailure(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., error_type: _Optional[str] = ..., message: _Optional[str] = ..., frame: _Optional[str] = ..., log_tail: _Optional[str] = ..., oom_killed: bool = ..., what: _Optional[_Union[RankFailure.What, str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("round", "ranks", "plain", "prepared")
+    __slots__ = ("round", "ranks", "plain", "prepared", "metrics")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     PLAIN_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     round: int
     ranks: _containers.RepeatedCompositeFieldContainer[RankProgress]
     plain: bool
     prepared: bool
-    def __init__(self, round: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., plain: bool = ..., prepared: bool = ...) -> None: ...
+    metrics: str
+    def __init__(self, round: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., plain: bool = ..., prepared: bool = ..., metrics: _Optional[str] = ...) -> None: ...
 
 class RankProgress(_message.Message):
     __slots__ = ("rank", "pid", "step", "ticks", "phase", "started_by")
@@ -530,7 +532,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("run_id", "job_uid", "epoch", "phase", "reason", "round", "world_size", "step", "restarts", "nodes", "report_json", "stale_messages", "version")
+    __slots__ = ("run_id", "job_uid", "epoch", "phase", "reason", "round", "world_size", "step", "restarts", "nodes", "report_json", "stale_messages", "version", "metrics_json")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -544,6 +546,7 @@ class Status(_message.Message):
     REPORT_JSON_FIELD_NUMBER: _ClassVar[int]
     STALE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    METRICS_JSON_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_uid: str
     epoch: int
@@ -557,7 +560,8 @@ class Status(_message.Message):
     report_json: str
     stale_messages: int
     version: Version
-    def __init__(self, run_id: _Optional[str] = ..., job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., restarts: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., report_json: _Optional[str] = ..., stale_messages: _Optional[int] = ..., version: _Optional[_Union[Version, _Mapping]] = ...) -> None: ...
+    metrics_json: str
+    def __init__(self, run_id: _Optional[str] = ..., job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., restarts: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., report_json: _Optional[str] = ..., stale_messages: _Optional[int] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., metrics_json: _Optional[str] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("node_id", "state", "host", "slots", "node_rank", "first_rank", "ranks")

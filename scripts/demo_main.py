@@ -22,6 +22,10 @@ from typing import Any
 from rich.console import Console
 
 from elastic.agent import prctl
+from elastic.proto.errors import ElasticError
+from elastic.trainer.checkpoints import load_model, opened
+from elastic.trainer.data import tokenizers
+from elastic.trainer.sampling import Sampling, continue_text
 from scripts.demo_nodes import sweep
 from scripts.demo_run import Demo, Plan
 from scripts.demo_screen import WIDTH, picture, summary
@@ -45,6 +49,8 @@ def parse(arguments: Sequence[str] | None) -> Plan:
     add(
         "--save-interval", type=int, default=50, help="steps between those on storage (%(default)s)"
     )
+    add("--vocab-size", type=int, default=2048, help="words of the tokenizer (%(default)s)")
+    add("--corpus-bytes", type=int, default=4_000_000, help="of text (%(default)s)")
     add("--timeout", type=float, default=600.0, help="seconds until it gives up (%(default)g)")
     add("--plain", action="store_true", help="lines, not a screen; so without a terminal anyway")
     add("--svg", type=Path, help="write the terminal's picture to this file")
@@ -54,6 +60,8 @@ def parse(arguments: Sequence[str] | None) -> Plan:
         out=given.out.absolute(),
         steps=given.steps,
         save_interval=given.save_interval,
+        vocab_size=given.vocab_size,
+        corpus_bytes=given.corpus_bytes,
         timeout=given.timeout,
         live=sys.stdout.isatty() and not given.plain,
         svg=given.svg,
@@ -135,10 +143,12 @@ def _report(demo: Demo, why: str) -> dict[str, Any]:
     report["demo"] = {
         "first_loss": _mean(first),
         "last_loss": _mean(last),
-        "sample": demo.story.sample.partition("\n")[2],
+        "sample": "" if why else _sample(demo.plan.out / "checkpoints"),
         "faults": [asdict(fault) for fault in demo.faults],
         "problems": [why] if why else _problems(demo, report, _mean(first), _mean(last)),
     }
+    if not why and not report["demo"]["sample"]:
+        report["demo"]["problems"].append("the trained model wrote nothing")
     path.write_text(json.dumps(report, indent=2) + "\n")
     return report
 
@@ -160,9 +170,16 @@ def _problems(
             found.append(
                 f"{fault.what}: the master says {fault.recovery.cause!r}, not {fault.expected!r}"
             )
-    if not demo.story.sample:
-        found.append("the trained model wrote nothing")
     return found
+
+
+def _sample(checkpoints: Path) -> str:
+    """What the model writes; empty where it cannot."""
+    try:
+        model, words = load_model(opened(str(checkpoints))), tokenizers.load(checkpoints)
+        return continue_text(model, words, "def ", Sampling(), max_new_tokens=64)
+    except ElasticError:
+        return ""
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from elastic.proto.security import Security
+from elastic.trainer.data.prepare import MERGES_NAME, PREFIX, VOCAB_NAME, prepare
 from scripts.demo_nodes import Job, Node, free_endpoint
 from scripts.demo_screen import plain, screen
 from scripts.demo_story import (
@@ -24,6 +25,14 @@ from scripts.demo_story import (
     recovery,
 )
 
+MODEL = (
+    "--num-layers=2", "--hidden-size=128", "--num-attention-heads=4", "--seq-length=64",
+    "--hidden-dropout=0", "--attention-dropout=0", "--init-method-std=0.04", "--bf16",
+    "--micro-batch-size=6", "--global-batch-size=24", "--lr=3e-3", "--min-lr=3e-4",
+    "--lr-decay-style=cosine", "--lr-warmup-iters=50", "--weight-decay=0.1", "--adam-beta2=0.95",
+    "--use-distributed-optimizer", "--log-interval=5", "--eval-iters=0",
+)  # fmt: skip
+"""A GPT for two CPU cores."""
 VICTIM = 1
 """The rank that is killed; it is on the node that stays."""
 LINES = 20
@@ -49,15 +58,27 @@ class Plan:
     extra: tuple[str, ...]
     """More arguments for the training script."""
 
+    vocab_size: int
+    """Words that the tokenizer learns at most."""
+    corpus_bytes: int
+    """Bytes of text that are trained on at most."""
+
+    @property
+    def data(self) -> Path:
+        """What is trained on."""
+        return self.out / "data"
+
     @property
     def trainer(self) -> tuple[str, ...]:
-        """The training script's arguments."""
+        """The training script's arguments; later ones win."""
         return (
-            f"--data-dir={self.out / 'data'}",
+            *MODEL,
+            f"--data-path={self.data / PREFIX}",
+            f"--vocab-file={self.data / VOCAB_NAME}",
+            f"--merge-file={self.data / MERGES_NAME}",
             f"--save={self.out / 'checkpoints'}",
-            f"--steps={self.steps}",
+            f"--train-iters={self.steps}",
             f"--save-interval={self.save_interval}",
-            "--log-interval=5",
             *self.extra,
         )
 
@@ -115,6 +136,10 @@ class Demo:
     async def _start(self) -> None:
         """Both nodes; the first has the master."""
         plan, story = self.plan, self.story
+        story.note("demo", "Python's standard library becomes tokens")
+        await asyncio.to_thread(
+            prepare, plan.data, vocab_size=plan.vocab_size, max_bytes=plan.corpus_bytes
+        )
         security = Security(token=secrets.token_hex(16))
         job = Job(
             out=plan.out,

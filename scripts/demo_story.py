@@ -17,9 +17,8 @@ from elastic.proto.security import Security
 
 LOOK = 0.2
 """Seconds between looks at status and log."""
-_STEP = re.compile(r"step +(\d+)/\d+ \| loss ([\d.]+) ")
+_STEP = re.compile(r" \[.*\] iteration +(\d+)/ .*\| lm loss: ([\d.E+-]+) ")
 _RESUMED = re.compile(r"resumed from step (\d+)$")
-_SAMPLE = "sample:\n"
 
 Kind = Literal["demo", "master", "fault", "recovered", "trouble"]
 
@@ -68,8 +67,6 @@ class Story:
         """The step that rank 0 last began from."""
         self.reached = 0
         """The last step that rank 0 told of before that."""
-        self.sample = ""
-        """Text that the trained model wrote."""
         self.status = pb.Status()
         self.over = ""
         """How the job ended, once its master's launcher has."""
@@ -116,9 +113,7 @@ class Story:
     def read(self, lines: Iterable[str]) -> None:
         """Take in lines of rank 0's log."""
         for line in lines:
-            if self.sample or line.startswith(_SAMPLE):
-                self.sample += line
-            elif match := _RESUMED.match(line):
+            if match := _RESUMED.match(line):
                 self.reached, self.resumed = self.step, int(match[1])
                 self.step = self.resumed
             elif match := _STEP.match(line):

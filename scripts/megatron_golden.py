@@ -94,10 +94,10 @@ class Tokenizer:
 
 
 def config(**given: Any) -> Any:
+    flags = {"reset_position_ids": False, "eod_mask_loss": False} | given
     return megatron("gpt_dataset").GPTDatasetConfig(
-        tokenizer=Tokenizer(), reset_position_ids=False, reset_attention_mask=False,
-        eod_mask_loss=False, create_attention_mask=False, **given,
-    )  # fmt: skip
+        tokenizer=Tokenizer(), reset_attention_mask=False, create_attention_mask=False, **flags
+    )
 
 
 def built(kind: Any, sizes: list[int | None], settings: Any) -> list[Any]:
@@ -238,6 +238,46 @@ def long_blends() -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
+def item_documents(file: int) -> list[list[list[int]]]:
+    """Documents of file 0, 1 or 2, of 1 to 13 tokens, the last of each the end of document."""
+    return [
+        [[*(file * 1000 + n * 13 + k for k in range(n * (file + 3) % 13)), Tokenizer.eod]]
+        for n in range(40 + 10 * file)
+    ]
+
+
+def item_cases(folder: Path) -> Iterator[dict[str, Any]]:
+    """All items of each split, of --data-path, or of one path for each split, by the builder."""
+    for file in range(3):
+        write(folder / f"items{file}", item_documents(file), 50257)
+    masks = {"eod_mask_loss": True, "reset_position_ids": True}
+    cases: list[dict[str, Any]] = [
+        {"data": [None, [0]], "flags": masks},
+        {"data": [None, [0]], "flags": {"eod_mask_loss": True}},
+        {"data": [[0.3, 0.7], [0, 2]], "flags": {"reset_position_ids": True}},
+        {"data": [[2.0], [1]], "flags": {}},
+        {"per_split": [[None, [0]], [None, [2]], None], "flags": masks},
+        {"per_split": [[[1.0, 3.0], [0, 2]], [[5.0], [1]], [None, [2]]], "flags": {}},
+    ]
+    for case in cases:
+        paths = {"split": "80,15,5", "blend": _blend(folder, case["data"])} if "data" in case else {
+            "blend_per_split": [_blend(folder, one) for one in case["per_split"]]
+        }  # fmt: skip
+        settings = config(random_seed=5, sequence_length=7, **paths, **case["flags"])
+        made = built(megatron("gpt_dataset").GPTDataset, [90, 20, 4], settings)
+        yield case | {"items": [one and item_summary(list(one)) for one in made]}
+
+
+def _blend(folder: Path, case: Any) -> Any:
+    return case and ([str(folder / f"items{file}") for file in case[1]], case[0])
+
+
+def item_summary(items: Any) -> dict[str, Any]:
+    """What a model gets of them, in the types that it gets them in."""
+    names = ("tokens", "labels", "loss_mask", "position_ids")
+    return {name: summary(np.stack([np.asarray(item[name]) for item in items])) for name in names}
+
+
 def path_cases() -> Iterator[dict[str, Any]]:
     parse = megatron("utils").get_blend_from_list
     for given in (["a"], ["a", "b"], [" a ", "b ", "c"], ["30", "a", "7.5", "b"], ["1", "2", "3"]):
@@ -256,6 +296,7 @@ def golden() -> str:
             "samples": list(sample_cases(folder)),
             "blends": [*blend_cases(folder), *long_blends()],
             "paths": list(path_cases()),
+            "items": list(item_cases(folder)),
         }
     lines = []
     for name, cases in found.items():

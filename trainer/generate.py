@@ -1,126 +1,192 @@
-"""Write on from a prompt: `python -m elastic.trainer.generate --load DIR --prompt "def "`."""
+"""`elasticctl generate`: text that a trained model goes on with."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-from tokenizers import Tokenizer
-from torch import Tensor
+from elastic.proto.errors import UsageError
+from elastic.proto.verbs import Context, Output, text
+from elastic.proto.visible import visible
 
-from elastic.checkpoint import stored
-from elastic.proto.errors import CheckpointError, UsageError
-from elastic.trainer.data import tokenizer
-from elastic.trainer.model.config import GPTConfig
-from elastic.trainer.model.gpt import GPT
+if TYPE_CHECKING:  # what needs torch is imported once there is something to do
+    import torch
 
+    from elastic.trainer.checkpoints import Weights
+    from elastic.trainer.data.tokenizers import Tokenizer
+    from elastic.trainer.model.gpt import GPT
+    from elastic.trainer.sampling import Sampling
 
-@torch.no_grad()
-def sample(
-    model: GPT,
-    prompt: Tensor,
-    *,
-    max_new_tokens: int,
-    temperature: float = 0.8,
-    top_k: int = 40,
-    seed: int = 0,
-    stop_id: int | None = None,
-) -> Tensor:
-    """Continue `prompt`, [S0] int64 with S0 >= 1, by up to `max_new_tokens`; returns [S1] int64.
-
-    Each token is drawn among the `top_k` likeliest (0: all) after dividing the scores by
-    `temperature` (0: always the likeliest). Ends early after `stop_id`. Of a text longer than the
-    model's sequence only the end is seen.
-    """
-    tokens = prompt
-    generator = torch.Generator(device=prompt.device).manual_seed(seed)
-    for _ in range(max_new_tokens):
-        seen = tokens[-model.config.seq_length :]
-        chosen = _draw(model.logits(seen[None])[0, -1], temperature, top_k, generator)
-        tokens = torch.cat([tokens, chosen])
-        if stop_id is not None and int(chosen) == stop_id:
-            break
-    return tokens
+MOST_SAMPLES = 1 << 16
+"""Texts of a prompt."""
 
 
-def _draw(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> Tensor:
-    """One token id, [1], from scores [V]."""
-    if temperature == 0:
-        return logits.argmax(keepdim=True)
-    if 0 < top_k < logits.numel():
-        worst_kept = logits.topk(top_k).values[-1]
-        logits = logits.masked_fill(logits < worst_kept, float("-inf"))
-    probabilities = (logits.float() / temperature).softmax(dim=0)
-    return torch.multinomial(probabilities, 1, generator=generator)
+def generate(context: Context, argv: Sequence[str]) -> int:
+    """Text that a trained model goes on with, from a checkpoint of any layout."""
+    args = _arguments(argv)
+    prompts = _prompts(args)
 
+    import torch
 
-def continue_text(
-    model: GPT,
-    words: Tokenizer,
-    prompt: str,
-    *,
-    max_new_tokens: int,
-    temperature: float = 0.8,
-    top_k: int = 40,
-    seed: int = 0,
-) -> str:
-    """`prompt` and what the model makes of it, as text; an empty prompt starts a new document."""
-    end = tokenizer.end_of_document_id(words)
-    device = next(model.parameters()).device
-    ids = torch.tensor(words.encode(prompt).ids or [end], dtype=torch.int64, device=device)
-    written = sample(
-        model,
-        ids,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        seed=seed,
-        stop_id=end,
+    from elastic.trainer.checkpoints import load_model
+    from elastic.trainer.data import tokenizers
+    from elastic.trainer.sampling import Sampling, encoded
+
+    sampling = Sampling(
+        temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed
     )
-    return str(words.decode(written.tolist(), skip_special_tokens=True))
-
-
-def load_model(directory: Path) -> GPT:
-    """The model of the newest checkpoint in `directory`. Raises UsageError without one, and
-    CheckpointError where it is damaged.
-    """
-    found: dict[str, Any] = {"identity": None}
-    step = stored.load(directory, found)
-    if not step:
-        raise UsageError(f"{directory} holds no checkpoint")
-    model = GPT(GPTConfig(**{name: found["identity"][name] for name in GPTConfig.__slots__}))
-    stored.load(directory, {"model": model}, step=step)
-    return model
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m elastic.trainer.generate", description=__doc__)
-    parser.add_argument("--load", type=Path, required=True, help="what --save was in training")
-    parser.add_argument("--prompt", default="def ", help="text to begin with")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest")
-    parser.add_argument("--top-k", type=int, default=40, help="0: all tokens")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
+    device, dtype = _where(args)
+    weights, ends = _opened(args)
+    tokenizer = tokenizers.load(Path(args.tokenizer or args.load))
+    ends |= tokenizer.ends
+    sampling = _fitted(sampling, weights, tokenizer)
+    ids = [encoded(tokenizer, prompt) for prompt in prompts]
+    sees = weights.config.seq_length
+    for number, one in enumerate(ids, 1):
+        if len(one) > sees:
+            context.out.note(
+                f"prompt {number} has {len(one)} tokens, of which the model sees the last {sees}"
+            )
     try:
-        model, words = load_model(given.load), tokenizer.load(given.load)
-    except (UsageError, CheckpointError, FileNotFoundError) as error:
-        parser.error(str(error))
-    text = continue_text(
-        model,
-        words,
-        given.prompt,
-        max_new_tokens=given.max_new_tokens,
-        temperature=given.temperature,
-        top_k=given.top_k,
-        seed=given.seed,
-    )
-    sys.stdout.write(text + "\n")
+        model = load_model(weights, device, dtype)
+        texts = list(zip(prompts, ids, strict=True))
+        _write(context.out, args, model, tokenizer, texts, sampling, ends)
+    except torch.OutOfMemoryError as error:
+        raise UsageError(
+            f"the model does not fit on {device} in {dtype}: give another --device or --dtype, or fewer texts"
+        ) from error
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="elasticctl generate", description=generate.__doc__)
+    add = parser.add_argument
+    add(
+        "--load", required=True, metavar="DIR", type=text,
+        help="the checkpoint's folder or URL, what --save was in training; or a folder of Hugging Face's",
+    )  # fmt: skip
+    add("--step", type=_positive, metavar="N", help="which one (the newest)")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--prompt", metavar="TEXT", type=text, help="what to go on with")
+    what.add_argument("--prompts", metavar="FILE", type=Path, help="one on each line")
+    add("--max-new-tokens", type=_positive, default=128, metavar="N", help="at most (128)")
+    add("--temperature", type=float, default=0.8, metavar="T", help="0: always the likeliest (0.8)")
+    add("--top-k", type=int, default=40, metavar="K", help="of the K likeliest; 0: of all (40)")
+    add("--top-p", type=float, default=1.0, metavar="P", help="of those that together have P (1)")
+    add("--seed", type=int, default=0, metavar="N", help="decides what is drawn (0)")
+    add("--num-samples", type=_few, default=1, metavar="N", help="texts of each prompt (1)")
+    add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (cuda where there is one)")
+    add(
+        "--dtype", choices=("float32", "bfloat16", "float16"),
+        help="of weights and arithmetic (bfloat16 on a GPU, float32 on a CPU)",
+    )  # fmt: skip
+    add("--tokenizer", metavar="DIR", help="folder with the tokenizer (that of --load)")
+    return parser.parse_args(argv)
+
+
+def _positive(argument: str) -> int:
+    if not argument.isdecimal() or not 1 <= int(argument) < 2**63:
+        raise argparse.ArgumentTypeError(f"{argument!r} is no number from 1 up")
+    return int(argument)
+
+
+def _few(argument: str) -> int:
+    if (number := _positive(argument)) > MOST_SAMPLES:
+        raise argparse.ArgumentTypeError(f"{argument} is more than {MOST_SAMPLES}")
+    return number
+
+
+def _prompts(args: argparse.Namespace) -> list[str]:
+    """Each as often as it is asked for."""
+    if args.prompts is None:
+        found = [args.prompt]
+    else:
+        try:
+            found = args.prompts.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{args.prompts} is no text in UTF-8") from error
+        if not found:
+            raise UsageError(f"{args.prompts} is empty: write a prompt on each line")
+    return [one for one in found for _ in range(args.num_samples)]
+
+
+def _where(args: argparse.Namespace) -> "tuple[torch.device, torch.dtype]":
+    import torch
+
+    try:
+        device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"--device {args.device}: {str(error).splitlines()[0]}") from error
+    name = args.dtype or ("float32" if device.type == "cpu" else "bfloat16")
+    return device, getattr(torch, name)
+
+
+def _opened(args: argparse.Namespace) -> "tuple[Weights, frozenset[int]]":
+    """The model, and the ids that end a text by its own word."""
+    from elastic.trainer import checkpoints
+    from elastic.trainer.convert import reading
+
+    folder = Path(args.load)
+    if not (folder / reading.CONFIG).is_file():
+        return checkpoints.opened(args.load, args.step), frozenset()
+    if args.step is not None:
+        raise UsageError(
+            f"--step {args.step}: {folder} is a folder of Hugging Face's, without steps"
+        )
+    weights, settings = reading.read(folder)
+    told = settings.get("eos_token_id")
+    ends = told if isinstance(told, list) else [told]
+    return weights, frozenset(one for one in ends if isinstance(one, int))
+
+
+def _fitted(sampling: "Sampling", weights: "Weights", tokenizer: "Tokenizer") -> "Sampling":
+    """Among the words that there are."""
+    from dataclasses import replace
+
+    size, has = tokenizer.vocab_size, weights.config.vocab_size
+    if size > has:
+        raise UsageError(
+            f"the tokenizer has {size} words and the model {has}: it is another model's"
+        )
+    return replace(sampling, vocabulary=size)
+
+
+def _write(
+    out: Output,
+    args: argparse.Namespace,
+    model: "GPT",
+    tokenizer: "Tokenizer",
+    prompts: Sequence[tuple[str, list[int]]],
+    sampling: "Sampling",
+    ends: frozenset[int],
+) -> None:
+    """One text as it comes; several once all are there."""
+    from elastic.trainer.sampling import pieces, written
+
+    steps = written(
+        model, [ids for _, ids in prompts], sampling, max_new_tokens=args.max_new_tokens, ends=ends
+    )
+    if len(prompts) == 1 and not out.json:
+        ((prompt, ids),) = prompts
+        out.raw(visible(prompt).encode())
+        tokens = (token for (token,) in steps if token is not None and token not in ends)
+        for piece in pieces(tokenizer, ids, tokens):
+            out.raw(visible(piece).encode())
+        out.raw(b"\n")
+        return
+    new: list[list[int]] = [[] for _ in prompts]
+    for step in steps:
+        for mine, token in zip(new, step, strict=True):
+            mine += [] if token is None else [token]
+    for number, ((prompt, ids), mine) in enumerate(zip(prompts, new, strict=True)):
+        told = "".join(pieces(tokenizer, ids, [one for one in mine if one not in ends]))
+        if out.json:
+            document = {
+                "prompt": prompt, "sample": number % args.num_samples, "text": told,
+                "prompt_tokens": len(ids), "tokens": mine, "ended": bool(mine) and mine[-1] in ends,
+            }  # fmt: skip
+            out.document(document, line=True)
+        else:
+            out.text(f"{'' if not number else chr(10)}=== {number + 1} of {len(prompts)}")
+            out.text(prompt + told)

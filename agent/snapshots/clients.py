@@ -97,8 +97,6 @@ class Client:
             while self._end.fileno() >= 0:
                 try:
                     message = keeper.receive_from_rank(self._end)
-                except ConnectionResetError:
-                    continue  # it died with something unread; what it said before is still here
                 except BlockingIOError:
                     return
                 if message is None:

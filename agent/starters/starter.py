@@ -220,8 +220,8 @@ class Starter:
     def _readable(self) -> None:
         try:
             data, fds = descriptors.receive(self._socket, _DATAGRAM, 1)
-        except (BlockingIOError, ConnectionResetError):
-            return  # a reset (it died with requests unread) comes before answers that are still here
+        except BlockingIOError:
+            return
         if not data:
             self._end()
             return

@@ -21,6 +21,8 @@ What is no number stays none: its `largest` is inf, it fits, it leaves the tops 
 inf or NaN in every order. Zeros, and what rounds to zero, are +0.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -38,8 +40,13 @@ def largest(gradient: Tensor) -> Tensor:
     """Largest magnitude, fp32 [], to be agreed on by a max; inf where not all is finite."""
     if gradient.numel() == 0:
         return gradient.new_zeros((), dtype=torch.float32)
-    found = torch.linalg.vector_norm(gradient.detach(), torch.inf, dtype=torch.float32)
-    return torch.nan_to_num(found, nan=torch.inf, posinf=torch.inf)
+    return _finite(torch.linalg.vector_norm(gradient.detach(), torch.inf, dtype=torch.float32))
+
+
+def largest_of_each(gradients: Sequence[Tensor]) -> Tensor:
+    """`largest` of every one of them, fp32 [T], by few kernels; none of them may be empty."""
+    norms = torch._foreach_norm([one.detach() for one in gradients], torch.inf)
+    return _finite(torch.stack(norms).float())
 
 
 def unknown_tops(tensors: int, device: torch.device | str = "cpu") -> Tensor:
@@ -83,26 +90,35 @@ def rounded(gradient: Tensor, offset: Tensor) -> Tensor:
     return _on_grid(gradient.double(), offset).to(gradient.dtype)
 
 
-def squares(part: Tensor, top: Tensor, numel: int) -> Tensor:
-    """The sum of squares of a part of a tensor, fp64 [LIMBS]: parts' limbs add up exactly in any order.
+def square_exponents(tops: Tensor, numels: Sequence[int]) -> Tensor:
+    """What `squares` takes for each tensor, int64 [T, LIMBS].
 
-    top: all of the tensor is at most 2^top in magnitude, int64 [], as `next_tops(..., headroom=0)` has
-    it from the `largest` of all parts; numel: elements of the whole tensor.
+    tops: all of the tensor is at most 2^top in magnitude, int64 [T], as `next_tops(..., headroom=0)` has
+    it from the `largest` of all parts; numels: elements of the whole tensors.
+    """
+    widths = torch.tensor([_bits(numel) - _MANTISSA for numel in numels], device=tops.device)
+    limb = torch.arange(LIMBS, device=tops.device)
+    # What is left after a limb is half a step of its grid at most.
+    return (2 * tops + widths).unsqueeze(1) + limb * (widths.unsqueeze(1) - 1)
+
+
+def squares(parts: Tensor, exponents: Tensor) -> Tensor:
+    """The sums of squares of parts of tensors, [..., n] -> fp64 [..., LIMBS]: a tensor's limbs add up exactly
+    in any order.
+
+    exponents: each tensor's own of `square_exponents`, [..., LIMBS].
 
     Each limb holds the next bits of every square, as whole numbers of a power of two that have room
-    for `numel` of them: the proof is that of the module. What is below the last limb is lost: for n
-    elements less than n^4 2^-160 of the whole, which is less than 2^-40 up to 2^30 elements.
+    for all elements of the tensor: the proof is that of the module. What is below the last limb is lost:
+    for n elements less than n^4 2^-160 of the whole, which is less than 2^-40 up to 2^30 elements.
     """
-    rest = part.detach().double().square()
-    exponent = 2 * top
+    rest = parts.detach().double().square()
     limbs = []
-    for _ in range(LIMBS):
-        exponent = exponent + _bits(numel) - _MANTISSA
-        limb = _on_grid(rest, _offset(exponent))
+    for exponent in exponents.unbind(-1):
+        limb = _on_grid(rest, _offset(exponent).unsqueeze(-1))
         rest = rest - limb
-        exponent = exponent - 1  # what is left is half a step of the grid at most
-        limbs.append(limb.sum())
-    return torch.stack(limbs)
+        limbs.append(limb.sum(-1))
+    return torch.stack(limbs, dim=-1)
 
 
 def norm(limbs: Tensor) -> Tensor:
@@ -111,6 +127,11 @@ def norm(limbs: Tensor) -> Tensor:
     The same for the same limbs in the same order of tensors, so give them by name, not by rank.
     """
     return limbs.sum().sqrt().float()
+
+
+def _finite(magnitudes: Tensor) -> Tensor:
+    """What is no number is the largest of all."""
+    return torch.nan_to_num(magnitudes, nan=torch.inf, posinf=torch.inf)
 
 
 def _on_grid(values: Tensor, offset: Tensor) -> Tensor:

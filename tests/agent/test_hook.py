@@ -53,6 +53,14 @@ def trained(agent: SmallAgent, tmp_path_factory: pytest.TempPathFactory) -> dict
     return agent.start("spawner", target=path, args=["--x"])
 
 
+def test_what_is_ours_is_among_the_modules(agent: SmallAgent, tmp_path: Path) -> None:
+    path = write(tmp_path, "import elastic.trainer.schedules\n" + TRAIN)
+    _, modules, _ = agent.start("spawner", target=path)["link"]
+    ours = [name for name in modules["modules"] if name.split(".")[0] == "elastic"]
+    assert "elastic.trainer.schedules" in ours
+    assert not [name for name in ours if name.split(".")[1] in ("agent", "proto")]
+
+
 def test_unmodified_script(trained: dict[str, Any]) -> None:
     assert trained["exit"] == 0, trained["stderr"]
     assert kinds(trained) == ["TorchNote", "ModulesNote", "FirstStep"]

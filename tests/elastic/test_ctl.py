@@ -262,7 +262,10 @@ def test_foreign_server(ask: Ask) -> None:
     [
         (
             ("whistle",),
-            "there is no verb 'whistle': write one of ckpt, drain, events, logs, restart, status",
+            (
+                "there is no verb 'whistle': write one of ckpt, data, drain, events, generate, "
+                "hf, logs, restart, status"
+            ),
         ),
         (("--master", "host", "status"), "write HOST:PORT"),
         (("--dir", "x", "status", "--master", "h:1"), "both say which job"),

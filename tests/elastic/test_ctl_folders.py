@@ -14,7 +14,7 @@ import pytest
 
 from elastic.master.journal import Journal
 from elastic.proto import master_pb2 as pb
-from elastic.proto.job_folder import JOURNAL, MASTER, REPORT
+from elastic.proto.job_folder import JOURNAL, MASTER, METRICS, REPORT
 from tests.elastic.asking import Answer, Ask, columns
 from tests.master.serving import Agent, MasterProcess, master, noted, ready, reserved
 
@@ -160,6 +160,30 @@ def test_a_report_without_its_journal(over: Path, ask: Ask) -> None:
     assert json.loads(answer.out) == {**whole, "world_size": 0, "nodes": []}
     assert columns(ask("--dir", over, "status").lines[1])[1:4] == ["succeeded", "1", "0"]
     assert "not a database" in one_line(ask("--dir", over, "events"))
+
+
+STEP = '{"kind": "step", "iteration": 7, "losses": {"lm loss": 2.5}, "tokens_per_second": 1234.5, "mfu": 0.41}'
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (STEP, {"LOSS": "2.5", "TOKENS/S": "1,234", "MFU": "41.0%"}),
+        ('{"kind": "step", "losses": {"lm loss": "NaN"}}', {"LOSS": "nan"}),
+        ('{"kind": "step", "losses": {"x": [1]}, "mfu": {}}', {}),
+        ('{"kind": "step", "losses": 3, "mfu": 1%s}' % ("0" * 400), {}),
+        ('{"kind": "probe", "losses": {"lm loss": 1}}', {}),
+    ],
+)
+def test_what_a_script_said_of_its_newest_step(
+    over: Path, ask: Ask, line: str, shown: dict[str, str]
+) -> None:
+    (over / METRICS).write_text(f"{line}\n")
+    head, row, *_ = ask("--dir", over, "status").lines
+    cells = dict(zip(columns(head), columns(row), strict=True))
+    assert {name: cells[name] for name in ("LOSS", "TOKENS/S", "MFU") if name in cells} == shown
+    told = json.loads(ask("--dir", over, "-o", "json", "status").out)["metrics"]
+    assert told == (json.loads(line) if '"step"' in line else None)
 
 
 # --- broken ---------------------------------------------------------------------------------------

@@ -641,6 +641,28 @@ def test_the_script_says_what_world_it_needs() -> None:
     assert core.restarts() == {"rank unit": 1}
 
 
+def test_a_script_whose_world_can_never_come_ends_the_job() -> None:
+    core = running("a", max_nodes=1)
+    core.feed(unit(1, 2))
+    assert core.exit_code() == 1
+    assert core.reason().endswith(
+        "of 1 slot on 1 node, and the job may have no more nodes: give more --nproc-per-node or --nnodes"
+    )
+
+
+def test_a_script_whose_world_may_come_waits_for_it() -> None:
+    growing = running("a", max_nodes=2)
+    growing.feed(unit(1, 2))
+    assert growing.job.result is None
+    growing.attach("b", at=20.0)
+    growing.tick(30.0)
+    assert growing.seats() == ["a", "b"]
+    trained = running("a", max_nodes=1)
+    trained.feed(ev.Progressed(1, 3))
+    trained.feed(unit(1, 2))
+    assert trained.job.result is None
+
+
 def damaged(round_: int, step: int, *, from_memory: bool = True) -> ev.Damaged:
     damage = ev.Damage(
         checkpoint="/run", round=1, step=step, from_memory=from_memory, what="slot of rank 1: w"

@@ -210,6 +210,23 @@ async def test_messages_of_another_round_and_life_are_dropped(tmp_path: Path) ->
         assert status.stale_messages == 6
 
 
+@within(120)
+async def test_status_has_the_metrics_of_the_node_with_rank_0(tmp_path: Path) -> None:
+    step = '{"kind": "step", "iteration": 7}'
+    async with master(tmp_path) as address, Agent(address) as agent:
+        await agent.ordered(RUN)
+        async with (
+            Agent(address, "bystander") as bystander,
+            MasterClient(address, Security()) as client,
+        ):
+            await bystander.say(heartbeat=pb.Heartbeat(metrics="another's"))
+            ranks = [pb.RankProgress(rank=0, step=7)]
+            await agent.say(heartbeat=pb.Heartbeat(round=1, ranks=ranks, metrics=step))
+            while (status := await client.status()).step < 7:
+                pass
+            assert status.metrics_json == step
+
+
 # --- TLS ---------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic.proto import job_folder
 from elastic.proto.job_folder import LONGEST_NAME, distrust, folder_name
 
 STRANGER = 54321
@@ -75,3 +76,32 @@ def test_a_strangers_folder_is_not_nor_his_link_to_ours(tmp_path: Path) -> None:
     assert "another user's" in distrust(link)
     os.chown(folder, STRANGER, STRANGER)
     assert distrust(folder) == f"{folder} is another user's (uid {STRANGER})"
+
+
+STEP = '{"kind": "step", "iteration": 7, "losses": {"lm loss": 2.5}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "iteration"),
+    [
+        ("", None),
+        (f"{STEP}\n", 7),
+        (f'{STEP}\n{STEP.replace("7", "8")}\n{{"kind": "probe"}}\nnull\n\n', 8),
+        (f"{STEP}\n{STEP.replace('7', '8')}", 7),  # of which the end is not there yet
+        ("[" * 4000 + f"\n{STEP}\n\xff garbage\n", 7),
+        (STEP.replace("2.5", "2" * job_folder.MOST_METRICS) + "\n", None),
+        ("x" * (1 << 20) + f"\n{STEP}\n", 7),
+    ],
+)
+def test_the_newest_step_of_metrics_that_may_be_anything(
+    tmp_path: Path, text: str, iteration: int | None
+) -> None:
+    (tmp_path / job_folder.METRICS).write_text(text, encoding="latin-1")
+    found = job_folder.step_of(job_folder.newest_metrics(tmp_path))
+    assert (found and found["iteration"]) == iteration
+
+
+def test_no_metrics_is_nothing(tmp_path: Path) -> None:
+    assert job_folder.newest_metrics(tmp_path) == ""
+    os.mkfifo(tmp_path / job_folder.METRICS)
+    assert job_folder.newest_metrics(tmp_path) == "", "and nobody waits for a writer"

@@ -187,6 +187,15 @@ def test_the_end_is_the_end(pair: Pair) -> None:
     assert datagrams.receive(pair[1], flusher.ToAgent, 0) is None
 
 
+def test_who_dies_with_something_unread_has_said_what_it_said(pair: Pair) -> None:
+    """The kernel tells of the one before the other: a reset, then the messages, then the end."""
+    datagrams.send(pair[1], keeper.Need(bytes=1))
+    datagrams.send(pair[0], keeper.Need(bytes=2))
+    pair[0].close()
+    assert keeper.receive_from_rank(pair[1]) == keeper.Need(bytes=2)
+    assert keeper.receive_from_rank(pair[1]) is None
+
+
 @pytest.mark.parametrize("theirs", ["", "x", "1", "1.", "-1.0", "9" * 5000 + ".0", "1.0.0"])
 def test_who_names_no_version_is_refused(theirs: str) -> None:
     said = keeper.Open(

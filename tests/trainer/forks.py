@@ -24,12 +24,18 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT = timedelta(seconds=120)
 
 
-def told(program: str, folder: Path, sizes: Mapping[str, int]) -> dict[str, list[Any]]:
-    """Run `python -m program FOLDER`; what each rank of each name found."""
+def told(program: str, folder: Path, sizes: Mapping[str, int], *words: str) -> dict[str, list[Any]]:
+    """Run `python -m program FOLDER words`; what each rank of each name found."""
     done = subprocess.run(
-        [sys.executable, "-m", program, folder],
+        [sys.executable, "-m", program, folder, *words],
         cwd=ROOT,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+        env=os.environ
+        | {
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a fork has no pool of processes, either
+            "TORCHINDUCTOR_VEC_ISA_OK": "1",  # else each kind of vectors is tried by three compiles
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -71,6 +77,7 @@ def _run_by_size(sizes: Mapping[str, int], folder: Path, act: Callable[[str], No
             if os.fork() == 0:
                 _be(rank, size, store, act, names)
         ended = [os.wait()[1] for _ in range(size)]
+        store.unlink()  # there may be another such world
         if any(ended):
             raise SystemExit(f"ranks of {size} ended with {ended}")
 

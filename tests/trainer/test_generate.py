@@ -1,39 +1,168 @@
+"""`elasticctl generate`, of a checkpoint as two pipeline stages leave it, or two tensor-parallel ranks."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
 import torch
 
-from elastic.trainer.generate import sample
+from elastic.checkpoint.save import writing
+from elastic.checkpoint.state.collect import Place, collect
+from elastic.checkpoint.storage.folder import Folder
+from elastic.proto import manifest
+from elastic.proto.errors import CheckpointError, NotFound, UsageError
+from elastic.trainer.checkpoints import identity_of, load_model, opened
+from elastic.trainer.convert.commands import hf
+from elastic.trainer.data.prepare import learn
+from elastic.trainer.generate import generate
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.model.init import initialize
+from tests.elastic.checkpoint.steps import written
+from tests.trainer.telling import Told
 
-SHAPE = GPTConfig(num_layers=1, hidden_size=8, num_attention_heads=2, seq_length=4, vocab_size=20)
-
-
-def made() -> GPT:
-    model = GPT(SHAPE)
-    initialize(model, SHAPE, 1, 0.5)
-    return model
+CONFIG = GPTConfig(
+    num_layers=2, hidden_size=16, num_attention_heads=2, seq_length=8, vocab_size=384
+)
 
 
-def test_writes_beyond_the_models_sequence() -> None:
-    prompt = torch.tensor([3, 4])
-    written = sample(made(), prompt, max_new_tokens=10)
-    assert written.shape == (12,)
-    assert written[:2].tolist() == [3, 4]
+def stage(layers: range) -> GPT:
+    part = GPT(CONFIG, layers=layers)
+    initialize(part, CONFIG, 1, 0.3)
+    return part
 
 
-def test_a_seed_repeats_itself_and_another_does_not() -> None:
-    model, prompt = made(), torch.tensor([3])
-    first, same, other = (
-        sample(model, prompt, max_new_tokens=30, temperature=5.0, top_k=0, seed=seed).tolist()
-        for seed in (1, 1, 2)
-    )
-    assert first == same != other
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Step 5 of a run of two ranks, each with a block and its end of the model, whose embedding is its head;
+    and their optimizers, of which nobody here has need."""
+    states = []
+    for layers in (range(1), range(1, 2)):
+        part = stage(layers)
+        adam = torch.optim.AdamW(part.parameters())
+        adam.step()
+        states.append({"identity": identity_of(CONFIG), "model": part, "optimizer": adam})
+    written(tmp_path / "run", 5, states)
+    learn(["to be or not to be, that is the question"], 280).save(tmp_path / "run")
+    return tmp_path / "run"
 
 
-def test_one_candidate_or_no_temperature_is_the_likeliest_token() -> None:
-    model, prompt = made(), torch.tensor([3])
-    likeliest = int(model.logits(prompt[None])[0, -1].argmax())
-    assert sample(model, prompt, max_new_tokens=1, top_k=1).tolist() == [3, likeliest]
-    assert sample(model, prompt, max_new_tokens=1, temperature=0).tolist() == [3, likeliest]
-    stopped = sample(model, prompt, max_new_tokens=9, temperature=0, stop_id=likeliest)
-    assert stopped.tolist() == [3, likeliest]
+def told(*argv: object, json: bool = False) -> Told:
+    out = Told(json=json)
+    assert generate(out.context, [str(one) for one in argv]) == 0
+    return out
+
+
+def test_the_model_of_two_stages_is_the_whole_one(path: Path) -> None:
+    whole, found = stage(range(2)), load_model(opened(str(path)))
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(found.state_dict()[name], tensor), name
+    assert load_model(opened(str(path)), dtype=torch.bfloat16).head.weight.dtype == torch.bfloat16  # type: ignore[union-attr]
+
+
+def test_so_is_one_that_two_ranks_share_by_the_layer(tmp_path: Path) -> None:
+    """Rows of some, columns of others, and one has what both have."""
+    whole, storage = stage(range(2)), Folder(tmp_path / "run")
+    collected = collect({"identity": identity_of(CONFIG), "model": whole}, Place())
+    shards = []
+    for rank in range(2):
+        pieces, tensors = [], {}
+        for name, part in collected.parts.items():
+            dim = 1 if name.endswith("output.weight") else 0
+            shared = part.tensor.dim() == 2 and "positions" not in name
+            if shared:
+                mine = part.tensor.chunk(2, dim)[rank]
+                offset = tuple(rank * mine.shape[dim] * (d == dim) for d in range(2))
+                pieces.append(replace(part.piece, offset=offset, extent=tuple(mine.shape)))
+                tensors[name] = partial(torch.clone, mine)
+            elif rank == 0:
+                pieces.append(part.piece)
+                tensors[name] = partial(torch.clone, part.tensor)
+        file, values = manifest.file(rank, 2, 0, "job"), collected.values.encode()
+        shards.append(writing.write_shard(storage, 3, file, rank, pieces, tensors, values))
+    writing.commit(storage, 3, "job", shards)
+    found = load_model(opened(str(tmp_path / "run")))
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(found.state_dict()[name], tensor), name
+
+
+def test_a_text_goes_on_and_is_the_same_again(path: Path) -> None:
+    args = ("--load", path, "--prompt", "to be", "--max-new-tokens", 30, "--seed", 3)
+    first = told(*args).out
+    assert first.startswith("to be")
+    assert len(first) > len("to be\n")
+    assert told(*args).out == first
+    assert told(*args, "--step", 5, "--device", "cpu", "--dtype", "float32").out == first
+
+
+def test_several_prompts_and_samples(path: Path) -> None:
+    prompts = path.parent / "prompts"
+    prompts.write_text("to be\nthat is the question, to be or not\n")
+    args = ("--load", path, "--prompts", prompts, "--max-new-tokens", 5, "--num-samples", 2)
+    found = told(*args, json=True).documents
+    assert [(one["prompt"][:4], one["sample"]) for one in found] == [
+        ("to b", 0), ("to b", 1), ("that", 0), ("that", 1),
+    ]  # fmt: skip
+    assert all(len(one["tokens"]) == 5 or one["ended"] for one in found)
+    assert all(token < 280 for one in found for token in one["tokens"])
+    alone = told(*args[:2], "--prompt", "to be", "--max-new-tokens", 5, json=True).documents
+    assert alone[0] == found[0]
+    plain = told(*args)
+    assert plain.out.count("=== ") == 4
+    assert "prompt 3 has " in plain.notes[0]
+    assert "the model sees the last 8" in plain.notes[0]
+
+
+def test_the_exported_model_writes_the_same(path: Path) -> None:
+    export = Told()
+    assert hf(export.context, ["export", str(path), str(path.parent / "hf")]) == 0
+    assert "step 5, " in export.out
+    args = ("--prompt", "to be", "--max-new-tokens", 20, "--temperature", 0)
+    ours = told("--load", path, *args).out
+    assert told("--load", path.parent / "hf", *args).out == ours
+    back = Told(json=True)
+    argv = ["import", str(path.parent / "hf"), str(path.parent / "back"), "--step", "9"]
+    assert hf(back.context, argv) == 0
+    assert "padded to 384" in back.documents[0]["message"]
+    assert told("--load", path.parent / "back", *args).out == ours
+    before, after = opened(str(path)), opened(str(path.parent / "back"), 9)
+    for name, _ in stage(range(2)).named_parameters():
+        words = 280 if name == "embedding.words.weight" else None  # the rest only pads
+        assert torch.equal(before.tensor(name)[:words], after.tensor(name)[:words]), name
+    with pytest.raises(CheckpointError, match="has a step 9 already"):
+        hf(back.context, argv)
+    with pytest.raises(CheckpointError, match="is there already"):
+        hf(export.context, ["export", str(path), str(path.parent / "hf")])
+
+
+def test_what_is_missing_is_one_line(path: Path) -> None:
+    prompt = ("--prompt", "x")
+    with pytest.raises(NotFound, match="is not there"):
+        told("--load", path / "nothing", *prompt)
+    (path.parent / "empty").mkdir()
+    with pytest.raises(NotFound, match="holds no checkpoint"):
+        told("--load", path.parent / "empty", *prompt)
+    with pytest.raises(NotFound, match="has no step 4"):
+        told("--load", path, "--step", 4, *prompt)
+    written(path.parent / "other", 1, [{"model": torch.nn.Linear(2, 2)}])
+    with pytest.raises(CheckpointError, match=r"is no checkpoint of elastic\.trainer"):
+        told("--load", path.parent / "other", *prompt)
+    with pytest.raises(UsageError, match="--device nowhere"):
+        told("--load", path, "--device", "nowhere", *prompt)
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(UsageError, match=r"tokenizer\.json"):
+        told("--load", path, *prompt)
+    learn([str(n) for n in range(2000)], 400).save(path)
+    with pytest.raises(UsageError, match="another model's"):
+        told("--load", path, *prompt)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [[], ["--load", "x"], ["--load", "x", "--prompt", "a", "--prompts", "b"],
+     ["--load", "x", "--prompt", "a", "--max-new-tokens", "0"]],
+)  # fmt: skip
+def test_usage(argv: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        generate(Told().context, argv)

@@ -1,71 +1,26 @@
 """Real runs: processes, gloo, files, SIGKILL."""
 
 import contextlib
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from elastic.checkpoint.storage import manifests
 from elastic.checkpoint.storage.folder import Folder
-from elastic.trainer.generate import load_model, main
+from tests.trainer.launch import assert_same, finish, refused, start, steps
 
-ROOT = Path(__file__).parents[2]
-SMALL = [
-    "--vocab-size=300",
-    "--corpus-bytes=60000",
-    "--num-layers=1",
-    "--hidden-size=32",
-    "--seq-length=16",
-    "--num-attention-heads=2",
-    "--global-batch-size=5",
-    "--lr-warmup-iters=2",
-    "--log-interval=1",
-]
-"""A batch of 5, so that two ranks have unlike shares."""
-STEPS = ("--steps=100", "--save-interval=3")
+pytestmark = pytest.mark.xdist_group("pretrain")  # one run for all of them
 
-
-def start(base: Path, save: str, *flags: str, nproc: int = 1) -> subprocess.Popen[str]:
-    """Start `nproc` ranks that share the data directory `base`/data and save in `base`/`save`."""
-    command = [sys.executable, "-m", "elastic.run", "--standalone", f"--nproc-per-node={nproc}"]
-    command += [f"--log-dir={base / 'logs'}", "-m", "elastic.trainer.pretrain_gpt"]
-    command += [f"--data-dir={base / 'data'}", f"--save={base / save}", *SMALL, *flags]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # more spin, on a busy machine
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for a started run to end well; returns what it printed."""
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, output + errors
-    return output
-
-
-def losses(output: str) -> dict[int, float]:
-    """The loss of each step, as printed."""
-    return {
-        int(n): float(loss)
-        for n, loss in re.findall(r"^step +(\d+)/.*loss ([\d.]+)", output, re.MULTILINE)
-    }
+LENGTH = ("--train-iters=40", "--save-interval=3", "--eval-iters=2", "--eval-interval=30")
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder with `data` and, in `whole`, a run that nothing disturbed; and what that printed."""
+    """A folder with a run that nothing disturbed, and what that printed."""
     base = tmp_path_factory.mktemp("runs")
-    return base, finish(start(base, "whole", *STEPS))
+    return base, finish(start(base, "whole", *LENGTH))
 
 
 @pytest.fixture
@@ -73,27 +28,21 @@ def base(whole: tuple[Path, str]) -> Path:
     return whole[0]
 
 
-def test_a_run_tells_its_steps_and_what_it_has_learnt(whole: tuple[Path, str]) -> None:
-    output = whole[1]
-    assert output.startswith("starting from step 0\n")
-    line = (
-        r"step 100/100 \| loss \d\.\d{4} \| lr 3\.01e-04 \| [\d.]+ ms \| \d+ tokens/s \| world 1\n"
-    )
-    assert re.search(line, output), output
-    assert losses(output).keys() == set(range(1, 101))
-    assert "\nsample:\ndef " in output
-
-
-def test_two_ranks_train_as_one_does(whole: tuple[Path, str]) -> None:
+def test_a_run_tells_its_steps_and_learns(whole: tuple[Path, str]) -> None:
     base, output = whole
-    two = finish(start(base, "two", "--steps=20", "--lr-decay-iters=100", nproc=2))
-    assert "world 2" in two
-    alone = losses(output)
-    assert losses(two) == pytest.approx({step: alone[step] for step in range(1, 21)}, abs=2e-4)
+    assert " > padded vocab (size: 301) with 83 dummy tokens (new size: 384)\n" in output
+    assert "number of parameters: 38272\n" in output
+    line = r" \[.*\] iteration +40/ +40 \| consumed samples: +480 \| .* lm loss: .* grad norm: "
+    assert re.search(line, output), output
+    assert re.search(r"validation loss at iteration 30 on validation set \| lm loss", output)
+    assert re.search(r"validation loss at iteration 40 on test set \| lm loss", output)
+    losses = [loss for loss, _, _ in steps(base, "whole").values()]
+    assert len(losses) == 40
+    assert sum(losses[-5:]) < sum(losses[:5]) - 1, losses
 
 
 def test_a_run_that_is_killed_whole_goes_on_from_storage_and_ends_the_same(base: Path) -> None:
-    killed = start(base, "killed", *STEPS)
+    killed = start(base, "killed", *LENGTH)
     assert killed.stdout is not None
     for _ in killed.stdout:
         if manifests.committed(Folder(Path(base / "killed"))) is not None:
@@ -107,38 +56,36 @@ def test_a_run_that_is_killed_whole_goes_on_from_storage_and_ends_the_same(base:
     # not always a multiple of the interval.
     stored = manifests.committed(Folder(base / "killed"))
     assert stored is not None
-
-    output = finish(start(base, "killed", *STEPS))
-
-    assert 0 < stored.step < 100
-    assert output.startswith(f"resumed from step {stored.step}\n"), output
-    whole, other = (load_model(base / save).state_dict() for save in ("whole", "killed"))
-    assert all(torch.equal(whole[name], other[name]) for name in whole)
+    output = finish(start(base, "killed", *LENGTH))
+    assert 0 < stored.step < 40
+    assert f"resumed from step {stored.step}\n" in output, output
+    assert_same(base, "whole", "killed")
 
 
 def test_a_finished_run_started_again_has_nothing_to_do(base: Path) -> None:
-    output = finish(start(base, "whole", *STEPS))
-    assert output.startswith("resumed from step 100\nsample:\n")
+    output = finish(start(base, "whole", *LENGTH))
+    assert "resumed from step 40\n" in output
+    assert "nothing to train: 40 of 40 iterations are finished" in output
+    assert "] iteration " not in output  # no log line
 
 
-def test_another_model_in_the_same_directory_is_refused_in_one_line(base: Path) -> None:
-    process = start(base, "whole", "--hidden-size=48")
-    _, errors = process.communicate(timeout=150)
-    assert process.returncode == 1  # the launcher's; the rank's was 2
-    assert "hidden_size 32, not 48: give the same value or another --save\n" in errors
-    assert "Traceback" not in errors
-
-
-def test_generate_needs_only_what_training_saved(
-    base: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--hidden-size=48", "hidden_size 32, not 48: give the same value"),
+        ("--seed=7", "seed 1234, not 7: give the same value"),
+        ("--micro-batch-size=2", "made with micro-batch size 1, not 2"),
+    ],
+)
+def test_what_would_be_another_run_is_refused_in_one_line(
+    base: Path, flag: str, message: str
 ) -> None:
-    assert main([f"--load={base / 'whole'}", "--prompt=class ", "--max-new-tokens=5"]) == 0
-    assert capsys.readouterr().out.startswith("class ")
+    assert message in refused(start(base, "whole", *LENGTH, flag))
 
 
-def test_generate_says_when_there_is_nothing_to_load(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main([f"--load={tmp_path}"])
-    assert "holds no checkpoint" in capsys.readouterr().err
+def test_in_exact_mode_another_layout_has_to_be_asked_for(base: Path) -> None:
+    two = ("--tensor-model-parallel-size=2", "--train-iters=40")
+    errors = refused(start(base, "whole", *two, nproc=2))
+    assert "was made with tensor parallel 1, not 2" in errors
+    output = finish(start(base, "whole", *two, "--other-conditions", nproc=2))
+    assert "resumed from step 40\n" in output

@@ -1,13 +1,16 @@
 """Indices of samples on the disk: made once, by one process of many, and mapped into memory by all.
 
-The files are named as Megatron's: MD5-GPTDataset-SPLIT-{document,sample,shuffle}_index.npy, and
--description.txt, of which MD5 is the sum. The description has what the indices are a function of, the
-sequences' lengths by their checksum; so a cache of other data is never taken for this one's, wherever the
-data lie, and Megatron's own is not taken for ours.
+The files are named as Megatron's: MD5-GPTDataset-SPLIT-{document,sample,shuffle}_index.npy for one
+dataset, MD5-BlendedDataset-SPLIT-{dataset,dataset_sample}_index.npy for a blend, and -description.txt, of
+which MD5 is the sum. The description has what the indices are a function of, the sequences' lengths by
+their checksum; so a cache of other data is never taken for this one's, wherever the data lie, and
+Megatron's own is not taken for ours.
 """
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,33 @@ import xxhash
 from numpy.typing import NDArray
 
 from elastic.proto.errors import UsageError
+from elastic.trainer.data.blend import Blend, by_size, by_weight, shares
 from elastic.trainer.data.samples import Indices, Request, build, index_types, plan
 from elastic.trainer.files import exclusive, replace_atomically
 
-KINDS = ("document", "sample", "shuffle")
+Shape = tuple[np.dtype[Any], tuple[int, ...]]
+"""Type and shape of an array."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kept:
+    """Arrays that belong together, and what they are a function of."""
+
+    directory: Path
+    kind: str
+    """Megatron's name of the class that they are of."""
+    split: str
+    description: str
+    shapes: dict[str, Shape]
+    """By the array's name."""
+
+    @property
+    def base(self) -> str:
+        name = hashlib.md5(self.description.encode(), usedforsecurity=False).hexdigest()
+        return f"{name}-{self.kind}-{self.split}"
+
+    def path(self, name: str) -> Path:
+        return self.directory / f"{self.base}-{name}_index.npy"
 
 
 def cached(directory: Path, split: str, lengths: NDArray[np.int32], request: Request) -> Indices:
@@ -28,40 +54,98 @@ def cached(directory: Path, split: str, lengths: NDArray[np.int32], request: Req
     `lengths` are of all sequences of the dataset, [S]. Any number of processes may ask at once. UsageError
     as `samples.plan` raises it, before anything is written, and where the folder takes no files.
     """
-    shapes = _shapes(lengths, request)
-    description = _description(split, lengths, request)
-    name = hashlib.md5(description.encode(), usedforsecurity=False).hexdigest()
-    base = f"{name}-GPTDataset-{split}"
-    found = _mapped(directory, base, shapes)
+
+    def make() -> list[NDArray[Any]]:
+        made = build(lengths, request)
+        return [made.documents, made.samples, made.shuffle]
+
+    kept = _Kept(
+        directory=directory,
+        kind="GPTDataset",
+        split=split,
+        description=_description(split, lengths, request),
+        shapes=_shapes(lengths, request),
+    )
+    documents, samples, shuffle = _get(kept, make)
+    return Indices(documents=documents, samples=samples, shuffle=shuffle)
+
+
+def blended(
+    directory: Path,
+    split: str,
+    sizes: Sequence[int],
+    weights: Sequence[float] | None,
+    samples: int | None,
+) -> Blend:
+    """The blend of datasets with `sizes` samples, by weights or in proportion to sizes; as `cached`.
+
+    samples: how many; None, without weights: all. UsageError where it takes more of one than that has.
+    """
+    whole = sum(sizes)
+    if weights and samples is not None:
+        count = sum(shares(weights, samples))
+    else:
+        count = whole if samples is None else min(samples, whole)
+
+    def make() -> list[NDArray[Any]]:
+        if weights and samples is not None:
+            made = by_weight(weights, samples)
+        else:
+            made = by_size(sizes, samples)
+        made.check(sizes)
+        return [made.datasets, made.samples]
+
+    told = {
+        "class": "BlendedDataset",
+        "weights": list(weights) if weights else None,
+        "sizes": list(sizes),
+        "size": samples,
+        "split": split,
+    }
+    kept = _Kept(
+        directory=directory,
+        kind="BlendedDataset",
+        split=split,
+        description=json.dumps(told, indent=4),
+        shapes={
+            "dataset": (np.dtype(np.int16), (count,)),
+            "dataset_sample": (np.dtype(np.int64), (count,)),
+        },
+    )
+    chosen, own = _get(kept, make)
+    return Blend(datasets=chosen, samples=own)
+
+
+def _get(kept: _Kept, make: Callable[[], list[NDArray[Any]]]) -> list[NDArray[Any]]:
+    """The arrays, from the disk, where they are put first if they are not there."""
+    found = _mapped(kept)
     if found is not None:
         return found
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with exclusive(directory / f".{base}.lock"):
-            found = _mapped(directory, base, shapes)
+        kept.directory.mkdir(parents=True, exist_ok=True)
+        with exclusive(kept.directory / f".{kept.base}.lock"):
+            found = _mapped(kept)
             if found is None:
-                found = build(lengths, request)
-                _write(directory, base, description, found)
-            return _mapped(directory, base, shapes) or found
+                found = make()
+                _write(kept, found)
+            return _mapped(kept) or found
     except OSError as error:
         raise UsageError(
-            f"cannot keep the data's indices in {directory}: {error.strerror}; give another folder for them"
+            f"cannot keep the data's indices in {kept.directory}: {error.strerror}; "
+            "give another folder for them"
         ) from error
 
 
-def _shapes(
-    lengths: NDArray[np.int32], request: Request
-) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
-    """Type and shape of each index, in the order of `KINDS`."""
+def _shapes(lengths: NDArray[np.int32], request: Request) -> dict[str, Shape]:
     own = request.sequences
     course = plan(request, int(lengths[own.start : own.stop].sum(dtype=np.int64)))
     places = course.epochs * len(own)
     row, name = index_types(places, course.samples)
-    return [
-        (np.dtype(np.int32), (places,)),
-        (row, (course.samples + 1, 2)),
-        (name, (course.samples,)),
-    ]
+    return {
+        "document": (np.dtype(np.int32), (places,)),
+        "sample": (row, (course.samples + 1, 2)),
+        "shuffle": (name, (course.samples,)),
+    }
 
 
 def _description(split: str, lengths: NDArray[np.int32], request: Request) -> str:
@@ -80,31 +164,25 @@ def _description(split: str, lengths: NDArray[np.int32], request: Request) -> st
     )
 
 
-def _write(directory: Path, base: str, description: str, indices: Indices) -> None:
-    with replace_atomically(directory / f"{base}-description.txt") as draft:
-        draft.write_text(description)
-    arrays = (indices.documents, indices.samples, indices.shuffle)
-    for kind, array in zip(KINDS, arrays, strict=True):
-        path = directory / f"{base}-{kind}_index.npy"
-        with replace_atomically(path) as draft, draft.open("wb") as file:
+def _write(kept: _Kept, arrays: Sequence[NDArray[Any]]) -> None:
+    with replace_atomically(kept.directory / f"{kept.base}-description.txt") as draft:
+        draft.write_text(kept.description)
+    for name, array in zip(kept.shapes, arrays, strict=True):
+        with replace_atomically(kept.path(name)) as draft, draft.open("wb") as file:
             np.lib.format.write_array(file, array)
 
 
-def _mapped(
-    directory: Path, base: str, shapes: list[tuple[np.dtype[Any], tuple[int, ...]]]
-) -> Indices | None:
+def _mapped(kept: _Kept) -> list[NDArray[Any]] | None:
     """The files as arrays that are not writable; None where one is missing or is not what it should be."""
     arrays = []
-    for kind, (dtype, shape) in zip(KINDS, shapes, strict=True):
-        path = directory / f"{base}-{kind}_index.npy"
+    for name, (dtype, shape) in kept.shapes.items():
         try:
             array = np.lib.format.open_memmap(
-                path, "r"
+                kept.path(name), "r"
             )  # reads no objects, so nothing is unpickled
         except (OSError, ValueError):
             return None
         if array.dtype != dtype or array.shape != shape:
             return None
         arrays.append(np.asarray(array))
-    documents, samples, shuffle = arrays
-    return Indices(documents=documents, samples=samples, shuffle=shuffle)
+    return arrays

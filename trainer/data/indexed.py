@@ -122,6 +122,16 @@ class Writer:
             self._lengths.append(len(tokens))
         self._documents.append(len(self._lengths))
 
+    def extend(self, lengths: NDArray[np.int32], tokens: bytes) -> None:
+        """Add documents of one sequence each, or none where a length is 0, [documents]; their tokens, one
+        behind the other, are bytes of the type already."""
+        if int(lengths.sum(dtype=np.int64)) * self._dtype.itemsize != len(tokens):
+            raise ValueError(f"{len(tokens)} bytes are not {lengths.sum(dtype=np.int64)} tokens")
+        ends = len(self._lengths) + np.cumsum(lengths > 0, dtype=np.int64)
+        self._file.write(tokens)
+        self._lengths.frombytes(lengths[lengths > 0].astype("=i4").tobytes())
+        self._documents.frombytes(ends.astype("=i8").tobytes())
+
     def append(self, other: Indexed) -> None:
         """Add all documents of another dataset. UsageError when its tokens are of another type."""
         if other.dtype != self._dtype:
@@ -201,7 +211,9 @@ def _mapped(path: Path) -> NDArray[np.uint8]:
             return np.empty(0, np.uint8)  # which mmap refuses
         return np.asarray(np.memmap(path, np.uint8, mode="r"))
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        named = path.stem.endswith((".bin", ".idx"))
+        hint = ": give the prefix without .bin or .idx" if named else ""
+        raise UsageError(f"cannot read {path}: {error.strerror}{hint}") from error
 
 
 def _header(path: Path, raw: NDArray[np.uint8]) -> tuple[int, np.dtype[Any]]:

@@ -1,76 +1,112 @@
-"""Make the data directory: the tokenizer and the token file, once, by one process.
+"""Data that every machine has: `python -m elastic.trainer.data.prepare --output-dir D`.
 
-Any number of processes on any number of nodes may ask at the same time for the same directory:
-one prepares, the others wait for its lock. `corpus.json` is written last, so a directory that
-has it is complete.
+The source of Python's standard library as Megatron's files, with a vocabulary of its own in GPT-2's form:
+
+    elastic-run ... -m elastic.trainer.pretrain_gpt --data-path D/stdlib_text_document --split 90,5,5 \\
+        --vocab-file D/vocab.json --merge-file D/merges.txt ...
+
+Any number of processes on any number of nodes may prepare the same folder at the same time: one does it,
+the others wait for its lock.
 """
 
-import hashlib
+import argparse
 import json
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer as Model
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from elastic.proto.errors import UsageError
-from elastic.trainer.data import corpus, tokenizer
-from elastic.trainer.data.batches import TOKEN_TYPE, TokenFile
+from elastic.trainer.data import corpus, indexed, tokenizers
 from elastic.trainer.files import exclusive, replace_atomically
 
-TOKENS_NAME = "corpus.tokens"
-SUMMARY_NAME = "corpus.json"
+PREFIX = "stdlib_text_document"
+VOCAB_NAME = "vocab.json"
+MERGES_NAME = "merges.txt"
+SUMMARY_NAME = "prepared.json"
+"""What it was made with; written last, so a folder that has it is complete."""
 LOCK_NAME = ".lock"
-MAX_VOCAB = np.iinfo(TOKEN_TYPE).max + 1
+BYTES = 4_000_000
+"""Of text, if nothing else is asked for: some two hundred documents."""
+SPLIT = "90,5,5"
+"""Which leaves something of them for the test, where Megatron's own shares do not."""
+MIN_VOCAB = 257
+"""All bytes, and the end of a document."""
 
 
-def prepare(directory: Path, *, vocab_size: int, max_bytes: int) -> TokenFile:
-    """Return the token file of `directory`, making it first where it is missing.
+def prepare(directory: Path, *, vocab_size: int, max_bytes: int) -> None:
+    """Make `directory` if it is not there: a vocabulary of at most `vocab_size` words, learnt from at most
+    `max_bytes` of text, and that text in it.
 
-    `vocab_size` and `max_bytes` (of corpus text) are what it is made with; a directory that was
-    made with others raises UsageError, and so does a Python that has no source to train on.
+    UsageError for a folder that was made with others, and for a Python that has no source.
     """
-    if not tokenizer.MIN_VOCAB <= vocab_size <= MAX_VOCAB:
-        raise UsageError(
-            f"--vocab-size must be {tokenizer.MIN_VOCAB} to {MAX_VOCAB}, not {vocab_size}"
-        )
+    if vocab_size < MIN_VOCAB:
+        raise UsageError(f"--vocab-size is at least {MIN_VOCAB}, not {vocab_size}")
     request = {"vocab_size": vocab_size, "max_bytes": max_bytes}
     directory.mkdir(parents=True, exist_ok=True)
-    if not (directory / SUMMARY_NAME).exists():
-        with exclusive(directory / LOCK_NAME):
-            if not (directory / SUMMARY_NAME).exists():
-                _build(directory, request)
-    summary = json.loads((directory / SUMMARY_NAME).read_text(encoding="utf-8"))
-    if summary["request"] != request:
+    with exclusive(directory / LOCK_NAME):
+        if not (directory / SUMMARY_NAME).exists():
+            build(directory, list(corpus.documents(max_bytes)), vocab_size=vocab_size)
+            with replace_atomically(directory / SUMMARY_NAME) as draft:
+                draft.write_text(json.dumps(request) + "\n", encoding="utf-8")
+    found = json.loads((directory / SUMMARY_NAME).read_text(encoding="utf-8"))
+    if found != request:
         raise UsageError(
-            f"{directory} was prepared with {summary['request']}, not {request}: "
-            "give the same values or another --data-dir"
+            f"{directory} was prepared with {found}, not {request}: give the same values or another "
+            "--output-dir"
         )
-    return TokenFile(
-        path=directory / TOKENS_NAME,
-        vocab_size=int(summary["vocab_size"]),
-        digest=str(summary["digest"]),
+
+
+def learn(documents: Iterable[str], vocab_size: int) -> tokenizers.TextTokenizer:
+    """A byte-level BPE of at most `vocab_size` words: any text has tokens, and they give it back."""
+    found = Model(models.BPE())
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[tokenizers.GPT2_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
+    found.train_from_iterator(documents, trainer)
+    return tokenizers.TextTokenizer(model=found, end=tokenizers.GPT2_END)
 
 
-def _build(directory: Path, request: dict[str, int]) -> None:
-    documents = list(corpus.documents(request["max_bytes"]))
-    model = tokenizer.train(documents, request["vocab_size"])
-    tokenizer.save(model, directory)
-    raw = _encode(model, documents).tobytes()
-    with replace_atomically(directory / TOKENS_NAME) as draft:
-        draft.write_bytes(raw)
-    summary = {
-        "request": request,
-        "vocab_size": model.get_vocab_size(),
-        "documents": len(documents),
-        "tokens": len(raw) // TOKEN_TYPE.itemsize,
-        "digest": hashlib.sha256(raw).hexdigest(),
-    }
-    with replace_atomically(directory / SUMMARY_NAME) as draft:
-        draft.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+def build(directory: Path, texts: Sequence[str], *, vocab_size: int) -> None:
+    """Write the vocabulary that is learnt from `texts`, and these in it, to a folder that is there."""
+    words = learn(texts, vocab_size)
+    words.model.model.save(str(directory))
+    with indexed.write(directory / PREFIX, indexed.token_dtype(words.vocab_size)) as writer:
+        for ids in words.encode(texts):
+            writer.add_document([[*ids, words.eod]])
 
 
-def _encode(model: Tokenizer, documents: list[str]) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
-    end = [tokenizer.end_of_document_id(model)]
-    encoded = model.encode_batch(documents)
-    return np.concatenate([np.array(one.ids + end, dtype=TOKEN_TYPE) for one in encoded])
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m elastic.trainer.data.prepare",
+        description=(__doc__ or "").partition("\n")[0],
+    )
+    parser.add_argument("--output-dir", type=Path, required=True)
+    parser.add_argument("--vocab-size", type=int, default=2048, help="words at most (%(default)s)")
+    parser.add_argument(
+        "--corpus-bytes", type=int, default=BYTES, help="of text at most (%(default)s)"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        prepare(given.output_dir, vocab_size=given.vocab_size, max_bytes=given.corpus_bytes)
+    except UsageError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    folder = given.output_dir
+    sys.stdout.write(
+        f"--data-path {folder / PREFIX} --split {SPLIT} --vocab-file {folder / VOCAB_NAME} "
+        f"--merge-file {folder / MERGES_NAME}\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

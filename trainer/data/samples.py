@@ -5,7 +5,7 @@ the samples need, laid end to end, and cut every s tokens; a sample is s + 1 tok
 first of the next. Then the samples are shuffled, by the same generator. Where the last epoch gives less
 than 0.8 of its samples, its sequences and its samples are shuffled apart, so that they come last.
 
-So the order depends on how many samples are asked for: a job decides that once.
+So the order depends on how many epochs the samples asked for take.
 
 Shapes: E epochs of n sequences with T tokens in all, N samples asked for, M made, s tokens predicted.
 """

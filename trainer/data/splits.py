@@ -13,16 +13,16 @@ import numpy as np
 
 from elastic.proto.errors import UsageError
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Splits(Generic[T]):
+class Splits(Generic[T_co]):
     """One thing for each split."""
 
-    train: T
-    valid: T
-    test: T
+    train: T_co
+    valid: T_co
+    test: T_co
 
 
 NAMES = tuple(field.name for field in fields(Splits))

@@ -28,6 +28,8 @@ class GPTConfig:
     """Width D of a head; None: H / A."""
     position: Literal["learned", "rope", "none"] = "learned"
     """How a token's position gets into the model."""
+    max_positions: int | None = None
+    """Rows of the `learned` positions; None: S."""
     rotary_base: float = 10_000.0
     """Longest wave length of `rope`, over 2 pi."""
     rotary_percent: float = 1.0
@@ -44,6 +46,10 @@ class GPTConfig:
     """Whether queries, keys and values have one where others have none."""
     tied: bool = True
     """Whether the head is the token embedding."""
+    hidden_dropout: float = 0.0
+    """Part of the embedding, and of what a block adds to the residual stream, that training drops."""
+    attention_dropout: float = 0.0
+    """Part of what a position looks at that training drops; no fused kernel computes it."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -55,10 +61,22 @@ class GPTConfig:
         ):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"{name} must be from 0 to less than 1, not {getattr(self, name)}")
         if self.kv_channels is None and self.hidden_size % self.num_attention_heads:
             raise UsageError(
                 f"hidden_size {self.hidden_size} is no multiple of num_attention_heads "
                 f"{self.num_attention_heads}: give kv_channels"
+            )
+        if self.position == "rope" and self.rotary_width % 2:
+            raise UsageError(
+                f"rotary_percent {self.rotary_percent} of {self.head_width} channels a head are "
+                f"{self.rotary_width}, which are no pairs: give another"
+            )
+        if self.positions < self.seq_length:
+            raise UsageError(
+                f"{self.positions} positions are too few for samples of {self.seq_length} tokens"
             )
         if self.num_attention_heads % self.groups:
             raise UsageError(
@@ -67,14 +85,29 @@ class GPTConfig:
             )
 
     @property
+    def drops(self) -> bool:
+        """Whether training drops anything."""
+        return self.hidden_dropout > 0 or self.attention_dropout > 0
+
+    @property
     def groups(self) -> int:
         """Heads of keys and values G."""
         return self.num_attention_heads if self.num_query_groups is None else self.num_query_groups
 
     @property
+    def positions(self) -> int:
+        """Rows of the learned positions."""
+        return self.seq_length if self.max_positions is None else self.max_positions
+
+    @property
     def head_width(self) -> int:
         """D."""
         return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def rotary_width(self) -> int:
+        """Channels of a head that `rope` turns, in pairs."""
+        return int(self.head_width * self.rotary_percent)
 
     @property
     def mlp_width(self) -> int:
@@ -101,7 +134,7 @@ class GPTConfig:
         norm = hidden * (2 if self.normalization == "LayerNorm" else 1)
         block = 2 * norm + sum(i * o + o * bias for i, o, bias in linear)
         words = self.vocab_size * hidden * (1 if self.tied else 2)
-        learned = self.seq_length * hidden * (self.position == "learned")
+        learned = self.positions * hidden * (self.position == "learned")
         return self.num_layers * block + norm + words + learned
 
     def check_split(self, tp: int) -> None:

@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from elastic.trainer.model.config import GPTConfig
+from elastic.trainer.model.tensor_parallel import local
 
 ROWS = 256
 """Rows that are drawn from a generator of their own: a rank draws those that it has a part of."""
@@ -24,7 +25,7 @@ def initialize(model: nn.Module, config: GPTConfig, seed: int, std: float) -> No
         for name, parameter in model.named_parameters():
             if config.tied and name == "head.weight":  # of a stage without the embedding
                 name = "embedding.words.weight"
-            own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            own = local(parameter)
             if name.endswith(".bias"):
                 own.zero_()
             elif parameter.dim() == 1:

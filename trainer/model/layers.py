@@ -9,8 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
 
+from elastic.trainer.model.attention import causal
 from elastic.trainer.model.config import GPTConfig
-from elastic.trainer.parallel.tensor import Column, Row, TensorParallel
+from elastic.trainer.model.dropout import Dropout, attend
+from elastic.trainer.model.recompute import again
+from elastic.trainer.model.tensor_parallel import Column, Row, TensorParallel
+
+_IN_ATTENTION, _AFTER_ATTENTION, _AFTER_MLP = range(3)
+"""A layer's dropouts."""
 
 
 class Norm(nn.Module):
@@ -37,21 +43,23 @@ class Rotary(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.width = int(config.head_width * config.rotary_percent)
+        self.width = config.rotary_width
         self.base = config.rotary_base
 
-    def turns(self, length: int, device: torch.device) -> Tensor:
-        """Angles in radians, [S, width]; fp32, whatever is computed in."""
+    def turns(self, positions: Tensor) -> Tensor:
+        """Angles in radians, [..., S] -> [..., S, width]; fp32, whatever is computed in."""
+        device = positions.device
         frequency = torch.arange(0, self.width, 2, device=device, dtype=torch.float32) / self.width
-        angles = torch.outer(
-            torch.arange(length, device=device, dtype=torch.float32), self.base**-frequency
-        )
+        angles = positions.float().unsqueeze(-1) * self.base**-frequency
         return torch.cat((angles, angles), dim=-1)
 
-    def forward(self, heads: Tensor) -> Tensor:
-        """[B, A, S, D] -> [B, A, S, D]."""
+    def forward(self, heads: Tensor, positions: Tensor | None = None) -> Tensor:
+        """[B, A, S, D] -> [B, A, S, D]. positions: of each sample's tokens, [B, S]; None: from 0 up."""
         turned, rest = heads[..., : self.width], heads[..., self.width :]
-        angles = self.turns(heads.shape[-2], heads.device)
+        if positions is None:
+            angles = self.turns(torch.arange(heads.shape[-2], device=heads.device))
+        else:
+            angles = self.turns(positions).unsqueeze(1)
         left, right = turned.float().chunk(2, dim=-1)
         swapped = torch.cat((-right, left), dim=-1)
         turned = (turned.float() * angles.cos() + swapped * angles.sin()).to(heads.dtype)
@@ -72,23 +80,46 @@ class Attention(nn.Module):
         self.qkv = Column(hidden, config.qkv_width, tp, bias=bias)
         self.output = Row(config.num_attention_heads * self.width, hidden, tp, bias=config.bias)
         self.rotary = Rotary(config) if config.position == "rope" else None
+        self.dropout = config.attention_dropout
+        self.heads = tp.piece(config.num_attention_heads)
+        self.recomputed = False
+        """Whether what lies between the two linear layers is computed again in backward."""
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, key: Tensor | None = None) -> Tensor:
         """[B, s, H] -> [B, s, H]."""
         fused = self.qkv(self.tp.enter(hidden))
+        # torch 2.13 fails to compile it where parameters are DTensors: there Inductor alone decides.
+        compiled = torch.compiler.is_compiling() and self.tp.mesh is not None
+        if self.recomputed and not compiled:
+            return self.output(again(self.core, fused, key))  # type: ignore[no-any-return]
+        return self.output(self.core(fused, key))  # type: ignore[no-any-return]
+
+    def core(self, fused: Tensor, dropout_key: Tensor | None) -> Tensor:
+        """Queries, keys and values [B, S, (a + 2 g) D] -> [B, S, a D]."""
+        query, key, value = self.parts(fused)
+        if self.dropout > 0 and dropout_key is not None:
+            mixed = attend(
+                query, key, value, dropout_key=dropout_key, site=_IN_ATTENTION, heads=self.heads.start,
+                rate=self.dropout,
+            )  # fmt: skip
+        else:
+            mixed = causal(query, key, value)
+        return mixed.transpose(1, 2).flatten(2)
+
+    def parts(
+        self, fused: Tensor, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same -> [B, a, S, D], [B, g, S, D] and [B, g, S, D], turned; positions as `Rotary` has them."""
         batch, length, _ = fused.shape
         # Rows of `qkv` are ordered (group, its queries | key | value, D), as Megatron's: a cut by
         # groups is a contiguous one.
         fused = fused.view(batch, length, self.groups, self.queries + 2, self.width)
         fused = fused.permute(0, 2, 3, 1, 4)  # [B, g, A/G + 2, S, D]
-        query = fused[:, :, : self.queries].flatten(1, 2)  # [B, a, S, D]
-        key, value = fused[:, :, self.queries], fused[:, :, self.queries + 1]  # [B, g, S, D]
+        query = fused[:, :, : self.queries].flatten(1, 2)
+        key, value = fused[:, :, self.queries], fused[:, :, self.queries + 1]
         if self.rotary is not None:
-            query, key = self.rotary(query), self.rotary(key)
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=self.queries > 1
-        )
-        return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+            query, key = self.rotary(query, positions), self.rotary(key, positions)
+        return query, key, value
 
 
 class MLP(nn.Module):
@@ -120,8 +151,11 @@ class Block(nn.Module):
         self.attention = Attention(config, tp)
         self.mlp_norm = Norm(config, tp)
         self.mlp = MLP(config, tp)
+        self.after_attention = Dropout(config.hidden_dropout, _AFTER_ATTENTION, tp.part)
+        self.after_mlp = Dropout(config.hidden_dropout, _AFTER_MLP, tp.part)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[B, s, H] -> [B, s, H]."""
-        hidden = hidden + self.attention(self.attention_norm(hidden))
-        return hidden + self.mlp(self.mlp_norm(hidden))  # type: ignore[no-any-return]
+    def forward(self, hidden: Tensor, key: Tensor | None = None) -> Tensor:
+        """[B, s, H] -> [B, s, H]. key: int64 [], of this leaf and layer; None: nothing is dropped."""
+        mixed = self.attention(self.attention_norm(hidden), key)
+        hidden = hidden + self.after_attention(mixed, key)
+        return hidden + self.after_mlp(self.mlp(self.mlp_norm(hidden)), key)  # type: ignore[no-any-return]

@@ -8,18 +8,28 @@ numbered as the whole model has them, whoever has which part.
 Shapes: N tensors of the whole model.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from elastic.data import exact
-from elastic.trainer.parallel.sharding import sharded
+from elastic.trainer.model.tensor_parallel import local
+from elastic.trainer.parallel.program import Program
+from elastic.trainer.parallel.sharding import reshard, sharded
 
 WORDS = "embedding.words.weight"
 """The embedding, which is the head, too, where they are tied."""
+
+_ROW, _ROWS = 256, 2**16
+"""Elements of a gradient whose squares are summed up by themselves, and how many such rows at once."""
+_ALIGNED = 16
+"""Bytes. Inductor copies what lies elsewhere, before it works on it, and back."""
 
 
 class Gradients:
@@ -27,32 +37,51 @@ class Gradients:
 
     def __init__(
         self,
-        parts: Sequence[nn.Module],
+        programs: Sequence[Program],
         names: Sequence[str],
         *,
         leaves: int | None,
         tied: dist.ProcessGroup | None = None,
+        every_leaf: bool = False,
+        compiled: bool = False,
+        device: torch.device,
     ) -> None:
-        """parts: of the model, sharded, that this rank has; names: of all tensors of the whole model.
+        """programs: with the parts of the model, sharded, that this rank has; names: of all tensors of
+        the whole model.
 
         leaves: the most that a batch of the run has, times the tensor-parallel ranks that each add a
         part to it; None: fast mode, which rounds nothing. tied: the first and the last stage of a
-        pipeline, where both have the words' embedding and this rank is one of them.
+        pipeline, where both have the words' embedding and this rank is one of them. every_leaf:
+        whether FSDP reduces after each leaf (ZeRO 2 and 3). device: where is computed, and what
+        ranks agree on; parameters may be in host memory.
         """
         self._number = {name: number for number, name in enumerate(names)}
-        self._parameters = {name: p for part in parts for name, p in part.named_parameters()}
-        self._copied = "head.weight" not in self._number and "head.weight" in self._parameters
+        self._parameters = {
+            name: p for program in programs for name, p in program.model.named_parameters()
+        }
+        self.copied = "head.weight" not in self._number and "head.weight" in self._parameters
         """The head is the embedding, which another stage has."""
-        if self._copied:
+        if self.copied:
             self._number["head.weight"] = self._number[WORDS]
         self._leaves, self._tied = leaves, tied
-        device = next(iter(self._parameters.values())).device
-        self._magnitudes = torch.zeros(len(names), dtype=torch.float32, device=device)
+        self._device = device
+        self._magnitudes = _aligned(len(names), torch.float32, device)
         self.tops = exact.unknown_tops(len(names), device)
         """The grids, int64 [N]; of no meaning in fast mode."""
-        self._offsets = torch.zeros(len(names), dtype=torch.float64, device=device)
+        self._offsets = _aligned(len(names), torch.float64, device)
+        self._numels = [1] * len(names)
+        for name, parameter in self._parameters.items():
+            self._numels[self._number[name]] = parameter.numel()
+        self._round: Callable[..., None] = _round
+        self._squares: Callable[..., Tensor] = exact.squares
+        if compiled:
+            self._round = torch.compile(_round, dynamic=True)
+            self._squares = _for_any_rows(torch.compile(exact.squares))
+        self._sums: list[ShardSum] = []
         if leaves is not None:
-            for name, parameter in (found for part in parts for found in _accumulated(part)):
+            if every_leaf:
+                self._sums = [found for program in programs for found in _shard_sums(program)]
+            for name, parameter in (found for one in programs for found in _accumulated(one)):
                 hook = self._rounding(self._number[name])
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -60,51 +89,59 @@ class Gradients:
         """Before the first leaf of a step."""
         if self._leaves is not None:
             self._magnitudes.zero_()
+            for shards in self._sums:
+                shards.begin()
             self._offsets.copy_(exact.offsets(self.tops, self._leaves))
 
-    def exact(self) -> bool:
-        """After the last leaf, on all ranks: whether the sums are right. If not, the step is to be run
+    def exact(self) -> Tensor:
+        """After the last leaf, on all ranks: whether the sums are right, bool []. If not, the step is to be run
         again, from `begin`, with nothing of these gradients. Always so in fast mode."""
         if self._leaves is None:
-            return True
-        dist.all_reduce(self._magnitudes, dist.ReduceOp.MAX)
-        fits = bool(exact.fits(self._magnitudes, self.tops).all())
-        self.tops = exact.next_tops(self._magnitudes, self.tops)
+            return torch.ones((), dtype=torch.bool)
+        magnitudes = self._magnitudes.contiguous()
+        dist.all_reduce(magnitudes, dist.ReduceOp.MAX)
+        fits = exact.fits(magnitudes, self.tops).all()
+        self.tops.copy_(exact.next_tops(magnitudes, self.tops))
         return fits
 
     def join(self) -> None:
         """Once they are reduced: what is tied over stages has the gradients of both."""
         if self._tied is not None:
-            words = self._parameters["head.weight" if self._copied else WORDS]
+            words = self._parameters["head.weight" if self.copied else WORDS]
             assert words.grad is not None
-            dist.all_reduce(_local(words.grad), group=self._tied)
+            own = local(words.grad)
+            summed = own.to(self._device)
+            dist.all_reduce(summed, group=self._tied)
+            own.copy_(summed)
 
     def norm(self) -> Tensor:
         """Of the whole gradient, fp32 [], on all ranks; NaN where not all of it is finite."""
-        own = {name: part for name, part in self._parts()}
-        tops = torch.zeros_like(self._magnitudes)
-        for name, part in own.items():
-            tops[self._number[name]] = exact.largest(part)
-        dist.all_reduce(tops, dist.ReduceOp.MAX)
-        exponents = exact.next_tops(tops, torch.zeros_like(self.tops), headroom=0)
-        limbs = torch.zeros(len(tops), exact.LIMBS, dtype=torch.float64, device=tops.device)
-        for name, part in own.items():
-            number = self._number[name]
-            limbs[number] = exact.squares(part, exponents[number], self._parameters[name].numel())
+        own = {self._number[name]: part.flatten() for name, part in self._parts() if part.numel()}
+        largest = torch.zeros(len(self.tops), device=self._device)
+        if own:
+            largest[list(own)] = exact.largest_of_each(list(own.values())).to(self._device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        tops = exact.next_tops(largest, torch.zeros_like(self.tops), headroom=0)
+        exponents = exact.square_exponents(tops, self._numels)
+        limbs = torch.zeros_like(exponents, dtype=torch.float64)
+        for numbers in _together({number: part.numel() for number, part in own.items()}):
+            rows = _rows([own[number] for number in numbers]).to(self._device)
+            each = len(rows) // len(numbers)
+            found = self._squares(rows, exponents[numbers].repeat_interleave(each, dim=0))
+            limbs[numbers] = found.view(len(numbers), each, exact.LIMBS).sum(dim=1)
         dist.all_reduce(limbs)
         return exact.norm(limbs)
 
-    def clip(self, norm: Tensor, most: float) -> None:
-        """Scale all, so that the norm is at most `most`."""
-        scale = torch.clamp(most / (norm + 1e-6), max=1.0)
-        parts = [_local(p.grad) for p in self._parameters.values() if p.grad is not None]
-        torch._foreach_mul_(parts, scale)
+    def scale(self, factor: Tensor) -> None:
+        """Multiply all by `factor`, fp32 []."""
+        parts = [local(p.grad) for p in self._parameters.values() if p.grad is not None]
+        torch._foreach_mul_(parts, factor.to(parts[0].device))
 
     def _parts(self) -> Iterator[tuple[str, Tensor]]:
         """What this rank counts of each gradient: each element is counted by one rank of the world."""
         for name, parameter in self._parameters.items():
             gradient = parameter.grad
-            if gradient is None or (self._copied and name == "head.weight"):
+            if gradient is None or (self.copied and name == "head.weight"):
                 continue
             if isinstance(gradient, DTensor):
                 place = gradient.device_mesh.get_coordinate()
@@ -112,30 +149,102 @@ class Gradients:
                 copies = zip(gradient.placements, place, strict=True)
                 if any(isinstance(how, Replicate) and at for how, at in copies):
                     continue
-            yield name, _local(gradient)
+            yield name, local(gradient)
 
     def _rounding(self, number: int) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            gradient = _local(parameter.grad)
-            magnitude = self._magnitudes[number]
-            magnitude.copy_(torch.maximum(magnitude, exact.largest(gradient)))
-            gradient.copy_(exact.rounded(gradient, self._offsets[number]))
+            gradient = local(parameter.grad)
+            self._round(gradient.view(-1), self._magnitudes[number], self._offsets[number])
 
         return hook
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+class ShardSum:
+    """The sum over leaves of what one of FSDP's reductions gives this rank, as wide as it is reduced.
+
+    FSDP itself would add each leaf's, rounded to the parameters' dtype, to `.grad`.
+    """
+
+    def __init__(self, piece: FSDPModule, parameters: Sequence[nn.Parameter]) -> None:
+        """parameters: those that `piece` reduces, as they are between steps."""
+        self._parameters = parameters
+        self._sum: Tensor | None = None
+        piece.set_all_reduce_hook(self._add)
+
+    def begin(self) -> None:
+        """Before the first leaf."""
+        if self._sum is not None:
+            self._sum.zero_()
+
+    def _add(self, reduced: Tensor) -> None:
+        """After a leaf's reduction, before it is rounded: what FSDP makes the gradient of it."""
+        if self._sum is None:
+            self._sum = torch.zeros_like(reduced)
+        self._sum += reduced
+        reduced.copy_(self._sum)
+        if reduced.is_cuda:  # made on another stream than this one, and not kept by FSDP
+            reduced.record_stream(torch.cuda.current_stream())
+        for parameter in self._parameters:
+            parameter.grad = None  # else it would be added to the sum of the leaves before
 
 
-def _accumulated(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def _shard_sums(model: nn.Module) -> Iterator[ShardSum]:
+    taken: set[int] = set()
+    for piece in reversed(list(sharded(model))):  # blocks before what is around them
+        own = [p for p in cast(nn.Module, piece).parameters() if id(p) not in taken]
+        taken.update(map(id, own))
+        yield ShardSum(piece, own)
+
+
+def _aligned(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, [count], each of which a compiled function takes as it lies, and none for another kind of thing: the
+    first number of a storage would be one."""
+    return torch.zeros(1 + count, _ALIGNED // dtype.itemsize, dtype=dtype, device=device)[1:, 0]
+
+
+def _for_any_rows(compiled: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """With one graph for any number of rows, from the first call on."""
+
+    def function(rows: Tensor, exponents: Tensor) -> Tensor:
+        for one in (rows, exponents):
+            torch._dynamo.mark_dynamic(one, 0)
+        return compiled(rows, exponents)
+
+    return function
+
+
+def _together(numels: Mapping[int, int]) -> Iterator[list[int]]:
+    """Which tensors of such sizes are summed up at once: of one size, and not too many."""
+    alike: dict[int, list[int]] = {}
+    for number, numel in numels.items():
+        alike.setdefault(numel, []).append(number)
+    for numel, numbers in alike.items():
+        most = max(1, _ROWS * _ROW // numel)
+        yield from (numbers[at : at + most] for at in range(0, len(numbers), most))
+
+
+def _rows(parts: Sequence[Tensor]) -> Tensor:
+    """Parts of one size, in rows of `_ROW`, at least two each, with zeros behind each part: [rows, _ROW]."""
+    stacked = torch.stack(list(parts))  # one, too: a view of it would be of another kind to compile
+    wanted = max(2, math.ceil(stacked.shape[1] / _ROW)) * _ROW
+    if missing := wanted - stacked.shape[1]:
+        stacked = torch.nn.functional.pad(stacked, (0, missing))
+    return stacked.view(-1, _ROW)
+
+
+def _round(gradient: Tensor, magnitude: Tensor, offset: Tensor) -> None:
+    """A leaf's gradient, [n], to its grid, in place; magnitude: the largest of all leaves so far, []."""
+    magnitude.copy_(torch.maximum(magnitude, exact.largest(gradient)))
+    gradient.copy_(exact.rounded(gradient, offset))
+
+
+def _accumulated(program: Program) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters that backward accumulates into, which FSDP keeps from step to step."""
     found: dict[int, tuple[str, nn.Parameter]] = {}
-    for part in sharded(model):
+    for part in sharded(program):
         part.unshard()
-    for name, parameter in model.named_parameters():
+    for name, parameter in program.model.named_parameters():
         found.setdefault(id(parameter), (name, parameter))
-    for part in sharded(model):
-        part.reshard()
+    reshard(program)
     return iter(found.values())

@@ -44,6 +44,11 @@ class Grid:
         """The world's size."""
         return self.dp * self.pp * self.tp
 
+    @property
+    def end(self) -> int:
+        """The first rank that has a loss."""
+        return self.rank(Place(0, self.pp - 1, 0))
+
     def place(self, rank: int) -> Place:
         """Where `rank` is, 0 <= rank < size."""
         return Place(rank // (self.pp * self.tp), rank // self.tp % self.pp, rank % self.tp)

@@ -1,26 +1,36 @@
 """A model, laid out over the ranks: everything in the one order in which it works.
 
-Meshes, then stages, then tensor parallelism (as the layers are made), then FSDP2, then memory and the
-first weights.
+Kernels, meshes, then stages, then tensor parallelism (as the layers are made), recompute, compile, then
+FSDP2, then memory and the first weights.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from elastic.proto.errors import UsageError
+from elastic.trainer.model import attention
+from elastic.trainer.model.attention import Kernel
 from elastic.trainer.model.config import GPTConfig
-from elastic.trainer.model.gpt import GPT
+from elastic.trainer.model.dropout import Keys
 from elastic.trainer.model.init import initialize
+from elastic.trainer.model.recompute import Recompute
+from elastic.trainer.model.tensor_parallel import TensorParallel
 from elastic.trainer.parallel.gradients import Gradients
 from elastic.trainer.parallel.grid import Grid, Place
+from elastic.trainer.parallel.kernels import compile_each, deterministic
 from elastic.trainer.parallel.pipeline import Pipeline, Schedule, cut
-from elastic.trainer.parallel.sharding import shard
-from elastic.trainer.parallel.tensor import TensorParallel
+from elastic.trainer.parallel.program import ForwardStep, Program
+from elastic.trainer.parallel.sharding import BLOCKS, blocks, shard
 from elastic.trainer.parallel.whole import Whole
+from elastic.trainer.watch.phases import Clock, NoClock
+
+Offload = Literal["none", "optimizer", "all"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +53,15 @@ class Layout:
     """What is computed in; parameters are kept in fp32."""
     exact: bool = True
     """Whether gradients are the same bits in any number of replicas."""
+    recompute: Recompute = field(default_factory=Recompute)
+    """What backward computes again instead of keeping it."""
+    compile: bool = False
+    """Whether each block is compiled."""
+    attention: Kernel | None = None
+    """What computes attention; None: the first fused kernel that takes it."""
+    offload: Offload = "none"
+    """What is in host memory: nothing, the optimizer's moments (`run/host_adamw.py`), or with them
+    parameters and gradients, which the optimizer then steps on the CPU."""
 
     def __post_init__(self) -> None:
         if self.virtual > 1 and self.schedule not in ("interleaved", "zero-bubble"):
@@ -51,8 +70,15 @@ class Layout:
             raise UsageError("sequence parallelism needs tensor-model-parallel-size above 1")
         if self.pp > 1 and self.zero > 1:
             raise UsageError(f"ZeRO {self.zero} would reduce every leaf of a pipeline: take 0 or 1")
-        if self.exact and self.zero > 1:
-            raise UsageError(f"ZeRO {self.zero} adds leaves up in fp32, not exactly: take 0 or 1")
+        if self.schedule == "zero-bubble" and self.compile:
+            raise UsageError(
+                "zero-bubble would run compiled blocks' backward twice: take interleaved"
+            )
+        if self.schedule == "zero-bubble" and self.recompute.granularity == "full":
+            raise UsageError(
+                "zero-bubble would compute each layer again for each of its weights: take "
+                "--recompute-granularity selective, or interleaved"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,64 +87,145 @@ class Laid:
 
     grid: Grid
     place: Place
-    parts: Sequence[GPT]
-    """Its stages, or the whole model."""
+    mesh: DeviceMesh
+    """The groups of ranks: `dp`, `pp` and `tp`."""
+    model: nn.Module
+    """All that it has of the model, under the names of the whole: for checkpoints and optimizers."""
+    programs: Sequence[Program]
+    """Its stages, each by itself."""
     runner: Pipeline | Whole
     gradients: Gradients
+    device: torch.device
+    """Where it computes."""
+    attention: Kernel
+    """What computes it."""
+    dropout: Keys | None
+    """What its masks are drawn by; None: nothing is dropped."""
+    clock: Clock
+    """Of the phases of a step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Which part of a model is to be made."""
+
+    tp: TensorParallel
+    """Who shares its layers."""
+    layers: range
+    """Its blocks."""
+    first: bool
+    """Whether it has the embedding."""
+    last: bool
+    """Whether it has the head."""
 
 
 def lay_out(
     config: GPTConfig,
     layout: Layout,
     *,
+    make: Callable[[Part], nn.Module],
+    forward_step: ForwardStep,
     leaf_size: int,
     leaves: int,
     seed: int,
     std: float,
     device: torch.device,
+    clock: Clock | None = None,
 ) -> Laid:
     """Make this rank's part of the model, with its first weights. All ranks of the world call it.
 
-    leaf_size: samples of a leaf; leaves: the most that a batch of the run has. Raises `UsageError`
-    where the model, the layout and the world do not fit.
-    """  # fmt: skip
-    grid = Grid.of(dist.get_world_size(), tp=layout.tp, pp=layout.pp)
-    config.check_split(layout.tp)
-    if layout.sequence and config.seq_length % layout.tp:
-        raise UsageError(
-            f"--sequence-parallel: {layout.tp} does not divide seq_length {config.seq_length}"
-        )
-    stages = cut(config.num_layers, layout.pp * layout.virtual)
+    make: a part of the model, of parameters on the meta device; forward_step: what a leaf does with it;
+    leaf_size: samples of a leaf; leaves: the most that a batch of the run has; clock: of a step's
+    phases. Raises `UsageError` where the model, the layout and the world do not fit.
+    """
+    grid, clock = Grid.of(dist.get_world_size(), tp=layout.tp, pp=layout.pp), clock or NoClock()
+    _check(config, layout)
+    if layout.exact:
+        deterministic(device)
+    kernel = attention.use(
+        layout.attention, config, leaf_size=leaf_size, tp=layout.tp, dtype=layout.compute,
+        device=device, exact=layout.exact, compiled=layout.compile,
+    )  # fmt: skip
+    count = layout.pp * layout.virtual
+    stages = cut(config.num_layers, count)
     place = grid.place(dist.get_rank())
     mesh = init_device_mesh(
         device.type, (grid.dp, grid.pp, grid.tp), mesh_dim_names=("dp", "pp", "tp")
     )
     tp = TensorParallel(mesh=mesh["tp"] if layout.tp > 1 else None, sequence=layout.sequence)
     tied = _tied(grid, place) if config.tied and layout.pp > 1 else None
-    parts = []
-    for number in range(layout.virtual):
+    programs = []
+    for number in range(place.pp, count, layout.pp):
+        part = Part(
+            tp=tp, layers=stages[number], first=number == 0, last=number == count - 1
+        )  # fmt: skip
         with torch.device("meta"):
-            part = GPT(config, tp, stages[number * layout.pp + place.pp])
+            program = Program(make(part), forward_step, last=part.last, clock=clock)
+        if layout.recompute.granularity != "none":
+            program.model.recompute(layout.recompute)  # type: ignore[operator]
+        if layout.compile:
+            compile_each(program, blocks(program))
         reduce = torch.float64 if layout.exact else torch.float32
-        shard(part, mesh["dp"], stage=layout.zero, compute=layout.compute, reduce=reduce)
-        part.to_empty(device=device)
-        initialize(part, config, seed, std)
-        parts.append(part)
+        on_host = layout.offload == "all"
+        shard(
+            program, mesh["dp"], stage=layout.zero, compute=layout.compute, reduce=reduce,
+            on_host=on_host,
+        )  # fmt: skip
+        program.to_empty(device="cpu" if on_host else device)
+        initialize(program.model, config, seed, std)
+        programs.append(program)
+    whole = Part(tp=TensorParallel(), layers=range(config.num_layers), first=True, last=True)
     with torch.device("meta"):
-        names = [name for name, _ in GPT(config).named_parameters()]
+        names = [name for name, _ in make(whole).named_parameters()]
     sums = leaves * layout.tp * (2 if config.tied else 1)
-    gradients = Gradients(parts, names, leaves=sums if layout.exact else None, tied=tied)
+    gradients = Gradients(
+        programs,
+        names,
+        leaves=sums if layout.exact else None,
+        tied=tied,
+        every_leaf=layout.zero > 1,
+        compiled=layout.compile,
+        device=device,
+    )
     length = config.seq_length // (layout.tp if layout.sequence else 1)
-    runner: Pipeline | Whole = Whole(parts[0], stage=layout.zero)
+    runner: Pipeline | Whole = Whole(
+        programs[0], stage=layout.zero, tokens=leaf_size * config.seq_length
+    )
     if layout.pp > 1:
         runner = Pipeline(
-            parts, mesh["pp"], schedule=layout.schedule,
+            programs, mesh["pp"], schedule=layout.schedule,
             hidden=(leaf_size, length, config.hidden_size), dtype=layout.compute,
+            tokens=leaf_size * config.seq_length,
         )  # fmt: skip
     return Laid(
-        grid=grid, place=place, parts=parts, runner=runner,
-        gradients=gradients,
+        grid=grid, place=place, mesh=mesh,
+        model=_merged([program.model for program in programs]), programs=programs, runner=runner,
+        gradients=gradients, device=device, attention=kernel,
+        dropout=Keys(seed=seed, layers=config.num_layers, device=device) if config.drops else None,
+        clock=clock,
     )  # fmt: skip
+
+
+def _merged(parts: Sequence[nn.Module]) -> nn.Module:
+    if len(parts) == 1:
+        return parts[0]
+    whole, blocks = nn.Module(), nn.ModuleDict()
+    for part in parts:
+        for name, child in part.named_children():
+            if isinstance(child, nn.ModuleDict):
+                blocks.update(dict(child.items()))
+            else:
+                whole.add_module(name, child)
+    whole.add_module(BLOCKS, blocks)
+    return whole
+
+
+def _check(config: GPTConfig, layout: Layout) -> None:
+    config.check_split(layout.tp)
+    if layout.sequence and config.seq_length % layout.tp:
+        raise UsageError(
+            f"--sequence-parallel: {layout.tp} does not divide seq_length {config.seq_length}"
+        )
 
 
 def _tied(grid: Grid, place: Place) -> dist.ProcessGroup | None:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import (
-    PipelineStage,
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
@@ -22,6 +21,9 @@ from torch.distributed.pipelining import (
 )
 
 from elastic.proto.errors import UsageError
+from elastic.trainer.parallel.program import Batch, Program, Told
+from elastic.trainer.parallel.sharding import reshard
+from elastic.trainer.parallel.stage import LeanStage
 from elastic.trainer.parallel.zero_bubble import Stage
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
@@ -58,68 +60,86 @@ class Pipeline:
 
     def __init__(
         self,
-        parts: Sequence[nn.Module],
+        programs: Sequence[Program],
         mesh: DeviceMesh,
         *,
         schedule: Schedule,
         hidden: Sequence[int],
         dtype: torch.dtype,
+        tokens: int,
     ) -> None:
-        """parts: this rank's, sharded; part k is stage k x pp + rank. mesh: of one dimension, `pp`.
+        """programs: this rank's, sharded; number k is stage k x pp + rank. mesh: of one dimension, `pp`.
 
-        hidden: [b, s, H], what goes from stage to stage, in `dtype`.
+        hidden: [b, s, H], what goes from stage to stage, in `dtype`; tokens: of a leaf, b x S.
         """
         self._mesh, self._schedule = mesh, schedule
-        self._hidden, self._dtype = tuple(hidden), dtype
-        self._parts = parts
-        self._made: dict[int, Any] = {}
+        self._hidden, self._dtype, self._tokens = tuple(hidden), dtype, tokens
+        self._programs = programs
+        self._made: dict[tuple[int, bool], tuple[Any, Sequence[LeanStage]]] = {}
 
-    def run(self, inputs: Tensor, targets: Tensor, weights: Tensor, leaves: int) -> list[Tensor]:
-        """All leaves forward and backward; gradients are reduced. Each [n b, S]; where they are not
-        used, as in the middle, they only have to have the shape. Returns the leaves' losses, [] each, on
-        the last stage, and nothing elsewhere."""
-        if leaves not in self._made:
-            self._made[leaves] = self._make(inputs, leaves)
-        schedule, first, last = self._made[leaves]
-        losses: list[Tensor] = []
-        schedule.step(
-            *([inputs] if first else []),
-            targets=targets,
-            weights=weights,
-            target=targets if last else None,
-            losses=losses,
-            return_outputs=False,
-        )
-        return [loss.detach() for loss in losses]
+    def run(self, batch: Batch, weights: Tensor, keys: Tensor | None = None) -> list[Told]:
+        """All leaves forward and backward; gradients are reduced.
+
+        batch: [n b, ...] each; weights: of the leaves' mean losses, fp32 [n]; keys: of their
+        dropout, [n, ...]. Returns what came of each leaf on the last stage, and nothing elsewhere.
+        """
+        return self._step(batch, weights, keys, backward=True)
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch, leaves: int) -> list[Told]:
+        """All leaves forward: the same without gradients."""
+        weights = torch.ones(leaves, device=next(iter(batch.values())).device)
+        told = self._step(batch, weights, None, backward=False)
+        for program in self._programs:
+            reshard(program)
+        return told
 
     def zero_grad(self) -> None:
-        for part in self._parts:
-            part.zero_grad()
+        for program in self._programs:
+            program.zero_grad()
 
-    def _make(self, inputs: Tensor, leaves: int) -> tuple[Any, bool, bool]:
-        rank, pp = self._mesh.get_local_rank(), self._mesh.size()
-        count = pp * len(self._parts)
-        device = inputs.device
-        tokens = torch.empty(self._hidden[0], inputs.shape[1], dtype=torch.int64, device="meta")
-        hidden = torch.empty(self._hidden, dtype=self._dtype, device="meta", requires_grad=True)
-        outputs = (
-            torch.empty((), dtype=torch.float32, device="meta", requires_grad=True),
-            torch.empty(self._hidden[0], inputs.shape[1], dtype=torch.float32, device="meta"),
+    def _step(
+        self, batch: Batch, weights: Tensor, keys: Tensor | None, *, backward: bool
+    ) -> list[Told]:
+        key = (len(weights), backward)
+        if key not in self._made:
+            self._made[key] = self._make(weights, backward=backward)
+        for program in self._programs:
+            program.begin(weights, self._tokens, keys)
+        first = self._mesh.get_local_rank() == 0
+        last = self._programs[-1].last
+        # Schedules cut something for the first stage's input and for the loss; neither looks at it.
+        made, stages = self._made[key]
+        made.step(
+            *([weights] if first else []),
+            **batch,
+            target=weights if last and backward else None,
+            return_outputs=False,
         )
-        kind = Stage if self._schedule == "zero-bubble" else PipelineStage
+        for stage in stages:
+            stage.rest()
+        return self._programs[-1].told
+
+    def _make(self, weights: Tensor, *, backward: bool) -> tuple[Any, Sequence[LeanStage]]:
+        rank, pp = self._mesh.get_local_rank(), self._mesh.size()
+        count = pp * len(self._programs)
+        leaf = weights[:1].to("meta")
+        hidden = torch.empty(self._hidden, dtype=self._dtype, device="meta", requires_grad=backward)
+        loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=backward)
+        kind = Stage if self._schedule == "zero-bubble" else LeanStage
         stages = [
             kind(
-                part, index, count, device,
-                input_args=(tokens if index == 0 else hidden,),
-                output_args=outputs if index == count - 1 else (hidden,),
+                program, index, count, weights.device,
+                input_args=(leaf if index == 0 else hidden,),
+                output_args=(loss if index == count - 1 else hidden,),
                 group=self._mesh.get_group(),
             )
-            for number, part in enumerate(self._parts)
+            for number, program in enumerate(self._programs)
             for index in [number * pp + rank]
         ]  # fmt: skip
-        options = {"loss_fn": lambda output, _: output[0], "scale_grads": False}
+        loss_fn = (lambda loss, _: loss) if backward else None
         if self._schedule in _MULTI:
-            made = _MULTI[self._schedule](stages, leaves, **options)
-        else:
-            made = _SINGLE[self._schedule](stages[0], leaves, **options)
-        return made, rank == 0, rank == pp - 1
+            several = _MULTI[self._schedule]
+            return several(stages, len(weights), loss_fn=loss_fn, scale_grads=False), stages
+        one = _SINGLE[self._schedule]
+        return one(stages[0], len(weights), loss_fn=loss_fn, scale_grads=False), stages

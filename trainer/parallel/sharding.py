@@ -8,6 +8,10 @@
 | 3 | a shard, gathered for every block | a shard, reduced every leaf | a shard |
 
 Parameters are kept in fp32 and computed with in `compute`, so it is applied in a world of one, too.
+
+All stages end with the same bits in exact mode, but for 2 and 3 under sequence parallelism: FSDP adds the
+gradients of norms and of `Row`'s biases up over tensor-parallel ranks before it reduces them, for every
+leaf then, in `compute` (the same in any number of replicas).
 """
 
 from collections.abc import Iterable
@@ -16,33 +20,69 @@ import torch
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
-from elastic.trainer.model.gpt import GPT
+from elastic.trainer.parallel.program import Program
+
+BLOCKS = "blocks"
+"""A model's child, an `nn.ModuleDict`, with what is gathered, compiled and recomputed by itself."""
 
 
 def shard(
-    model: GPT, mesh: DeviceMesh, *, stage: int, compute: torch.dtype, reduce: torch.dtype
+    program: Program,
+    mesh: DeviceMesh,
+    *,
+    stage: int,
+    compute: torch.dtype,
+    reduce: torch.dtype,
+    on_host: bool = False,
 ) -> None:
-    """Shard `model` in place over the one dimension of `mesh`.
+    """Shard `program` in place over the one dimension of `mesh`.
 
     Its parameters may be on the meta device; those of the tensor-parallel layers are DTensors already.
     Gradients come out as sums over ranks: whoever computes the loss divides it by the global batch.
+    on_host: they, and parameters, are in host memory, and parameters go to the device when they are
+    gathered.
     """
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
-    for part in (*model.blocks.values(), model):
+    # What comes in stays as it is: the loss mask is fp32, and is to be.
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False
+    )
+    pinned = mesh.device_type != "cpu"
+    offload = CPUOffloadPolicy(pin_memory=pinned) if on_host else OffloadPolicy()
+    for part in (*blocks(program), program):
         if stage == 0:
-            replicate(part, mesh=mesh, mp_policy=policy)
+            replicate(part, mesh=mesh, mp_policy=policy, offload_policy=offload)
         else:
-            fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=stage == 3)
-    for piece in sharded(model):
+            fully_shard(
+                part, mesh=mesh, mp_policy=policy, offload_policy=offload,
+                reshard_after_forward=stage == 3,
+            )  # fmt: skip
+    for piece in sharded(program):
         piece.set_gradient_divide_factor(1.0)
         piece.set_force_sum_reduction_for_comms(True)  # Gloo has no sum that divides
+
+
+def blocks(program: Program) -> Iterable[nn.Module]:
+    """What is gathered, compiled and recomputed by itself."""
+    return getattr(program.model, BLOCKS, nn.ModuleDict()).values()
 
 
 def sharded(model: nn.Module) -> Iterable[FSDPModule]:
     """Each part of the model that gathers and reduces by itself."""
     return (part for part in model.modules() if isinstance(part, FSDPModule))
+
+
+def reshard(model: nn.Module) -> None:
+    """What forward has gathered, and no backward has let go of."""
+    for part in sharded(model):
+        part.reshard()
 
 
 def begin_leaf(model: FSDPModule, *, stage: int, last: bool) -> None:

@@ -1,30 +1,45 @@
 """A model that no pipeline cuts: its leaves, one after the other."""
 
+from collections.abc import Iterator
 from typing import cast
 
+import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from elastic.trainer.model.gpt import GPT
-from elastic.trainer.parallel.sharding import begin_leaf
+from elastic.trainer.parallel.program import Batch, Program, Told
+from elastic.trainer.parallel.sharding import begin_leaf, reshard
 
 
 class Whole:
-    """All of the model, sharded."""
+    """All of the model, sharded. The methods are those of `Pipeline`."""
 
-    def __init__(self, model: GPT, *, stage: int) -> None:
-        """stage: ZeRO's."""
-        self._model, self._stage = model, stage
+    def __init__(self, program: Program, *, stage: int, tokens: int) -> None:
+        """stage: ZeRO's; tokens: of a leaf."""
+        self._program, self._stage, self._tokens = program, stage, tokens
 
-    def run(self, inputs: Tensor, targets: Tensor, weights: Tensor, leaves: int) -> list[Tensor]:
-        losses: list[Tensor] = []
-        parts = zip(inputs.chunk(leaves), targets.chunk(leaves), weights.chunk(leaves), strict=True)
-        for number, part in enumerate(parts, 1):
-            begin_leaf(cast(FSDPModule, self._model), stage=self._stage, last=number == leaves)
-            loss = cast(tuple[Tensor, Tensor], self._model(*part))[0]
-            loss.backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
-        return losses
+    def run(self, batch: Batch, weights: Tensor, keys: Tensor | None = None) -> list[Told]:
+        self._program.begin(weights, self._tokens, keys)
+        for number, leaf in enumerate(_cut(batch, len(weights)), 1):
+            last = number == len(weights)
+            begin_leaf(cast(FSDPModule, self._program), stage=self._stage, last=last)
+            self._program(**leaf).backward()
+        return self._program.told
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch, leaves: int) -> list[Told]:
+        weights = torch.ones(leaves, device=next(iter(batch.values())).device)
+        self._program.begin(weights, self._tokens)
+        for leaf in _cut(batch, leaves):
+            self._program(**leaf)
+        reshard(self._program)
+        return self._program.told
 
     def zero_grad(self) -> None:
-        self._model.zero_grad()
+        self._program.zero_grad()
+
+
+def _cut(batch: Batch, leaves: int) -> Iterator[Batch]:
+    parts = {name: tensor.chunk(leaves) for name, tensor in batch.items()}
+    for number in range(leaves):
+        yield {name: part[number] for name, part in parts.items()}

@@ -143,10 +143,12 @@ class Restore:
         if not found:
             raise CheckpointError(f"{name} is in no part of the checkpoint that is here")
         piece = found[0][1]
-        if sum(math.prod(held.extent) for _, held in found) < math.prod(piece.shape):
-            raise CheckpointError(f"{name} is not whole in what is here of the checkpoint")
         dtype = getattr(torch, piece.dtype)
         same = like is not None and tuple(like.shape) == piece.shape
+        shared = same and isinstance(like, DTensor)  # of which the own shard is enough
+        held = sum(math.prod(one.extent) for _, one in found)
+        if not shared and held < math.prod(piece.shape):
+            raise CheckpointError(f"{name} is not whole in what is here of the checkpoint")
         if same and isinstance(like, DTensor):
             local = torch.empty_like(like.to_local(), dtype=dtype)
             made: torch.Tensor = DTensor.from_local(
@@ -159,6 +161,17 @@ class Restore:
             )
         self._made += collect({name: made}, self._place).parts.values()
         return made
+
+    def one(self, name: str) -> torch.Tensor:
+        """A tensor by its name, whole, on the CPU. Raises `CheckpointError` where it is not here, sound."""
+        made = self.make(name, None)
+        if self.fill({name: self._made.pop()}):
+            raise CheckpointError(_complaint("has not all of", [name]))
+        return made
+
+    def has(self, key: str) -> bool:
+        """Whether anybody's state had it, at the top."""
+        return next(self._saved((key,)), _Nothing) is not _Nothing
 
     # --- everything else ---------------------------------------------------------------------
 
@@ -380,7 +393,11 @@ class Restore:
             numbers = []
             for parameter in group["params"]:
                 name = names.get(id(parameter), f"parameter {number}")
-                tree = next(self._saved((*keys, "state", name)), _Nothing)
+                tied = self._ties.get(
+                    name, name
+                )  # a copy of what was one with another when it was saved
+                saved_of = (self._saved((*keys, "state", one)) for one in (name, tied))
+                tree = next((tree for found in saved_of for tree in found), _Nothing)
                 if tree is not _Nothing:
                     state[number] = self._built(tree, parameter)
                 elif any(held.startswith(f"{path}.state.{name}.") for held in self._held):

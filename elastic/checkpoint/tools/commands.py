@@ -13,8 +13,8 @@ from elastic.checkpoint.state.image import SIZES
 from elastic.checkpoint.storage.connect import connect
 from elastic.checkpoint.storage.protocol import Storage, canonical, words
 from elastic.checkpoint.tools import inspection
-from elastic.checkpoint.tools.inspection import Step, ranks
-from elastic.proto.errors import CheckpointError
+from elastic.checkpoint.tools.inspection import Step, Tensor, ranks
+from elastic.proto.errors import CheckpointError, NotFound
 from elastic.proto.manifest import MOST_STEP
 from elastic.proto.verbs import Context, Output, age
 
@@ -26,7 +26,7 @@ def ckpt(context: Context, argv: Sequence[str]) -> int:
     """Checkpoints on storage: ls, show, verify, convert."""
     parser = argparse.ArgumentParser(prog="elasticctl ckpt", description=ckpt.__doc__)
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    for verb, add in ((_ls, None), (_show, _add_step), (_verify, _add_step), (_convert, _add_to)):
+    for verb, add in ((_ls, None), (_show, _add_show), (_verify, _add_step), (_convert, _add_to)):
         assert verb.__doc__ is not None
         name = verb.__name__.strip("_")
         inner = verbs.add_parser(name, help=verb.__doc__, description=verb.__doc__)
@@ -88,6 +88,13 @@ def _number(argument: str) -> int:
 
 def _add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=_number, metavar="N", help="which one (the newest)")
+
+
+def _add_show(parser: argparse.ArgumentParser) -> None:
+    _add_step(parser)
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="what is under that name (model.blocks.0)"
+    )
 
 
 def _add_to(parser: argparse.ArgumentParser) -> None:
@@ -173,17 +180,29 @@ def _show(out: Output, args: argparse.Namespace) -> int:
         step = inspection.pick(storage, args.step)
         assert step.manifest is not None
         found = inspection.contents(storage, step.manifest)
-    tensors = [found.tensors[name] for name in sorted(found.tensors)]
-    values = sorted(found.values.values(), key=lambda value: (value.name, value.ranks))
+    tensors = [one for name, one in sorted(found.tensors.items()) if _under(name, args.only)]
+    values = [one for one in found.values.values() if _under(one.name, args.only)]
+    values.sort(key=lambda value: (value.name, value.ranks))
+    if args.only and not tensors and not values:
+        raise NotFound(f"step {step.step} in {args.path} has nothing under {args.only}")
     if out.json:
         listed = [
             {"name": t.name, "dtype": t.dtype, "shape": t.shape, "ranks": t.ranks, "tie": t.tie}
             for t in tensors
         ]
         more = [{"name": v.name, "value": v.value, "ranks": v.ranks} for v in values]
-        out.document(_document(step) | {"tensors": listed, "values": more})
+        parts = [
+            {"name": name, "tensors": count, "elements": elements, "bytes": nbytes}
+            for name, count, elements, nbytes in _parts(tensors)
+        ]
+        out.document(_document(step) | {"parts": parts, "tensors": listed, "values": more})
     else:
         _table(out, [step])
+        out.text("")
+        out.table(
+            ("PART", "TENSORS", "ELEMENTS", "BYTES"),
+            [(name, str(n), f"{many:,}", _size(size)) for name, n, many, size in _parts(tensors)],
+        )
         out.text("")
         rows = [
             (
@@ -200,6 +219,22 @@ def _show(out: Output, args: argparse.Namespace) -> int:
     for problem in found.problems:
         out.note(problem)
     return 1 if found.problems else 0
+
+
+def _under(name: str, only: str) -> bool:
+    return not only or name == only or name.startswith((f"{only}.", f"{only}["))
+
+
+def _parts(tensors: Sequence[Tensor]) -> list[tuple[str, int, int, int]]:
+    """Of what the state has at its top: name, tensors, their elements and bytes; what is tied is once."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for one in tensors:
+        name = one.name.partition(".")[0]
+        count, elements, nbytes = found.get(name, (0, 0, 0))
+        if not one.tie:
+            many = math.prod(one.shape)
+            found[name] = count + 1, elements + many, nbytes + many * SIZES[one.dtype]
+    return [(name, *numbers) for name, numbers in found.items()]
 
 
 def _short(value: Any) -> str:

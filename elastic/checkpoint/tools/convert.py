@@ -83,7 +83,7 @@ def to_safetensors(path: str, step: int, dest: str, only: str = "", options: Opt
             raise CheckpointError(f"{name!r} is no UTF-8, as safetensors' names are")
     groups = _groups((piece.nbytes, name, piece) for name, piece in kept.items())
     places: dict[str, str] = {}
-    with _folder(dest) as folder:
+    with new_folder(dest) as folder:
         for number, group in enumerate(groups, 1):
             file = folder / f"model-{number:05}-of-{len(groups):05}.safetensors"
             shared = {name: other for name, other in ties.items() if other in group}
@@ -154,7 +154,7 @@ def _width(piece: Piece) -> int:
 def to_dcp(path: str, step: int, dest: str, options: Options = None) -> str:
     """Write what torch's `FileSystemReader` reads, and say what was done. Raises OSError, `CheckpointError`."""
     reader, metadata = _open(path, step, options)
-    with _folder(dest) as folder, _failing(), warnings.catch_warnings():
+    with new_folder(dest) as folder, _failing(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
         save(
             {},
@@ -312,7 +312,7 @@ def _groups(items: Iterable[tuple[int, str, T]]) -> list[dict[str, T]]:
 
 
 @contextlib.contextmanager
-def _folder(dest: str) -> Iterator[Path]:
+def new_folder(dest: str) -> Iterator[Path]:
     """A new or an empty one; gone again, or empty, if it does not get whole."""
     folder = _local(dest).resolve()  # no link is emptied
     before = folder.exists()

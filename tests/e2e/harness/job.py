@@ -401,7 +401,12 @@ class Job:
     def own_tracebacks(self, node: Node) -> list[str]:
         """Tracebacks on the launcher's stderr in which no script has a part: neither the test's nor an
         example, each of which may fail."""
-        users = (str(SCRIPT.parent), str(ROOT / "examples"), f'File "{self.folder}')
+        users = (
+            str(SCRIPT.parent),
+            str(ROOT / "examples"),
+            str(ROOT / "tests" / "trainer"),
+            f'File "{self.folder}',
+        )
         blocks = tracebacks(node.said())
         return [b[:3000] for b in blocks if not any(name in b for name in users)]
 

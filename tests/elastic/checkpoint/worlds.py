@@ -217,23 +217,37 @@ def place(name: str) -> Place:
 def save(folder: Path, name: str) -> None:
     state = made(name, seed=1)
     step(name, state)
-    path = folder / name / manifest.folder(STEP)
+    write(folder / name, state, place(name))
+    truth = {key: whole(tensor) for key, tensor in tensors(state).items()}
+    if dist.get_rank() == 0:
+        save_file(truth, folder / f"{name}.truth")
+
+
+def write(folder: Path, state: dict[str, Any], here: Place) -> None:
+    """Save it, on every rank, as an agent would: step 1 of the checkpoint in `folder`."""
+    path = folder / manifest.folder(STEP)
     path.mkdir(parents=True, exist_ok=True)
-    here = place(name)
     mine = Planner(here).share(state)
     out = bytearray(mine.image.nbytes)
     chunks = copy_cpu.write(mine.image, mine.tensors, mine.values, memoryview(out))
     out[mine.image.sums_at :] = sums.pack(chunks)
     (path / manifest.file(here.rank, here.world_size, 1, "j")).write_bytes(out)
-    truth = {key: whole(tensor) for key, tensor in tensors(state).items()}
     dist.barrier()
     if here.rank == 0:
-        save_file(truth, folder / f"{name}.truth")
         written = manifest.Manifest(
             job="j", sequence=1, round=1, step=STEP, world_size=here.world_size,
             shards=tuple(shard(path, rank, here.world_size) for rank in range(here.world_size)),
         )  # fmt: skip
         (path / manifest.NAME).write_text(manifest.dumps(written))
+
+
+def read(folder: Path, state: dict[str, Any], here: Place) -> str:
+    """Load it; what was complained of. Raises `CheckpointError`."""
+    found, complaints = files.sources(Folder(folder), STEP)
+    order = sorted(found, key=lambda rank: (rank != here.rank, rank))
+    restore = Restore([found[rank] for rank in order], here)
+    restore.apply(state, strict=True)
+    return "; ".join([*complaints, *restore.damaged])
 
 
 def shard(path: Path, rank: int, world_size: int) -> manifest.Shard:
@@ -257,11 +271,7 @@ def compare(folder: Path, saved: str, name: str, here: Place) -> Iterator[str]:
     state = made(name, seed=2)
     error = ""
     try:
-        found, complaints = files.sources(Folder(Path(folder / saved)), STEP)
-        order = sorted(found, key=lambda rank: (rank != here.rank, rank))
-        restore = Restore([found[rank] for rank in order], here)
-        restore.apply(state, strict=True)
-        error = "; ".join([*complaints, *restore.damaged])
+        error = read(folder / saved, state, here)
     except Exception as failed:  # noqa: BLE001 - whatever it is, it is told
         error = f"{type(failed).__name__}: {failed}"
     failures = torch.tensor(int(bool(error)))

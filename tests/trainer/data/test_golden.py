@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elastic.trainer.arguments.data import DataFlags
 from elastic.trainer.data import blend, splits
+from elastic.trainer.data.gpt_dataset import datasets
 from elastic.trainer.data.indexed import Indexed, merge, token_dtype, write
 from elastic.trainer.data.samples import Request, Samples, build
 from scripts import megatron_golden as script
@@ -115,6 +117,40 @@ def test_blends_are_megatrons(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", GOLDEN["paths"])
 def test_paths_are_parsed_as_by_megatron(case: dict[str, Any]) -> None:
     assert list(blend.parse(case["values"])) == case["parsed"]
+
+
+def on_command_line(case: Any, folder: Path) -> tuple[str, ...]:
+    weights, files = case or (None, [])
+    names = [str(folder / str(file)) for file in files]
+    return tuple(
+        names
+        if weights is None
+        else [one for pair in zip(map(str, weights), names, strict=True) for one in pair]
+    )
+
+
+@pytest.mark.parametrize("case", GOLDEN["items"])
+def test_items_are_megatrons(case: dict[str, Any], tmp_path: Path) -> None:
+    for file in range(3):
+        with write(tmp_path / str(file), token_dtype(50257)) as writer:
+            for sequences in script.item_documents(file):
+                writer.add_document(sequences)
+    if "data" in case:
+        given: dict[str, Any] = {
+            "data_path": on_command_line(case["data"], tmp_path),
+            "split": "80,15,5",
+        }
+    else:
+        given = {
+            f"{name}_data_path": on_command_line(one, tmp_path)
+            for name, one in zip(splits.NAMES, case["per_split"], strict=True)
+        }
+    flags = DataFlags(seed=5, seq_length=7, data_cache_path=tmp_path, **given, **case["flags"])
+    made = datasets(flags, script.Tokenizer(), splits.Splits(train=90, valid=20, test=4))
+    for ours, megatrons in zip(made, case["items"], strict=True):
+        assert not isinstance(ours, list)
+        found = ours and script.item_summary([ours[k] for k in range(len(ours))])
+        assert found == megatrons
 
 
 def test_megatron_still_makes_the_same() -> None:

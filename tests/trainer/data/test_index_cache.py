@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from elastic.proto.errors import UsageError
-from elastic.trainer.data.index_cache import cached
+from elastic.trainer.data.blend import by_weight
+from elastic.trainer.data.index_cache import blended, cached
 from elastic.trainer.data.samples import Indices, Request, build
 
 LENGTHS = np.arange(1, 301, dtype=np.int32)
@@ -115,3 +116,18 @@ def test_an_impossible_request_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="0 sequences with 0 tokens"):
         cached(tmp_path / "cache", "train", LENGTHS, request)
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_blend_is_kept_as_well(tmp_path: Path) -> None:
+    sizes = [30, 80]
+    made = blended(tmp_path, "train", sizes, [1.0, 2.0], 60)
+    assert np.array_equal(made.datasets, by_weight([1.0, 2.0], 60).datasets)
+    before = inodes(tmp_path)
+    again = blended(tmp_path, "train", sizes, [1.0, 2.0], 60)
+    assert np.array_equal(made.samples, again.samples)
+    assert not again.samples.flags.writeable
+    assert inodes(tmp_path) == before
+    assert len(blended(tmp_path, "train", sizes, None, 60).datasets) == 60
+    assert len(inodes(tmp_path)) == 2 * len(before)
+    with pytest.raises(UsageError, match="takes 40 samples of dataset 0, which has 30"):
+        blended(tmp_path, "valid", sizes, [2.0, 1.0], 60)

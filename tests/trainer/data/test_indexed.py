@@ -187,6 +187,13 @@ def test_a_missing_file_is_named(tmp_path: Path, suffix: str) -> None:
         Indexed(tmp_path / "x")
 
 
+@pytest.mark.parametrize("suffix", ["bin", "idx"])
+def test_a_file_in_place_of_a_prefix_is_told(tmp_path: Path, suffix: str) -> None:
+    put(tmp_path / "x", FOUND)
+    with pytest.raises(UsageError, match=r"No such file.*: give the prefix without \.bin or \.idx"):
+        Indexed(tmp_path / f"x.{suffix}")
+
+
 @pytest.mark.parametrize(
     ("at", "value", "what"),
     [

@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -6,42 +5,38 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from elastic.proto.errors import UsageError
-from elastic.trainer.data import corpus, tokenizer
-from elastic.trainer.data.batches import TokenFile
-from elastic.trainer.data.prepare import SUMMARY_NAME, prepare
+from elastic.trainer.arguments.data import TokenizerFlags
+from elastic.trainer.data import corpus, prepare, splits, tokenizers
+from elastic.trainer.data.indexed import Indexed
+from elastic.trainer.data.tokenizers import TextTokenizer, Tokenizer
 
 ROOT = Path(__file__).parents[3]
+SMALL = {"vocab_size": 300, "max_bytes": 60_000}
+FILES = [".lock", "merges.txt", "prepared.json", f"{prepare.PREFIX}.bin", f"{prepare.PREFIX}.idx"]
 
 
 @pytest.fixture(scope="module")
-def words() -> Tokenizer:
-    return tokenizer.train(corpus.documents(60_000), 400)
+def words() -> TextTokenizer:
+    return prepare.learn(corpus.documents(60_000), 400)
+
+
+def kept(directory: Path) -> Tokenizer:
+    return tokenizers.build(
+        TokenizerFlags(vocab_file=directory / "vocab.json", merge_file=directory / "merges.txt")
+    )
 
 
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"])))
-def test_any_text_comes_back(words: Tokenizer, text: str) -> None:
-    assert words.decode(words.encode(text).ids) == text
+def test_any_text_comes_back(words: TextTokenizer, text: str) -> None:
+    assert words.decode(words.encode([text])[0]) == text
 
 
-def test_source_takes_fewer_tokens_than_bytes(words: Tokenizer) -> None:
+def test_source_takes_fewer_tokens_than_bytes(words: TextTokenizer) -> None:
     text = "def sum(self, values):\n    return self.total\n"
-    assert len(words.encode(text).ids) < 0.8 * len(text)
-    assert words.get_vocab_size() == 400
-    assert tokenizer.end_of_document_id(words) == 0
-
-
-def test_a_saved_tokenizer_is_the_same(words: Tokenizer, tmp_path: Path) -> None:
-    tokenizer.save(words, tmp_path)
-    assert tokenizer.load(tmp_path).to_str() == words.to_str()
-    assert [path.name for path in tmp_path.iterdir()] == [tokenizer.FILE_NAME]
-
-
-def test_no_room_for_the_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 257"):
-        tokenizer.train([], 256)
+    assert len(words.encode([text])[0]) < 0.8 * len(text)
+    assert (words.vocab_size, words.eod) == (400, 0)
 
 
 def test_the_corpus_is_bounded_ordered_and_code_only(tmp_path: Path) -> None:
@@ -55,56 +50,57 @@ def test_the_corpus_is_bounded_ordered_and_code_only(tmp_path: Path) -> None:
     assert list(corpus.documents(1, tmp_path)) == ["# a/z.py\n"]
 
 
+def test_each_split_has_some_of_it() -> None:
+    """Else the tutorial's run ends at its first step: as it would with Megatron's own shares."""
+    documents = sum(1 for _ in corpus.documents(prepare.BYTES))
+    found = splits.ranges(prepare.SPLIT, documents)
+    assert all((found.train, found.valid, found.test))
+    assert f"--split {prepare.SPLIT}" in (ROOT / "docs" / "tutorial.md").read_text()
+
+
 def test_a_python_without_source_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no Python source"):
         corpus.stdlib_files(tmp_path)
 
 
-def _prepare(directory: Path) -> TokenFile:
-    return prepare(directory, vocab_size=300, max_bytes=60_000)
-
-
-def test_of_many_processes_one_prepares(tmp_path: Path) -> None:
+def test_many_processes_prepare_one_folder_and_another_is_the_same(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    program = (
-        "import pathlib, sys; from elastic.trainer.data.prepare import prepare; "
-        "print(prepare(pathlib.Path(sys.argv[1]), vocab_size=300, max_bytes=60_000).digest)"
-    )
-    command = [sys.executable, "-c", program, str(data)]
-    started = [
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    digests = {process.communicate(timeout=150)[0] for process in started}
-    assert [process.returncode for process in started] == [0, 0]
-    names = sorted(path.name for path in data.iterdir())
-    assert names == [".lock", "corpus.json", "corpus.tokens", "tokenizer.json"]
-    # Made again elsewhere, it is the same: nodes that share no disk train on the same tokens.
-    assert digests == {_prepare(tmp_path / "again").digest + "\n"}
+    command = [sys.executable, "-m", "elastic.trainer.data.prepare", f"--output-dir={data}"]
+    command += ["--vocab-size=300", "--corpus-bytes=60000"]
+    started = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
+    assert [process.wait(timeout=150) for process in started] == [0, 0]
+    assert sorted(path.name for path in data.iterdir()) == sorted([*FILES, "vocab.json"])
+    # Nodes that share no disk train on the same tokens.
+    prepare.prepare(tmp_path / "again", **SMALL)
+    for path in data.iterdir():
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
 
 
 def test_what_is_prepared_decodes_to_the_corpus(tmp_path: Path) -> None:
-    tokens = _prepare(tmp_path).tokens()
-    text = tokenizer.load(tmp_path).decode(tokens.tolist(), skip_special_tokens=True)
-    assert text == "".join(corpus.documents(60_000))
+    prepare.prepare(tmp_path, **SMALL)
+    words, data = kept(tmp_path), Indexed(tmp_path / prepare.PREFIX)
+    documents = [data.tokens(number).tolist() for number in range(len(data))]
+    assert all(one[-1] == words.eod for one in documents)
+    assert [words.decode(one[:-1]) for one in documents] == list(corpus.documents(60_000))
 
 
-def test_an_unfinished_directory_is_made_anew(tmp_path: Path) -> None:
-    whole = _prepare(tmp_path)
-    (tmp_path / SUMMARY_NAME).unlink()
-    whole.path.write_bytes(b"torn")
-    assert _prepare(tmp_path) == whole
-    assert (
-        whole.path.stat().st_size == 2 * json.loads((tmp_path / SUMMARY_NAME).read_text())["tokens"]
-    )
+def test_an_unfinished_folder_is_made_anew(tmp_path: Path) -> None:
+    prepare.prepare(tmp_path, **SMALL)
+    whole = (tmp_path / f"{prepare.PREFIX}.bin").read_bytes()
+    (tmp_path / prepare.SUMMARY_NAME).unlink()
+    (tmp_path / f"{prepare.PREFIX}.bin").write_bytes(b"torn")
+    prepare.prepare(tmp_path, **SMALL)
+    assert (tmp_path / f"{prepare.PREFIX}.bin").read_bytes() == whole
 
 
-def test_another_request_for_the_same_directory_is_refused(tmp_path: Path) -> None:
-    _prepare(tmp_path)
-    with pytest.raises(UsageError, match="another --data-dir"):
-        prepare(tmp_path, vocab_size=301, max_bytes=60_000)
+def test_another_request_for_the_same_folder_is_refused(tmp_path: Path) -> None:
+    prepare.prepare(tmp_path, **SMALL)
+    with pytest.raises(UsageError, match="another --output-dir"):
+        prepare.prepare(tmp_path, vocab_size=301, max_bytes=60_000)
 
 
-@pytest.mark.parametrize("vocab_size", [256, 65537])
-def test_an_impossible_vocabulary_is_refused(tmp_path: Path, vocab_size: int) -> None:
-    with pytest.raises(UsageError, match="257 to 65536"):
-        prepare(tmp_path, vocab_size=vocab_size, max_bytes=60_000)
+def test_no_room_for_the_bytes_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare.main([f"--output-dir={tmp_path}", "--vocab-size=256"]) == 2
+    assert capsys.readouterr().err == "--vocab-size is at least 257, not 256\n"

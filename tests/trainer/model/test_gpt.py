@@ -27,11 +27,9 @@ def tokens(batch: int, length: int) -> Tensor:
     return torch.randint(0, 320, (batch, length), generator=torch.Generator().manual_seed(0))
 
 
-def losses(model: GPT, samples: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the tokens' losses, and each."""
-    targets = samples[:, 1:]
-    found: tuple[Tensor, Tensor] = model(samples[:, :-1], targets, torch.ones(targets.shape))
-    return found
+def losses(model: GPT, samples: Tensor) -> Tensor:
+    """Each token's."""
+    return model(samples[:, :-1], labels=samples[:, 1:])  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("config", ALL.values(), ids=ALL)
@@ -90,47 +88,87 @@ def test_where_a_token_stands_is_seen(config: GPTConfig) -> None:
 
 
 def test_an_untrained_model_knows_nothing() -> None:
-    loss, _ = losses(made(), tokens(8, 17))
-    assert float(loss.detach()) / (8 * 16) == pytest.approx(math.log(320), rel=0.02)
+    found = losses(made(), tokens(8, 17))
+    assert float(found.detach().mean()) == pytest.approx(math.log(320), rel=0.02)
 
 
 def test_an_empty_share_has_no_loss_and_gradients_of_zero() -> None:
     model = made()
-    loss, _ = losses(model, tokens(0, 17))
+    loss = losses(model, tokens(0, 17)).sum()
     torch.autograd.backward(loss)
     assert float(loss.detach()) == 0
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
 
+def test_positions_are_those_that_are_given() -> None:
+    model, samples = made(std=0.2), tokens(2, 9)
+    counted = torch.arange(9).expand(2, 9)
+    torch.testing.assert_close(model(samples, counted), model(samples))
+    assert not torch.allclose(model(samples, counted // 2), model(samples))
+
+
+def test_an_attention_mask_is_refused() -> None:
+    with pytest.raises(UsageError, match="no attention_mask"):
+        made()(tokens(1, 4), None, torch.ones(1, 1, 4, 4))
+
+
 # --- the loss that never holds all logits --------------------------------------------------------
 
 
+@pytest.mark.parametrize("expected", [1.0, 3.0, 7.0])
 @pytest.mark.parametrize("chunk", [1, 5, 1024])
 def test_the_loss_and_its_gradients_are_those_of_all_logits(
-    chunk: int, monkeypatch: pytest.MonkeyPatch
+    chunk: int, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss, "CHUNK", chunk)
+    monkeypatch.setattr(loss, "LOGITS", chunk * LLAMA.vocab_size)
     ours, plain = made(LLAMA, std=0.3), made(LLAMA, std=0.3)
     samples = tokens(3, 9)
-    weights = torch.linspace(0, 2, 24).view(3, 8)
-    summed, each = ours(samples[:, :-1], samples[:, 1:], weights)
-    torch.autograd.backward(3 * summed)
+    mask = torch.linspace(0, 2, 24).view(3, 8)
+    ours.expect(expected)
+    each = ours(samples[:, :-1], labels=samples[:, 1:], loss_mask=mask)
+    torch.autograd.backward(3 * (each * mask).sum())
     logits = plain.logits(samples[:, :-1])
     wanted = F.cross_entropy(logits.flatten(0, 1), samples[:, 1:].flatten(), reduction="none")
-    torch.autograd.backward(3 * (wanted * weights.flatten()).sum())
-    torch.testing.assert_close(each.flatten(), wanted.detach())
-    assert not each.requires_grad
+    torch.autograd.backward(3 * (wanted * mask.flatten()).sum())
+    torch.testing.assert_close(each.flatten(), wanted)
     for (name, one), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
         assert one.grad is not None
         assert other.grad is not None
         assert (one.grad - other.grad).norm() < 1e-6 * other.grad.norm(), name
 
 
+def test_what_is_expected_changes_no_bit_where_it_comes() -> None:
+    """So gradients are made with the scale that they have in the end, and not scaled once more."""
+    samples, scale = tokens(3, 9), torch.tensor(1 / 7)
+    model, other = made(LLAMA, std=0.3), made(LLAMA, std=0.3)
+    assert other.head is not None
+    model.expect(scale)
+    torch.autograd.backward((losses(model, samples) * scale).sum())
+    weighted = loss.cross_entropy(
+        other.head.norm(other.stream(samples[:, :-1])).flatten(0, 1), other.head.weight,
+        samples[:, 1:].flatten(), torch.full((24,), float(scale)), other.head.tp,
+    )  # fmt: skip
+    torch.autograd.backward(weighted, torch.full((24,), float(scale)))
+    for one, same in zip(model.parameters(), other.parameters(), strict=True):
+        assert one.grad is not None
+        assert same.grad is not None
+        assert torch.equal(one.grad, same.grad)
+
+
+def test_losses_that_are_weighted_by_something_else_have_no_gradient() -> None:
+    """Rather than a wrong one: the gradients were made for the loss mask."""
+    model, samples = made(LLAMA), tokens(3, 9)
+    torch.autograd.backward((losses(model, samples) * torch.linspace(0, 2, 24).view(3, 8)).sum())
+    assert model.head is not None
+    assert model.head.weight.grad is not None
+    assert model.head.weight.grad.isnan().all()
+
+
 def test_a_head_that_is_not_trained_gets_no_gradient() -> None:
     model = made(LLAMA)
     assert model.head is not None
     model.head.weight.requires_grad_(False)
-    torch.autograd.backward(losses(model, tokens(2, 9))[0])
+    torch.autograd.backward(losses(model, tokens(2, 9)).sum())
     assert model.head.weight.grad is None
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
@@ -150,11 +188,10 @@ def test_parts_one_after_the_other_are_the_model(config: GPTConfig) -> None:
     assert [part.embedding is not None for part in parts] == [True, False]
     assert [part.head is not None for part in parts] == [False, True]
     hidden = parts[0](samples[:, :-1])
-    targets = samples[:, 1:]
-    ones = torch.ones(targets.shape)
     if config.tied:  # the second part has a copy of the words, by the head's name
         parts[1].load_state_dict({"head.weight": whole.state_dict()["head.weight"]}, strict=False)
-    assert torch.equal(parts[1](hidden, targets, ones)[0], losses(whole, samples)[0])
+    parts[1].set_input_tensor(hidden)
+    assert torch.equal(parts[1](None, labels=samples[:, 1:]), losses(whole, samples))
 
 
 def test_first_weights_depend_on_seed_and_name_alone() -> None:
@@ -178,7 +215,12 @@ def test_what_writes_to_the_residual_stream_starts_smaller() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"num_layers": 0}, {"num_attention_heads": 5}, {"num_query_groups": 3}],
+    [
+        {"num_layers": 0},
+        {"num_attention_heads": 5},
+        {"num_query_groups": 3},
+        {"rotary_percent": 0.4, "position": "rope"},
+    ],
     ids=str,
 )
 def test_an_impossible_shape_is_refused_by_name(wrong: dict[str, Any]) -> None:

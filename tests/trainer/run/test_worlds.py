@@ -54,6 +54,21 @@ def test_in_fast_mode_worlds_differ(told: Told) -> None:
     assert one != other
 
 
+def test_each_rank_knows_what_its_time_went_to(told: Told) -> None:
+    for name, ranks in told.ranks.items():
+        for rank in ranks:
+            wanted = {"forward", "backward", "reduce", "clip", "other"}
+            assert {phase for phase, took in rank["phases"].items() if took} == wanted, name
+
+
+def test_blocks_have_one_graph_between_them(told: Told) -> None:
+    """And so have the loss and the norm's squares; rounding has one for vectors and one for matrices."""
+    compiled = {name for name, world in WORLDS.items() if world.layout.compile}
+    assert compiled
+    for name, ranks in told.ranks.items():
+        assert {one["graphs"] for one in ranks} == {5 if name in compiled else 0}, name
+
+
 def test_what_is_tied_over_stages_stays_the_same(told: Told) -> None:
     found = told.parameters("pp2-dp2")
     assert found["head.weight"] == found["embedding.words.weight"]

@@ -1,22 +1,28 @@
 """`python -m tests.trainer.run.worlds FOLDER`: the same steps in worlds of any size, in exact mode.
 
-Each rank finds each step's loss and norm in hex, and a digest of each parameter that it has at the end.
+Each rank finds each step's loss and norm in hex, a digest of each parameter that it has at the end, how many
+graphs were compiled, and what its time went to.
 """
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from torch import nn
+from torch._dynamo.utils import counters
 
 from elastic.data import Leaf, Leaves
 from elastic.trainer.model.gpt import GPT
+from elastic.trainer.model.recompute import Recompute
 from elastic.trainer.parallel.layout import Layout, lay_out
 from elastic.trainer.parallel.pipeline import legal
-from elastic.trainer.run.step import Share, accumulate
+from elastic.trainer.run.host_adamw import HostAdamW
+from elastic.trainer.run.step import Share, Stepper
+from elastic.trainer.watch.phases import HostStamps, PhaseClock
 from tests.trainer.forks import main, whole
 from tests.trainer.model.shapes import GPT2
+from tests.trainer.program import batch, forward_step
 
 STEPS = 3
 LEAVES = Leaves(batch_size=24, leaf_size=2)
@@ -26,42 +32,86 @@ class World(NamedTuple):
     dp: int
     layout: Layout = Layout()
     layers: int = 2
+    dropout: float = 0.0
 
 
 FP32 = Layout(compute=torch.float32)
 TP2 = replace(FP32, tp=2, sequence=True)
 PP2 = replace(FP32, pp=2)
 THREE_D = replace(TP2, pp=2)
+ZERO_BUBBLE = Layout(pp=2, virtual=2, schedule="zero-bubble")
+SELECTIVE = Recompute(granularity="selective")
+FULL = Recompute(granularity="full")
+COMPILED = replace(FP32, compile=True)
+IN_TWOS = Recompute(granularity="full", num_layers=2)
 WORLDS = {
     "dp1": World(1),
     "dp2": World(2),
     "dp3": World(3),
-    "dp5": World(5),
+    "dp5-recompute": World(5, Layout(recompute=FULL)),
     "dp3-zero0": World(3, Layout(zero=0)),
+    "dp3-zero0-offloaded": World(3, Layout(zero=0, offload="all")),
+    "dp3-zero2": World(3, Layout(zero=2)),
+    "dp2-zero3-offloaded": World(2, Layout(zero=3, offload="all")),
+    "dp2-host-adamw": World(2, Layout(offload="optimizer")),
+    "dp2-zero3-recompute": World(2, Layout(zero=3, recompute=IN_TWOS)),
     "fp32-dp1": World(1, FP32),
     "fp32-dp3": World(3, FP32),
     "fp32-dp1-fast": World(1, replace(FP32, exact=False)),
     "fp32-dp3-fast": World(3, replace(FP32, exact=False)),
     "tp2-dp1": World(1, TP2),
-    "tp2-dp2": World(2, TP2),
+    "tp2-dp2-recompute": World(2, replace(TP2, recompute=FULL)),
+    "tp2-dp1-zero3": World(1, replace(TP2, zero=3)),
+    "tp2-dp2-zero3": World(2, replace(TP2, zero=3)),
     "pp2-dp1": World(1, PP2),
     "pp2-dp2": World(2, PP2),
     "pp2-gpipe-dp1": World(1, replace(PP2, schedule="gpipe")),
     "pp2-interleaved-dp1": World(1, Layout(pp=2, virtual=2, schedule="interleaved"), 4),
-    "pp2-interleaved-dp2": World(2, Layout(pp=2, virtual=2, schedule="interleaved"), 4),
+    "pp2-interleaved-dp2-recompute": World(
+        2, Layout(pp=2, virtual=2, schedule="interleaved", recompute=FULL), 4
+    ),
     "pp2-4-dp1": World(1, Layout(pp=2), 4),
-    "pp2-zb-dp1": World(1, Layout(pp=2, virtual=2, schedule="zero-bubble"), 4),
-    "pp2-zb-dp2": World(2, Layout(pp=2, virtual=2, schedule="zero-bubble"), 4),
+    "pp2-zb-dp1": World(1, ZERO_BUBBLE, 4),
+    "pp2-zb-dp2-selective": World(2, replace(ZERO_BUBBLE, recompute=SELECTIVE), 4),
     "tp2-pp2-dp1": World(1, THREE_D),
     "tp2-pp2-dp2": World(2, THREE_D),
+    "compiled-dp1": World(1, COMPILED),
+    "compiled-dp3-recompute": World(3, replace(COMPILED, recompute=FULL)),
+    "dropped-dp1": World(1, FP32, 4, 0.1),
+    "dropped-dp3-recompute": World(3, replace(FP32, recompute=IN_TWOS), 4, 0.1),
+    "dropped-pp2-dp1": World(1, PP2, 4, 0.1),
+    "dropped-pp2-zb-dp2-selective": World(
+        2, replace(ZERO_BUBBLE, compute=torch.float32, recompute=SELECTIVE), 4, 0.1
+    ),
 }
 ALIKE = [
-    {"dp1", "dp2", "dp3", "dp5", "dp3-zero0"},
+    {
+        "dp1",
+        "dp2",
+        "dp3",
+        "dp5-recompute",
+        "dp3-zero0",
+        "dp3-zero2",
+        "dp2-zero3-recompute",
+        "dp3-zero0-offloaded",
+        "dp2-zero3-offloaded",
+        "dp2-host-adamw",
+    },
     {"fp32-dp1", "fp32-dp3"},
-    {"tp2-dp1", "tp2-dp2"},
+    {"tp2-dp1", "tp2-dp2-recompute"},
+    {"tp2-dp1-zero3", "tp2-dp2-zero3"},  # what tp ranks have parts of is added up for each leaf
     {"pp2-dp1", "pp2-dp2", "pp2-gpipe-dp1"},
-    {"pp2-interleaved-dp1", "pp2-interleaved-dp2", "pp2-4-dp1", "pp2-zb-dp1", "pp2-zb-dp2"},
+    {
+        "pp2-interleaved-dp1",
+        "pp2-interleaved-dp2-recompute",
+        "pp2-4-dp1",
+        "pp2-zb-dp1",
+        "pp2-zb-dp2-selective",
+    },
     {"tp2-pp2-dp1", "tp2-pp2-dp2"},
+    {"compiled-dp1", "compiled-dp3-recompute"},
+    {"dropped-dp1", "dropped-dp3-recompute"},
+    {"dropped-pp2-dp1", "dropped-pp2-zb-dp2-selective"},
 ]
 """Which end with the same bits."""
 UNLIKE = {"fp32-dp1-fast", "fp32-dp3-fast"}
@@ -72,43 +122,58 @@ SIZES = {name: world.dp * world.layout.tp * world.layout.pp for name, world in W
 
 
 def train(world: World) -> dict[str, object]:
-    config = replace(GPT2, num_layers=world.layers)
+    torch.compiler.reset()
+    counters.clear()
+    config = replace(
+        GPT2, num_layers=world.layers, hidden_dropout=world.dropout,
+        attention_dropout=world.dropout,
+    )  # fmt: skip
+    clock = PhaseClock(HostStamps())
     laid = lay_out(
         config,
         world.layout,
+        make=lambda part: GPT(config, part.tp, part.layers),
+        forward_step=forward_step,
         leaf_size=2,
         leaves=LEAVES.count,
         seed=1234,
         std=0.05,
         device=torch.device("cpu"),
+        clock=clock,
     )
     multiple, least = legal(world.layout.schedule, world.layout.pp)
     leaves = replace(LEAVES, multiple=multiple, at_least=least)
-    optimizer = torch.optim.AdamW([p for part in laid.parts for p in part.parameters()], lr=1e-2)
+    stepper = Stepper(laid, leaf_tokens=2 * config.seq_length)
+    kind = HostAdamW if world.layout.offload == "optimizer" else torch.optim.AdamW
+    optimizer = kind(laid.model.parameters(), lr=1e-2)
     told: list[str] = []
     for step in range(STEPS):
+        clock.begin(step + 1)
         mine = share(leaves.of(step * leaves.batch_size, laid.place.dp, laid.grid.dp))
-        loss = accumulate(laid.runner, laid.gradients, mine, leaves.count, copies=world.layout.tp)
-        norm = laid.gradients.norm()
-        laid.gradients.clip(norm, 0.5)
+        sums = stepper.accumulate(mine, leaves)
+        norm = stepper.clip(sums, leaves, 0.5)
         optimizer.step()
         optimizer.zero_grad()
+        loss = sums.loss["lm loss"]
         told.append(f"{float(loss).hex()} {float(norm).hex()}")
-    return {"steps": told, "parameters": digests(laid.parts)}
+    return {
+        "steps": told,
+        "parameters": digests(laid.model),
+        "graphs": counters["stats"]["unique_graphs"],
+        "phases": clock.take(),
+    }
 
 
 def share(leaves: list[Leaf]) -> Share:
     tokens = torch.randint(0, 320, (999, 17), generator=torch.Generator().manual_seed(3))
-    samples = torch.cat([tokens[torch.as_tensor(leaf.places) % len(tokens)] for leaf in leaves])
-    weights = torch.cat([torch.full((len(leaf.places), 16), leaf.weight / 16) for leaf in leaves])
-    return Share(leaves, samples[:, :-1].contiguous(), samples[:, 1:].contiguous(), weights)
+    places = torch.cat([torch.as_tensor(leaf.places) for leaf in leaves])
+    return Share(leaves, batch(tokens[places % len(tokens)]))
 
 
-def digests(parts: Sequence[GPT]) -> dict[str, str]:
+def digests(model: nn.Module) -> dict[str, str]:
     return {
         name: hashlib.sha256(whole(p).detach().numpy().tobytes()).hexdigest()
-        for part in parts
-        for name, p in part.named_parameters()
+        for name, p in model.named_parameters()
     }
 
 

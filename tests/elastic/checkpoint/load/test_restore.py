@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer, lr_scheduler
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from elastic.checkpoint.load.plan import Box
 from elastic.checkpoint.load.restore import Restore
@@ -486,6 +490,32 @@ def test_an_optimizer_that_another_rank_had_needs_no_state() -> None:
     assert not frozen["o"].state
 
 
+def test_a_new_optimizer_of_shards_wants_no_more_than_its_own() -> None:
+    """As on one of several nodes, whose memory has the images of its own ranks alone."""
+
+    def run() -> dict[str, Any]:
+        own = torch.arange(4.0).view(2, 2).requires_grad_()
+        x = DTensor.from_local(own, mesh, [Shard(0)])
+        parameter = nn.Parameter(x.detach().requires_grad_())
+        return {"x": parameter, "o": torch.optim.Adam([parameter])}
+
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        mesh, place = DeviceMesh("cpu", torch.arange(2)), Place(rank=1, world_size=2)
+        old, new = run(), run()
+        old["x"].grad = torch.ones_like(old["x"])
+        old["o"].step()
+        found = collect(old, place)
+        Restore([source(found.parts, found.ties, found.values, "own")], place).apply(
+            new, strict=True
+        )
+        (before,), (after,) = old["o"].state.values(), new["o"].state.values()
+        assert torch.equal(after["exp_avg"].to_local(), before["exp_avg"].to_local())
+        assert after["exp_avg"].to_local().any()
+    finally:
+        dist.destroy_process_group()
+
+
 def test_what_another_rank_has_tied_is_not_here() -> None:
     shared = torch.ones(2)
     own = saved({"x": torch.full((2,), 5.0), "y": torch.full((2,), 6.0)})
@@ -493,6 +523,20 @@ def test_what_another_rank_has_tied_is_not_here() -> None:
         state = {"x": torch.zeros(2), "y": torch.zeros(2)}
         restored(state, own, saved(other, "rank 1"))
         assert (state["x"].tolist(), state["y"].tolist()) == ([5, 5], [6, 6])
+
+
+def test_the_optimizers_state_of_what_was_tied_comes_to_its_copy() -> None:
+    """As that of a language model's head, on a pipeline's last stage, when it was saved by one rank."""
+    words = nn.Linear(2, 2, bias=False)
+    whole = nn.ModuleDict({"embedding": words, "head": words})
+    optimizer = torch.optim.Adam(whole.parameters())
+    torch.autograd.backward(words(torch.ones(1, 2)).sum())
+    optimizer.step()
+    last = nn.ModuleDict({"head": nn.Linear(2, 2, bias=False)})
+    new = torch.optim.Adam(last.parameters())
+    restored({"m": last, "o": new}, saved({"m": whole, "o": optimizer}))
+    (moments,) = new.state.values()
+    assert torch.equal(moments["exp_avg"], optimizer.state[words.weight]["exp_avg"])
 
 
 def test_conjugates_and_other_strides_are_filled() -> None:

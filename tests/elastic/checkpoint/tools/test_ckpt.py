@@ -98,6 +98,20 @@ def test_show(path: Path, ask: Ask) -> None:
     }  # fmt: skip
 
 
+def test_show_says_how_much_is_what_and_what_is_under_a_name(path: Path, ask: Ask) -> None:
+    lines = ask("ckpt", "show", path).lines
+    assert columns(lines[3]) == ["PART", "TENSORS", "ELEMENTS", "BYTES"]
+    assert columns(lines[4]) == ["model", "3", "20", "80B"]  # the second weight is the first
+    assert columns(lines[5]) == ["own", "1", "2", "16B"]
+    only = ask("ckpt", "show", path, "--only", "model.0")
+    assert "model.0.bias" in only.out
+    assert "model.1" not in only.out
+    assert "own" not in only.out
+    missing = ask("ckpt", "show", path, "--only", "mode")
+    assert (missing.code, missing.err.count("\n")) == (1, 1)
+    assert "has nothing under mode" in missing.err
+
+
 def test_show_goes_on_without_a_file(path: Path, ask: Ask) -> None:
     shard(path, 0).unlink()
     answer = ask("ckpt", "show", path)

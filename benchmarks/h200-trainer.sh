@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# The trainer's rows of docs/benchmarks.md on all GPUs of a machine, in parts of less than ten minutes each; run from
+# the repository's root. Usage: benchmarks/h200-trainer.sh OUT PART...; parts: head profile memory mfu large scaling tensor
+# resize fire restart curve layouts; curve needs what `python -m benchmarks.curve prepare runs/text` made.
+set -u
+out=$1
+shift
+gpus=$(nvidia-smi --list-gpus | wc -l)
+python3 -c 'import torch; print(torch.__version__, torch.cuda.device_count(), torch.cuda.get_device_name())'
+part() { # name, seconds, command
+    local name=$1 limit=$2
+    shift 2
+    echo "== $name"
+    timeout -k 5 "$limit" "$@" 2>"$out/$name.stderr" | tee "$out/$name.txt"
+}
+for name in "$@"; do
+    case $name in
+        head) part head 100 python3 -m benchmarks.head; part attention 100 python3 -m benchmarks.attention ;;
+        profile)
+            for kind in fast exact; do
+                part "profile-$kind" 100 python3 -m elastic.run --standalone --nproc-per-node=1 \
+                    -m elastic.trainer.pretrain_gpt --num-layers=12 --hidden-size=768 --num-attention-heads=12 \
+                    --seq-length=2048 --micro-batch-size=16 --global-batch-size=64 --mock-data --vocab-size=50303 \
+                    --hidden-dropout=0 --attention-dropout=0 --bf16 --compile --reduction=$kind --lr=1e-4 \
+                    --train-iters=8 --log-interval=4 --eval-iters=0 --profile --use-pytorch-profiler \
+                    --profile-step-start=5 --profile-step-end=7 --tensorboard-dir="$out/board-$kind"
+                part "kernels-$kind" 60 python3 -m benchmarks.kernels --most 80 "$out/board-$kind"/*.json.gz
+                rm -rf "$out/board-$kind"
+            done
+            ;;
+        memory)
+            for kind in fast-zero1 exact-zero3 fast-tp2 exact-tp2 fast-pp2 compiled-tp2-sp; do
+                part "memory-$kind" 150 python3 -m benchmarks.memory --match "$kind" --out "$out/memory.jsonl"
+            done
+            ;;
+        mfu) part mfu 400 python3 -m benchmarks.mfu 125m 125m-1024 --out "$out/mfu.jsonl" ;;
+        large) part large 580 python3 -m benchmarks.mfu 1.3b 6.7b --out "$out/mfu.jsonl" ;;
+        resize)
+            part resize 420 python3 -m benchmarks.resize --worlds "$gpus" 1 "$gpus" --steps 60 \
+                --out "$out/resize.json"
+            ;;
+        scaling)
+            for ranks in 1 "$gpus"; do
+                part "scaling-$ranks" 290 python3 -m benchmarks.mfu 125m 1.3b --ranks "$ranks" --no-plain \
+                    --out "$out/scaling.jsonl"
+            done
+            ;;
+        tensor)
+            part tensor-tp4 290 python3 -m benchmarks.mfu 6.7b --ranks 4 --no-plain --out "$out/mfu.jsonl" \
+                --tensor-model-parallel-size=4 --sequence-parallel
+            part tensor-tp2-pp2 290 python3 -m benchmarks.mfu 6.7b --ranks 4 --no-plain --out "$out/mfu.jsonl" \
+                --tensor-model-parallel-size=2 --pipeline-model-parallel-size=2 --sequence-parallel
+            ;;
+        fire)
+            part fire 420 python3 -m benchmarks.resize --worlds 4 4 4 --steps 60 --leaves 8 --out "$out/fire.json" \
+                --tensor-model-parallel-size=2 --pipeline-model-parallel-size=2 --sequence-parallel
+            ;;
+        restart) part restart 400 python3 -m benchmarks.trainer_restart 1.3b --out "$out/restart.jsonl" ;;
+        curve) part curve 590 python3 -m benchmarks.curve run runs/text "$out/curve" --gpus "$gpus" ;;
+        layouts) part layouts 580 python3 -m benchmarks.layouts --out "$out/layouts.json" ;;
+        *) echo "no part $name" ;;
+    esac
+done

@@ -1,0 +1,64 @@
+"""leaves_fsdp2_before.py with leaves: batches of 64, and the same bits, on any number of ranks."""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.data import DataLoader, TensorDataset
+
+from elastic.data import ElasticSampler
+
+NUMBERS, WIDTH, BATCH, MICRO = 8, 64, 64, 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=5)
+    args = parser.parse_args()
+
+    gpus = torch.cuda.is_available()
+    dist.init_process_group("nccl" if gpus else "gloo")
+    device = torch.device("cuda", dist.get_node_local_rank()) if gpus else torch.device("cpu")
+    world = dist.get_world_size()
+
+    torch.manual_seed(0)
+    inputs = torch.randn(1024, NUMBERS)
+    dataset = TensorDataset(inputs, inputs.argmax(1))
+    sampler = ElasticSampler(dataset, BATCH, leaf_size=MICRO)
+    loader = DataLoader(dataset, batch_sampler=sampler)
+
+    block = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU())
+    model = nn.Sequential(nn.Linear(NUMBERS, WIDTH), block, nn.Linear(4 * WIDTH, NUMBERS)).to(
+        device
+    )
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float64)
+    for part in (block, model):
+        fully_shard(part, mesh=init_device_mesh(device.type, (world,)), mp_policy=policy)
+        part.set_gradient_divide_factor(1.0)  # sums: the loss is divided by the whole batch
+        part.set_force_sum_reduction_for_comms(True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    for epoch in range(args.epochs):
+        for (batch, target), weight, last in sampler.leaves(loader):
+            model.set_requires_gradient_sync(last)
+            scores = model(batch.to(device)).float()
+            error = nn.functional.cross_entropy(scores, target.to(device), reduction="sum")
+            loss = error * weight
+            loss.backward()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+        with torch.no_grad():
+            error = nn.functional.cross_entropy(
+                model(inputs.to(device)).float(), dataset.tensors[1].to(device)
+            )
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch} | loss {error.item():.9g}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

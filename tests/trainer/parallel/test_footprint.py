@@ -1,0 +1,79 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elastic.trainer.model.config import GPTConfig
+from elastic.trainer.parallel.footprint import footprint
+from elastic.trainer.parallel.grid import Grid, Place
+from elastic.trainer.parallel.layout import Layout
+from tests.trainer.forks import told
+from tests.trainer.parallel.footprints import NAMES
+
+pytestmark = pytest.mark.xdist_group("footprint")  # one run for all of them
+
+GPT_1B = GPTConfig(
+    num_layers=24, hidden_size=2048, num_attention_heads=16, seq_length=2048, vocab_size=50304
+)
+ONE = Grid(dp=1, pp=1, tp=1)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    folder = tmp_path_factory.mktemp("footprints")
+    return told("tests.trainer.parallel.footprints", folder, dict.fromkeys(NAMES, 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_formula_is_within_8_percent_of_the_peak(found: dict[str, Any], name: str) -> None:
+    (one,) = found[name]
+    assert one["formula"] == pytest.approx(one["peak"], rel=0.08)
+
+
+@pytest.mark.parametrize(("exact", "peak"), [(True, 56.471024128e9), (False, 51.208813056e9)])
+def test_what_an_h200_had_at_the_most(exact: bool, peak: float) -> None:
+    """As in docs/benchmarks/2026-11-23-h200-trainer/mfu-5-flex.jsonl: 1.3B, compiled, 8 leaves of 8 samples."""
+    layout = Layout(exact=exact, compile=True)
+    said = footprint(GPT_1B, layout, ONE, Place(0, 0, 0), leaf_size=8, leaves=8)
+    assert said.total == pytest.approx(peak, rel=0.01)
+
+
+def test_what_is_shared_out_is_counted_once() -> None:
+    def total(layout: Layout, dp: int = 1) -> float:
+        grid = Grid(dp=dp, pp=layout.pp, tp=layout.tp)
+        places = [Place(0, stage, 0) for stage in range(layout.pp)]
+        every = [footprint(GPT_1B, layout, grid, at, leaf_size=1, leaves=4) for at in places]
+        return sum(one.optimizer for one in every) * layout.tp * (dp if layout.zero else 1)
+
+    whole = total(Layout())
+    assert total(Layout(tp=2)) == pytest.approx(whole, rel=0.01)
+    assert total(Layout(zero=3), dp=4) == pytest.approx(whole, rel=0.001)
+    tied = 8 * GPT_1B.vocab_size * GPT_1B.hidden_size  # both ends have them
+    assert total(Layout(pp=2)) == pytest.approx(whole + tied, rel=0.001)
+    assert total(Layout(zero=0), dp=4) == whole
+
+
+@pytest.mark.parametrize(("zero", "paper", "ours"), [(0, 120, 135), (1, 31.4, 46.4), (2, 16.6, 16.9), (3, 1.9, 3.1)])  # fmt: skip
+def test_the_table_of_the_zero_paper(zero: int, paper: float, ours: float) -> None:
+    """GB of 7.5B parameters on 64 ranks, as docs/trainer.md has them: gradients are fp32 here, which is 2
+    bytes a parameter more where they are whole, and two blocks are gathered at a time."""
+    config = replace(GPT_1B, num_layers=36, hidden_size=4096, num_attention_heads=32)
+    count, grid = config.parameter_count, Grid(dp=64, pp=1, tp=1)
+    layout = Layout(zero=zero, exact=False)
+    one = footprint(config, layout, grid, Place(0, 0, 0), leaf_size=1, leaves=4)
+    found = (one.parameters + one.optimizer + one.gradients) / count * 7.5
+    assert found == pytest.approx(ours, abs=0.05)
+    assert found - paper == pytest.approx(2 * 7.5 * (zero < 2), abs=1.3)
+
+
+def test_a_pipeline_keeps_what_is_under_way() -> None:
+    def kept(stage: int, leaves: int, **how: Any) -> int:
+        layout = Layout(pp=4, **how)
+        grid, place = Grid(dp=1, pp=4, tp=1), Place(0, stage, 0)
+        return footprint(GPT_1B, layout, grid, place, leaf_size=1, leaves=leaves).activations
+
+    leaf = kept(3, 16)
+    assert [kept(stage, 16) for stage in range(4)] == [4 * leaf, 3 * leaf, 2 * leaf, leaf]
+    # All sixteen, then fifteen beside the first one's gradients, which weigh more than a leaf.
+    assert kept(0, 16, schedule="gpipe") == 15 * leaf
+    assert kept(0, 16, schedule="interleaved", virtual=2) == (6 + 4 + 1) * leaf // 2

@@ -1,0 +1,102 @@
+"""In exact mode each leaf's gradient really is on the grid; in fast mode it is not."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+from elastic.data import Leaves, exact
+from elastic.trainer.model.gpt import GPT
+from elastic.trainer.parallel.layout import Laid, lay_out
+from elastic.trainer.run.loss_scale import LossScale, Policy
+from elastic.trainer.run.step import Stepper
+from tests.trainer.forks import whole
+from tests.trainer.model.shapes import GPT2
+from tests.trainer.parallel.layouts import LEAVES, PLAIN, share
+from tests.trainer.program import forward_step
+
+SUMS = LEAVES.count * 2
+"""What is added up: the words have a gradient as embedding and one as head."""
+
+
+@pytest.fixture(autouse=True)
+def world() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def stepped(*, exactly: bool) -> tuple[Laid, dict[str, Tensor]]:
+    """Gradients of a batch's second time."""
+    laid = lay_out(
+        GPT2, replace(PLAIN, exact=exactly), make=lambda part: GPT(GPT2, part.tp, part.layers),
+        forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=1, std=0.05,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    stepper = Stepper(laid, leaf_tokens=2 * GPT2.seq_length)
+    stepper.accumulate(share(LEAVES, 0, 1), LEAVES)
+    laid.model.zero_grad()
+    stepper.accumulate(share(LEAVES, 0, 1), LEAVES)
+    return laid, {n: whole(p.grad) for n, p in laid.model.named_parameters() if p.grad is not None}
+
+
+def test_sums_of_gradients_are_on_the_grid() -> None:
+    laid, rounded = stepped(exactly=True)
+    _, plain = stepped(exactly=False)
+    offsets = exact.offsets(laid.gradients.tops, SUMS)
+    assert len(rounded) == len(offsets)
+    off = 0
+    for (name, gradient), offset in zip(rounded.items(), offsets, strict=True):
+        assert torch.equal(exact.rounded(gradient, offset), gradient), name
+        torch.testing.assert_close(gradient, plain[name])
+        off += int((exact.rounded(plain[name], offset) != plain[name]).sum())
+    assert off > 0, "these gradients would be on it anyway"
+
+
+def test_fp16s_gradients_are_those_of_fp32_and_an_overflow_is_seen() -> None:
+    def found(compute: torch.dtype, scale: float) -> tuple[Tensor, dict[str, Tensor]]:
+        laid = lay_out(
+            GPT2, replace(PLAIN, compute=compute), make=lambda part: GPT(GPT2, part.tp, part.layers),
+            forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=1, std=0.05,
+            device=torch.device("cpu"),
+        )  # fmt: skip
+        stepper = Stepper(laid, leaf_tokens=2 * GPT2.seq_length)
+        sums = stepper.accumulate(share(LEAVES, 0, 1), LEAVES, loss_scale=scale)
+        norm = stepper.clip(sums, LEAVES, 0.0, loss_scale=scale)
+        return norm, {
+            n: whole(p.grad) for n, p in laid.model.named_parameters() if p.grad is not None
+        }
+
+    wanted, plain = found(torch.float32, 1.0)
+    norm, scaled = found(torch.float16, 2.0**12)
+    torch.testing.assert_close(norm, wanted, rtol=0.01, atol=0)
+    for name, gradient in scaled.items():
+        assert (gradient - plain[name]).norm() < 0.02 * plain[name].norm(), name
+    scale = LossScale(Policy())
+    assert not scale.update(found(torch.float16, 2.0**32)[0])
+    assert scale.update(norm)
+
+
+def test_one_leaf_or_many_take_the_same_step() -> None:
+    """Accumulated over 1, 2, 4 and 8 micro-batches; in fp32, but for how matrix products add up."""
+
+    def found(leaf_size: int) -> dict[str, Tensor]:
+        leaves = Leaves(batch_size=8, leaf_size=leaf_size)
+        laid = lay_out(
+            GPT2, PLAIN, make=lambda part: GPT(GPT2, part.tp, part.layers),
+            forward_step=forward_step, leaf_size=leaf_size, leaves=leaves.count, seed=1, std=0.05,
+            device=torch.device("cpu"),
+        )  # fmt: skip
+        stepper = Stepper(laid, leaf_tokens=leaf_size * GPT2.seq_length)
+        sums = stepper.accumulate(share(leaves, 0, 1), leaves)
+        stepper.clip(sums, leaves, 0.1)
+        return {n: whole(p.grad) for n, p in laid.model.named_parameters() if p.grad is not None}
+
+    wanted = found(8)
+    for leaf_size in (4, 2, 1):
+        for name, gradient in found(leaf_size).items():
+            assert (gradient - wanted[name]).norm() < 1e-6 * wanted[name].norm(), (leaf_size, name)

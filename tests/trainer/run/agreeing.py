@@ -1,0 +1,24 @@
+"""`python -m tests.trainer.run.agreeing FOLDER`: ranks that are told the same, and some that are not."""
+
+import torch
+import torch.distributed as dist
+
+from elastic.proto.errors import UsageError
+from elastic.trainer.run.state import agree
+from tests.trainer.forks import main
+
+SIZES = {"alike": 2, "other data": 3}
+
+
+def find(name: str) -> str:
+    """What a rank hears."""
+    data = f"node {dist.get_rank() > 1}" if name == "other data" else "one"
+    try:
+        agree({"seed": 1, "data": data, "batch_sizes": [[0, 8]]}, torch.device("cpu"))
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    main(SIZES, find)

@@ -1,0 +1,141 @@
+"""What bad input gets: one line, before any step, and status 2. Many runs in one process."""
+
+import shutil
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elastic.trainer.checkpoints import load_model, opened, save_model
+from elastic.trainer.convert import reading
+from elastic.trainer.pretrain import pretrain
+from tests.trainer.arguments import tiny
+from tests.trainer.arguments.tiny import SAVED
+
+pytestmark = pytest.mark.xdist_group("bad-input")  # one run for all of them
+
+MODELS = Path(__file__).parent / "convert" / "golden"
+LLAMA = (
+    "--num-layers 2 --hidden-size 16 --num-attention-heads 4 --group-query-attention --num-query-groups 2 "
+    "--kv-channels 4 --ffn-hidden-size 24 --swiglu --normalization RMSNorm --norm-epsilon 1e-6 "
+    "--position-embedding-type rope --rotary-base 500000 --untie-embeddings-and-output-weights "
+    "--disable-bias-linear --seq-length 8 --make-vocab-size-divisible-by 128 --vocab-size 39"
+)
+"""The shape of golden/llama, on shorter samples."""
+TUNED = f"{LLAMA} --load {{base}}/imported --finetune --save {{base}}/tuned --lr 0 --train-iters 1"
+DIVERGES = "--lr 1e30 --clip-grad 0"
+
+REFUSED = {
+    "a folder that cannot be": (
+        "--save /proc/none", "--save /proc/none cannot be written to: No such file or directory",
+    ),
+    "finetuning of nothing": ("--load {base}/nothing --finetune", "nothing holds no checkpoint"),
+    "nothing, asked to be there": (
+        "--load {base}/nothing --exit-on-missing-checkpoint", "nothing holds no checkpoint",
+    ),
+    "nothing in --save, asked to be there": (
+        "--load {base}/none --save {base}/none --exit-on-missing-checkpoint", "none holds no checkpoint",
+    ),
+    "a folder of Hugging Face's": (
+        "--load {base}/llama", "a model of Hugging Face's: make it one by `elasticctl hf import",
+    ),
+    "another batch": (
+        f"{SAVED} --global-batch-size 8", "has batches of 4 samples, not 8: give the same value",
+    ),
+    "other data": (
+        f"{SAVED} --vocab-size 61", "was trained on other samples, or in another order",
+    ),
+    "another base": (
+        f"{TUNED} --save {{base}}/other --rotary-base 10000", "is of a model with rotary_base 500000.0, not 10000.0",
+    ),
+    "more layers": (f"{TUNED} --save {{base}}/other --num-layers 3", "is of a model with num_layers 2, not 3"),
+    "NaN": (
+        f"{DIVERGES} --save {{base}}/diverged --save-interval 2 --train-iters 9",
+        "iteration 2: the gradient is not finite (lm loss nan)",
+    ),
+    "NaN, where it ends": (
+        f"{DIVERGES} --save {{base}}/ended --train-iters 9 --log-interval 9 --exit-interval 4",
+        "iteration 2: the gradient is not finite (lm loss nan)",
+    ),
+    "NaN, with nothing saved": (
+        "--init-method-std 1e30 --guard rollback --save {base}/odd",
+        "iteration 1: lm loss nan is not finite, and nothing is saved to go back to: stopping",
+    ),
+    "NaN, with nothing to be saved": (
+        "--init-method-std 1e30 --guard rollback", "nothing is saved to go back to: stopping",
+    ),
+}  # fmt: skip
+"""Arguments, and what is said last."""
+SAID = {
+    "finished": (SAVED, "nothing to train: 3 of 3 iterations are finished"),
+    "more than finished": (
+        f"{SAVED} --train-iters 2", "nothing to train: 3 of 2 iterations are finished",
+    ),
+    "nothing to load": (
+        "--load {base}/nothing", "nothing holds no checkpoint: the run begins from first weights",
+    ),
+    "no place for progress": (
+        "--log-progress", "--log-progress has no effect: its file is in the folder of --save",
+    ),
+    "finetuning": (TUNED, "weights of step 1 in {base}/imported"),
+}  # fmt: skip
+"""Arguments, and what is said on the way of runs that end well."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def told(base: Path) -> dict[str, Any]:
+    """Of each run, by its name."""
+    shutil.copytree(MODELS / "llama", base / "llama")
+    weights, _ = reading.read(base / "llama", divisible_by=128)
+    save_model(str(base / "imported"), weights, step=1)
+    every = {"first": (SAVED, "")} | SAID | REFUSED  # the first is there before the others
+    return tiny.told(base, {name: more for name, (more, _) in every.items()})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_in_one_line(name: str, told: dict[str, Any]) -> None:
+    found = told[name]
+    assert found["status"] == 2, found["text"]
+    assert REFUSED[name][1] in found["text"].splitlines()[-1], found["text"]
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_may_be_meant_is_said(name: str, base: Path, told: dict[str, Any]) -> None:
+    found = told[name]
+    assert found["status"] == 0, found["text"]
+    said = SAID[name][1].replace("{base}", str(base))
+    assert any(line.endswith(said) for line in found["text"].splitlines()), found["text"]
+
+
+def test_weights_that_diverged_are_no_checkpoint(base: Path, told: dict[str, Any]) -> None:
+    del told
+    found = load_model(opened(str(base / "diverged"))).state_dict()
+    assert all(one.isfinite().all() for one in found.values())
+
+
+def test_finetuning_begins_from_what_was_imported(base: Path, told: dict[str, Any]) -> None:
+    """With a learning rate of 0 it ends there, too; made-up words and the optimizer's state included."""
+    del told
+    wanted = load_model(opened(str(base / "imported"))).state_dict()
+    found = load_model(opened(str(base / "tuned"))).state_dict()
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(wanted[name], found[name])] == []
+
+
+def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(parser: ArgumentParser) -> ArgumentParser:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["pretrain_gpt"])
+    provide: Any = None  # it does not come to these
+    with pytest.raises(SystemExit) as ended:
+        pretrain(provide, provide, None, provide, extra_args_provider=pressed)
+    assert ended.value.code == 130

@@ -1,0 +1,101 @@
+"""All that one run is told, and what follows from it. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from elastic.proto.errors import UsageError
+from elastic.trainer.arguments.checkpointing import CheckpointFlags
+from elastic.trainer.arguments.data import DataFlags, TokenizerFlags
+from elastic.trainer.arguments.evaluation import EvaluationFlags
+from elastic.trainer.arguments.guard import GuardFlags
+from elastic.trainer.arguments.layout import LayoutFlags
+from elastic.trainer.arguments.logging import LoggingFlags
+from elastic.trainer.arguments.model import ModelFlags
+from elastic.trainer.arguments.optimizer import OptimizerFlags
+from elastic.trainer.arguments.schedules import ScheduleFlags
+from elastic.trainer.arguments.unused import UNUSED
+from elastic.trainer.arguments.watching import WatchFlags
+from elastic.trainer.model.config import GPTConfig
+from elastic.trainer.parallel.layout import Layout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """One run's, checked against one another. What several subjects need is a field of each."""
+
+    model: ModelFlags
+    schedules: ScheduleFlags
+    data: DataFlags
+    tokenizer: TokenizerFlags
+    optimizer: OptimizerFlags
+    layout: LayoutFlags
+    checkpointing: CheckpointFlags
+    evaluation: EvaluationFlags
+    logging: LoggingFlags
+    watching: WatchFlags
+    guard: GuardFlags
+    unused: Mapping[str, Any] = field(default_factory=dict)
+    """Megatron's arguments that were given and have no effect here, by their names there."""
+    team: Mapping[str, Any] = field(default_factory=dict)
+    """A team's own arguments, from its `extra_args_provider`."""
+    passed: tuple[str, ...] = ()
+    """Refused arguments, as flags, that were given in a way that asks for nothing."""
+
+    def __post_init__(self) -> None:
+        self.schedules.leaves()
+        self.schedules.check_length()
+        self.schedules.learning_rate()
+        self.schedules.decay_of_weights()
+        if self.watching.use_pytorch_profiler and self.logging.tensorboard_dir is None:
+            raise UsageError("--use-pytorch-profiler writes to --tensorboard-dir: give it")
+        layout = self.parallel()
+        # With a vocabulary that fits; the tokenizer's own is checked when it is known.
+        self.config(vocab_size=layout.tp).check_split(layout.tp)
+
+    def config(self, *, vocab_size: int) -> GPTConfig:
+        """The model's shape, with so many token ids, padding among them."""
+        return self.model.config(seq_length=self.schedules.seq_length, vocab_size=vocab_size)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said at start, a line each: what was given and has no effect."""
+        notes = [
+            UNUSED[name].note(name) for name, value in self.unused.items() if value is not False
+        ]
+        if self.passed:
+            notes.append(
+                f"as it is here anyway, or of nothing that is here: {', '.join(self.passed)}"
+            )
+        if self.layout.sequence_parallel and self.layout.tensor_model_parallel_size == 1:
+            notes.append(
+                "--sequence-parallel has no effect: --tensor-model-parallel-size is 1, so no ranks "
+                "share a layer"
+            )
+        if self.layout.data_parallel_size is not None:
+            notes.append(
+                "--data-parallel-size has no effect: it follows from the world, and agrees"
+            )
+        if self.checkpointing.save is None and self.checkpointing.save_interval is not None:
+            notes.append("--save-interval has no effect: there is no --save")
+        if self.checkpointing.save is not None and self.checkpointing.folder is None:
+            notes.append(
+                "--save is a URL, where no tokenizer is kept: give it to whoever reads the checkpoints"
+            )
+        if self.watching.use_pytorch_profiler and not self.watching.profile:
+            notes.append("--use-pytorch-profiler has no effect: there is no --profile")
+        if self.checkpointing.folder is None and self.logging.log_progress:
+            notes.append("--log-progress has no effect: its file is in the folder of --save")
+        return tuple(notes)
+
+    def parallel(self) -> Layout:
+        """How the model is shared out."""
+        return self.layout.layout(
+            num_layers=self.model.num_layers, precision=self.optimizer.precision
+        )
+
+
+def subjects() -> Mapping[str, type]:
+    """The dataclasses that options are made from, by their names in `Settings`."""
+    types = get_type_hints(Settings)
+    return {one.name: types[one.name] for one in fields(Settings) if is_dataclass(types[one.name])}

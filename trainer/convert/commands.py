@@ -1,0 +1,132 @@
+"""`elasticctl hf`: a trained model to Hugging Face's folder, and such a folder to a checkpoint."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from elastic.proto.errors import UsageError
+from elastic.proto.manifest import MOST_STEP
+from elastic.proto.verbs import Context, Output
+
+DTYPES = ("float32", "bfloat16", "float16")
+SHARD = "5GB"
+MOST_DIVISOR = 1 << 16
+
+
+def hf(context: Context, argv: Sequence[str]) -> int:
+    """Models to and from Hugging Face: export, import."""
+    parser = argparse.ArgumentParser(prog="elasticctl hf", description=hf.__doc__)
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    _add_export(verbs.add_parser("export", help=_export.__doc__, description=_export.__doc__))
+    _add_import(verbs.add_parser("import", help=_import.__doc__, description=_import.__doc__))
+    args = parser.parse_args(argv)
+    return int(args.verb(context.out, args))
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("path", metavar="PATH", help="the checkpoint's folder or URL: what --save was")
+    add("dest", metavar="DEST", type=Path, help="a folder to be made")
+    add("--step", type=number, metavar="N", help="which one (the newest)")
+    add("--dtype", choices=DTYPES, default="float32", help="of the weights (float32, as trained)")
+    add("--tokenizer", type=Path, metavar="DIR", help="folder with the tokenizer's files (PATH)")
+    add(
+        "--vocab-size", type=number, metavar="N",
+        help="words that are kept, without those that pad (the tokenizer's; without one, all)",
+    )  # fmt: skip
+    add("--max-shard-size", default=SHARD, metavar="SIZE", help=f"of a file, at most ({SHARD})")
+    parser.set_defaults(verb=_export)
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("path", metavar="PATH", type=Path, help="a folder that save_pretrained wrote")
+    add("dest", metavar="DEST", help="the checkpoint's folder or URL, for --load with --finetune")
+    add("--step", type=number, default=1, metavar="N", help="which it is to be (1)")
+    add("--seq-length", type=number, metavar="N", help="of the samples to train on (all positions)")
+    add(
+        "--make-vocab-size-divisible-by", type=_divisor, default=128, metavar="N", dest="divisible_by",
+        help="words are made up until this divides them (128, as in training)",
+    )  # fmt: skip
+    parser.set_defaults(verb=_import)
+
+
+def number(argument: str) -> int:
+    """An argument from 1 up."""
+    if not argument.isdecimal() or not 1 <= int(argument) <= MOST_STEP:
+        raise argparse.ArgumentTypeError(f"{argument!r} is no number from 1 up")
+    return int(argument)
+
+
+def _divisor(argument: str) -> int:
+    found = number(argument)
+    if found > MOST_DIVISOR:
+        raise argparse.ArgumentTypeError(f"{found} would make up more words than there are")
+    return found
+
+
+def _export(out: Output, args: argparse.Namespace) -> int:
+    """Make a folder that transformers loads, of a checkpoint of the trainer's in any layout."""
+    import torch  # takes its time, and a usage error need not wait for it
+
+    from elastic.trainer import checkpoints
+    from elastic.trainer.convert import writing
+    from elastic.trainer.data import tokenizers
+
+    most = _bytes(args.max_shard_size)
+    weights = checkpoints.opened(args.path, args.step)
+    home = args.tokenizer or Path(args.path)
+    files = writing.tokenizer_files(home)
+    found = tokenizers.load(home) if files or args.tokenizer else None
+    tokenizer = found if isinstance(found, tokenizers.TextTokenizer) else None
+    kept = args.vocab_size or (found.vocab_size if found else weights.config.vocab_size)
+    if kept > weights.config.vocab_size:
+        raise UsageError(
+            f"the model has {weights.config.vocab_size} words, and the tokenizer or --vocab-size {kept}"
+        )
+    count = writing.write(
+        weights, args.dest, vocabulary=kept, dtype=getattr(torch, args.dtype),
+        tokenizer=tokenizer, files=files, shard_bytes=most,
+    )  # fmt: skip
+    parameters = weights.config.parameter_count
+    message = f"step {weights.step}, {parameters:,} parameters, words: {kept}, files: {count}"
+    if tokenizer is None:
+        out.note(f"{home} has no tokenizer: without one the folder has the weights alone")
+    return _done(out, str(args.dest), message)
+
+
+def _import(out: Output, args: argparse.Namespace) -> int:
+    """Make a checkpoint that training and `generate` start from, of a folder with safetensors."""
+    from elastic.trainer import checkpoints
+    from elastic.trainer.convert import reading, writing
+
+    weights, _ = reading.read(args.path, divisible_by=args.divisible_by, seq_length=args.seq_length)
+    tokenizer = writing.tokenizer_files(args.path)
+    if "://" in args.dest and tokenizer:
+        out.note(f"the tokenizer stays in {args.path}: {args.dest} is no folder")
+    checkpoints.save_model(args.dest, weights, step=args.step)
+    if "://" not in args.dest:
+        writing.copy(tokenizer, Path(args.dest))
+    config = weights.config
+    message = (
+        f"step {args.step}, {config.parameter_count:,} parameters, words: {weights.vocabulary}, padded to "
+        f"{config.vocab_size}"
+    )
+    return _done(out, args.dest, message)
+
+
+def _done(out: Output, path: str, message: str) -> int:
+    if out.json:
+        out.document({"path": path, "message": message})
+    else:
+        out.text(f"{path}: {message}")
+    return 0
+
+
+def _bytes(argument: str) -> int:
+    """5GB, 500MB: powers of 1000, as transformers has them. Raises `UsageError`."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        count = argument.upper().removesuffix(unit)
+        if argument.upper().endswith(unit) and count.isdecimal() and int(count):
+            return int(count) * factor
+    raise UsageError(f"--max-shard-size {argument}: write 5GB, 500MB or 100KB")

@@ -1,0 +1,1 @@
+"""Where datasets were until 2023."""

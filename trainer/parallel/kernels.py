@@ -1,0 +1,30 @@
+"""What a job fixes of its kernels, so that they end with the same bits in every process and every world."""
+
+import os
+from collections.abc import Iterable
+
+import torch
+import torch._inductor.config
+from torch import nn
+
+
+def deterministic(device: torch.device) -> None:
+    """From now on this process has kernels only that end with the same bits each time; at its start."""
+    if device.type == "cuda":
+        # cuBLAS takes workspaces by stream otherwise; it reads this itself.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = False
+    # Inductor would choose some of a reduction's parameters by timing them.
+    torch._inductor.config.deterministic = True
+
+
+def compile_each(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
+    """Each block by itself and in place, before FSDP is applied to it: names stay, and blocks of one shape
+    have one graph between them. And the loss, where the model has one to compile."""
+    for block in blocks:
+        block.compile(fullgraph=True, dynamic=False)
+    for part in model.modules():
+        if compile_loss := getattr(part, "compile_loss", None):
+            compile_loss()

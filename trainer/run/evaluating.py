@@ -1,0 +1,65 @@
+"""The model on samples that it is not trained on."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from elastic.data import Leaf, Leaves
+from elastic.trainer.data.items import Dataset
+from elastic.trainer.parallel.layout import Laid
+from elastic.trainer.run.feed import Feed
+from elastic.trainer.run.step import Share, Stepper
+from elastic.trainer.watch.evaluation import Piece, Reading, pieces
+from elastic.trainer.watch.probes import ProbeSet
+
+
+def evaluate(
+    stepper: Stepper,
+    laid: Laid,
+    dataset: Dataset,
+    reading: Reading,
+    leaves: Leaves,
+    *,
+    workers: int,
+) -> dict[str, float]:
+    """Means over what `reading` reads, by name, on every rank; the same in any world. What has no tokens in it
+    is left out.
+
+    leaves: how a batch is cut; workers: threads that read. Raises UsageError for an empty set.
+    """
+    batches = list(pieces(reading, leaves, laid.place.dp, laid.grid.dp))
+    feed = Feed(dataset, _leaves(batches), device=laid.device, workers=workers)
+    totals: dict[str, Tensor] = {}
+    try:
+        for share, mine in zip(feed, batches, strict=True):
+            sums = stepper.evaluate(_counted(share, mine), leaves)
+            for name, total in sums.totals.items():
+                totals[name] = totals.get(name, torch.zeros_like(total)) + total
+    finally:
+        feed.close()
+    return {name: float(total / of) for name, (total, of) in totals.items() if of}
+
+
+def probe(
+    stepper: Stepper, laid: Laid, probes: ProbeSet, leaves: Leaves
+) -> dict[str, dict[str, float]]:
+    """What probes come to, on every rank. leaves: of a batch of all of them."""
+    mine = leaves.of(0, laid.place.dp, laid.grid.dp)
+    feed = Feed(probes, iter([mine]), device=laid.device, workers=0)
+    try:
+        return probes.results(stepper.means(next(feed), leaves).tolist())
+    finally:
+        feed.close()
+
+
+def _leaves(batches: Sequence[Sequence[Piece]]) -> Iterator[list[Leaf]]:
+    for mine in batches:
+        yield [Leaf(number=one.number, places=one.ids, weight=1.0) for one in mine]
+
+
+def _counted(share: Share, mine: Sequence[Piece]) -> Share:
+    """Without the samples that only fill up."""
+    counts = torch.cat([torch.from_numpy(one.counts) for one in mine])
+    mask = share.batch["loss_mask"]
+    return Share(share.leaves, share.batch | {"loss_mask": mask * counts.to(mask).unsqueeze(1)})

@@ -1,0 +1,390 @@
+"""The steps of a run, from where it goes on to its end."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from elastic import session
+from elastic.checkpoint import Checkpointer
+from elastic.proto.errors import UsageError
+from elastic.trainer import current
+from elastic.trainer.arguments.settings import Settings
+from elastic.trainer.data.items import Dataset
+from elastic.trainer.parallel.layout import Laid
+from elastic.trainer.run import optimizer as optimizers
+from elastic.trainer.run import state as states
+from elastic.trainer.run.evaluating import evaluate, probe
+from elastic.trainer.run.feed import Feed
+from elastic.trainer.run.loss_scale import LossScale
+from elastic.trainer.run.non_loss import NonLoss
+from elastic.trainer.run.plan import Plan
+from elastic.trainer.run.state import State
+from elastic.trainer.run.step import Stepper, Sums
+from elastic.trainer.run.totals import num_zeros, params_norm
+from elastic.trainer.watch import evaluation, guard
+from elastic.trainer.watch.evaluation import Reading
+from elastic.trainer.watch.phases import Clock
+from elastic.trainer.watch.probes import ProbeSet
+from elastic.trainer.watch.profiler import StepProfiler
+from elastic.trainer.watch.progress import Progress
+from elastic.trainer.watch.report import Step
+from elastic.trainer.watch.reporter import Reporter
+from elastic.trainer.watch.timers import Timers
+
+OF_SOURCE = "lm loss "
+"""What the names of reports begin with that are of one data source."""
+TIMED = ("forward-backward", "batch-generator", "optimizer", "save-checkpoint")
+"""Timers that are told, all of them Megatron's; the second one is scripts'."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What a run works with from its start to its end."""
+
+    settings: Settings
+    plan: Plan
+    laid: Laid
+    stepper: Stepper
+    optimizer: torch.optim.Optimizer
+    loss_scale: LossScale | None
+    """Of fp16."""
+    state: State
+    """What is saved, and loaded."""
+    train: Dataset | None
+    validation: Sequence[Dataset]
+    test: Dataset | None
+    checkpoint: Checkpointer | None
+    """None without --save."""
+    reporter: Reporter | None
+    """On rank 0."""
+    probes: ProbeSet | None
+    progress: Progress | None
+    """With --log-progress, on rank 0."""
+    non_loss: NonLoss
+    """What a script looks at beside the loss."""
+    profiler: StepProfiler | None
+    """On ranks that are profiled."""
+    clock: Clock
+    timers: Timers
+
+
+class Loop:
+    """Runs it; what changes from step to step."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        schedules = run.settings.schedules
+        self._rate, self._decay = schedules.learning_rate(), schedules.decay_of_weights()
+        self._guard = guard.from_json(run.state["guard"])
+        self._taken: list[_Taken] = []
+        self._began, self._asked_to_end = time.monotonic(), False
+
+    def train(self, start: int) -> int:
+        """The steps after the first `start`; returns how many are finished then."""
+        run, step, ends = self._run, start, start >= self._run.plan.steps
+        while not ends:
+            feed = self._feed(step)
+            try:
+                step, ends = self._until_rollback(feed, step)
+            finally:
+                feed.close()
+        if run.profiler is not None:
+            run.profiler.close()
+        if run.settings.guard.guard == "off":
+            self._check_finite()
+        if run.checkpoint is not None and step > start:
+            run.checkpoint.save(step, run.state, persist=True)
+            run.checkpoint.wait()
+        return step
+
+    def evaluate(self, step: int, *, final: bool = False) -> None:
+        """On each validation set, and at the end on the test set; `step`: finished ones."""
+        run = self._run
+        names = evaluation.suffixes(len(run.validation), run.settings.data.validation_set_names)
+        sets = [
+            ("validation", suffix, one) for suffix, one in zip(names, run.validation, strict=True)
+        ]
+        if final and run.test is not None:
+            sets.append(("test", "", run.test))
+        with session.in_phase("evaluate"):
+            for kind, suffix, dataset in sets:
+                reading = self._reading(kind, len(dataset), step, final=final)
+                leaves = run.plan.cut(run.plan.sizes.largest)
+                with current.reading(dataset):
+                    losses = evaluate(
+                        run.stepper, run.laid, dataset, reading, leaves,
+                        workers=run.settings.data.num_workers,
+                    )  # fmt: skip
+                    found = run.non_loss.collected(run.laid, dataset, reading, leaves)
+                if run.reporter is not None:
+                    consumed = run.plan.consumed(step)
+                    run.reporter.evaluation(losses, step, consumed, kind=kind, suffix=suffix)
+                writer = None if run.reporter is None else run.reporter.writer
+                run.non_loss.tell(found, step, writer)
+
+    def probe(self, step: int, probes: ProbeSet) -> None:
+        """Look at them; `step`: finished ones."""
+        run = self._run
+        with session.in_phase("evaluate"):
+            found = probe(run.stepper, run.laid, probes, run.plan.cut(len(probes)))
+        if run.reporter is not None:
+            run.reporter.probes(found, step, run.plan.consumed(step))
+
+    # --- steps ------------------------------------------------------------------------------
+
+    def _until_rollback(self, feed: Feed, step: int) -> tuple[int, bool]:
+        """Steps with what `feed` gives; returns those that are finished and whether the run ends."""
+        run = self._run
+        if run.reporter is not None:
+            run.reporter.begin()
+        while step < run.plan.steps:
+            if run.profiler is not None:
+                run.profiler.step(step)
+            run.clock.begin(step + 1)
+            self._step(feed, step)
+            step += 1
+            verdict = self._judged()
+            if verdict is not None and verdict.action == "rollback":
+                return self._go_back(verdict), False
+            if self._log_due(step):
+                with run.clock.inside("log"):
+                    self._log()
+            if self._evaluation_due(step):
+                with self._paused():
+                    self.evaluate(step)
+            if run.probes is not None and step % run.settings.watching.probe_interval == 0:
+                with self._paused():
+                    self.probe(step, run.probes)
+            self._save(step)  # last: ranks may leave in it, and from it nothing above is done again
+            session.step(step)
+            if self._ends(step):
+                return step, True
+        return step, True
+
+    def _step(self, feed: Feed, step: int) -> None:
+        run, consumed, leaves = (
+            self._run,
+            self._run.plan.consumed(step),
+            self._run.plan.leaves(step),
+        )
+        scale = 1.0 if run.loss_scale is None else run.loss_scale.value
+        with run.clock.inside("data"):
+            share = next(feed)
+        forward_backward = run.timers("forward-backward", log_level=1)
+        forward_backward.start()
+        sums = run.stepper.accumulate(share, leaves, loss_scale=scale)
+        forward_backward.stop()
+        with run.clock.inside("clip"):
+            clip = run.settings.optimizer.clip_grad
+            norm = run.stepper.clip(sums, leaves, clip, loss_scale=scale)
+            fine = run.loss_scale is None or run.loss_scale.update(norm)
+        rate = self._rate.at(consumed)
+        timer = run.timers("optimizer", log_level=1)
+        timer.start()
+        zeros = num_zeros(run.laid) if run.settings.logging.log_num_zeros_in_grad else None
+        with run.clock.inside("optimizer"):
+            if fine:
+                optimizers.set_rates(run.optimizer, rate, self._decay.at(consumed))
+                run.optimizer.step()
+            run.optimizer.zero_grad()
+        timer.stop()
+        told = Step(
+            iteration=step + 1,
+            consumed=consumed + leaves.batch_size,
+            batch_size=leaves.batch_size,
+            learning_rate=rate,
+            losses={},
+            loss_scale=scale,
+            world_size=run.laid.grid.size,
+            skipped=not fine,
+            skipped_samples=self._guard.skips.before(consumed),
+        )
+        of_params = params_norm(run.laid) if run.settings.logging.log_params_norm else None
+        self._taken.append(_Taken(told, sums, norm, of_params, zeros))
+
+    def _save(self, step: int) -> None:
+        run = self._run
+        if run.checkpoint is None or self._guard.holds:
+            return
+        timer = run.timers("save-checkpoint", log_level=1)
+        timer.start()
+        with run.clock.inside("save"):
+            run.checkpoint.save(step, run.state)
+        timer.stop()
+        interval = run.settings.checkpointing.save_interval
+        if run.progress is not None and interval and step % interval == 0:
+            tokens = run.plan.consumed(step) * run.settings.schedules.seq_length
+            run.progress.saved(step, tokens)
+
+    def _feed(self, start: int) -> Feed:
+        """What steps from `start` on train on."""
+        run, skips = self._run, self._guard.skips
+        assert run.train is not None
+        batches = (
+            run.plan.of(step, skips, run.laid.place.dp, run.laid.grid.dp)
+            for step in range(start, run.plan.steps)
+        )
+        workers = run.settings.data.num_workers
+        return Feed(run.train, batches, device=run.laid.device, workers=workers)
+
+    # --- what is made of their numbers ------------------------------------------------------
+
+    def _log_due(self, step: int) -> bool:
+        interval = self._run.settings.logging.log_interval
+        return step % interval == 0 or step == self._run.plan.steps
+
+    def _log(self) -> None:
+        run = self._run
+        steps = [_read(one) for one in self._taken]
+        self._taken = []
+        if run.reporter is not None:
+            run.reporter.steps(steps)
+        flags = run.settings.logging
+        if flags.log_timers_to_tensorboard:
+            writer = None if run.reporter is None else run.reporter.writer
+            run.timers.write(TIMED, writer, steps[-1].iteration, len(steps), reset=False)
+        if flags.timing_log_level > 0:
+            run.timers.log(TIMED, normalizer=len(steps))
+
+    def _judged(self) -> guard.Verdict | None:
+        """The guard's verdict on the last step."""
+        run, flags = self._run, self._run.settings.guard
+        if flags.guard == "off":
+            step, interval = (
+                self._taken[-1].step.iteration,
+                run.settings.checkpointing.save_interval,
+            )
+            if self._log_due(step) or (interval and step % interval == 0):
+                self._check_finite()
+            return None
+        skips, last = self._guard.skips, _read(self._taken[-1])
+        before = last.consumed - last.batch_size
+        seen = guard.Seen(
+            iteration=last.iteration,
+            places=(skips.place(before), skips.place(last.consumed - 1) + 1),
+            loss=next(iter(last.losses.values())),
+            grad_norm=last.grad_norm,
+            overflow=last.skipped,
+        )
+        state, verdict = guard.judge(self._guard, seen, flags)
+        self._set_guard(state)
+        if (
+            verdict is not None
+            and verdict.action == "rollback"
+            and (run.checkpoint is None or not verdict.restore)
+        ):
+            verdict = guard.nowhere(verdict)
+        if verdict is not None and run.reporter is not None:
+            run.reporter.verdict(verdict)
+        if verdict is not None and verdict.action == "stop":
+            raise UsageError(str(verdict))
+        return verdict
+
+    def _check_finite(self) -> None:
+        """As Megatron does, but only when numbers are read, or go to storage: no device waits for it. Of the steps
+        whose numbers nobody has read."""
+        for one in map(_read, self._taken):
+            if one.skipped or math.isfinite(one.grad_norm or 0.0):
+                continue
+            losses = ", ".join(f"{name} {loss:.6g}" for name, loss in one.losses.items())
+            raise UsageError(
+                f"iteration {one.iteration}: the gradient is not finite ({losses}), so the weights are of no "
+                "use from there on: stopping; begin from an earlier checkpoint (--load, --ckpt-step and a new "
+                "--save) with a lower --lr, or let --guard rollback leave such samples out; where the loss "
+                "is finite and a script's own, it may be of another mask than `loss_mask`"
+            )
+
+    def _set_guard(self, state: guard.State) -> None:
+        self._guard = state
+        self._run.state["guard"] = guard.to_json(state)
+
+    def _go_back(self, verdict: guard.Verdict) -> int:
+        """To the newest checkpoint; returns the steps that are finished in it."""
+        run = self._run
+        self._taken = []
+        step = 0 if run.checkpoint is None else states.load(run.checkpoint, run.state)
+        if not 0 < step <= (verdict.restore or 0):  # a run that ended in an odd step has saved it
+            raise UsageError(str(guard.nowhere(verdict)))
+        if run.reporter is not None:
+            run.reporter.back(step, run.plan.consumed(step))
+        saved = guard.from_json(run.state["guard"])
+        self._set_guard(guard.gone_back(saved, self._guard, verdict, run.settings.guard))
+        return step
+
+    # --- evaluation, and the end ------------------------------------------------------------
+
+    def _evaluation_due(self, step: int) -> bool:
+        flags = self._run.settings.evaluation
+        wanted = flags.eval_iters > 0 or flags.full_validation
+        due = step % flags.eval_interval == 0 and step < self._run.plan.steps
+        return bool(self._run.validation) and wanted and due
+
+    def _reading(self, kind: str, length: int, step: int, *, final: bool) -> Reading:
+        """What an evaluation reads of a set."""
+        flags, size = self._run.settings.evaluation, self._run.plan.sizes.largest
+        if kind == "test":
+            return evaluation.test(iters=flags.eval_iters, batch_size=size, length=length)
+        if flags.full_validation:
+            return evaluation.whole(length)
+        return evaluation.validation(
+            step, interval=flags.eval_interval, iters=flags.eval_iters, batch_size=size,
+            length=length, final=final,
+        )  # fmt: skip
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        """What is done in it is no step."""
+        reporter = self._run.reporter
+        if reporter is not None:
+            reporter.pause()
+        with self._run.clock.paused():
+            yield
+        if reporter is not None:
+            reporter.begin()
+
+    def _ends(self, step: int) -> bool:
+        """Whether it is over as it was asked to be; not before it is clear that it need not go back."""
+        flags = self._run.settings.checkpointing
+        if flags.exit_interval is not None and step % flags.exit_interval == 0:
+            self._asked_to_end = True
+        if flags.exit_duration_in_mins is not None:
+            over = time.monotonic() - self._began > flags.exit_duration_in_mins * 60
+            agreed = torch.tensor(float(over), device=self._run.laid.device)
+            dist.all_reduce(agreed, dist.ReduceOp.MAX)  # ranks' clocks differ
+            self._asked_to_end |= bool(agreed)
+        return self._asked_to_end and not self._guard.holds
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A step whose numbers nobody has read yet: that would wait for the device."""
+
+    step: Step
+    sums: Sums
+    norm: Tensor
+    params_norm: Tensor | None
+    num_zeros: Tensor | None
+
+
+def _read(taken: _Taken) -> Step:
+    means = {name: float(loss) for name, loss in taken.sums.loss.items()}
+    sources = {
+        name.removeprefix(OF_SOURCE): loss
+        for name, loss in means.items()
+        if name.startswith(OF_SOURCE) and not math.isnan(loss)  # else no tokens of it
+    }
+    losses = {name: loss for name, loss in means.items() if not name.startswith(OF_SOURCE)}
+    return replace(
+        taken.step,
+        losses=losses,
+        sources=sources,
+        grad_norm=float(taken.norm),
+        params_norm=None if taken.params_norm is None else float(taken.params_norm),
+        num_zeros=None if taken.num_zeros is None else round(float(taken.num_zeros)),
+    )

@@ -1,0 +1,164 @@
+"""What is saved of a run, and how one goes on from it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elastic.checkpoint import Checkpointer
+from elastic.proto.errors import UsageError
+from elastic.trainer.arguments.checkpointing import CheckpointFlags
+from elastic.trainer.checkpoints import check_weights, config_of, identity_of
+from elastic.trainer.convert.reading import CONFIG
+from elastic.trainer.model.config import GPTConfig
+from elastic.trainer.parallel.layout import Laid, Layout
+from elastic.trainer.run.plan import Plan
+
+State = dict[str, Any]
+
+
+def identity(config: GPTConfig, plan: Plan, *, seed: int, data: str) -> dict[str, Any]:
+    """What a run is: with another one of these, it would be another run. data: a digest of the order."""
+    stages = [list(stage) for stage in plan.sizes.stages]
+    return {**identity_of(config), "seed": seed, "batch_sizes": stages, "data": data}
+
+
+def conditions(layout: Layout, plan: Plan, laid: Laid) -> dict[str, Any]:
+    """What the bits of an exact run depend on, beside what it is."""
+    device = laid.device
+    on_gpu = device.type == "cuda"
+    return {
+        "tensor parallel": layout.tp,
+        "sequence parallel": layout.sequence,
+        "pipeline parallel": layout.pp,
+        "micro-batch size": plan.leaf_size,
+        "computes in": str(layout.compute).removeprefix("torch."),
+        "compiled": layout.compile,
+        "attention kernel": laid.attention,
+        "optimizer on": "cpu" if layout.offload == "all" else device.type,
+        "norms reduced every leaf": layout.sequence and layout.zero > 1,
+        "threads": 0 if on_gpu else torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "torch": str(torch.__version__),
+    }
+
+
+def agree(told: Mapping[str, Any], device: torch.device) -> None:
+    """Raises `UsageError`, on all ranks, where one is told something else than rank 0: each node has a command
+    line of its own, and its own copy of the data. All ranks call it, with the same names."""
+    every = torch.zeros(dist.get_world_size(), len(told), dtype=torch.int64, device=device)
+    every[dist.get_rank()] = torch.tensor(
+        [_digest(value) for value in told.values()], device=device
+    )
+    dist.all_reduce(every)  # each row is one rank's
+    for name, column in zip(told, every.t().tolist(), strict=True):
+        others = [rank for rank, found in enumerate(column) if found != column[0]]
+        if others:
+            raise UsageError(
+                f"{name} of rank {others[0]} is not that of rank 0: start all nodes with the same arguments, on "
+                "the same data"
+            )
+
+
+def _digest(value: Any) -> int:
+    """56 bits."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+
+
+def resume(checkpoint: Checkpointer, state: State, flags: CheckpointFlags, *, exact: bool) -> int:
+    """Load the newest of --save; returns the number of finished steps, 0 without any.
+
+    UsageError when it is of another run, or in exact mode made under other conditions: what came of it
+    would be something else.
+    """
+    found: State = {"identity": None, "conditions": None}
+    step = checkpoint.load(found)
+    if step == 0:
+        return 0
+    _check(found, state, step, checkpoint.path, conditions=exact and not flags.other_conditions)
+    return load(checkpoint, state, step)
+
+
+def load(checkpoint: Checkpointer, state: State, step: int | None = None) -> int:
+    """Load the newest, or that of `step`; its number, 0 without any. What the run is and its conditions stay its
+    own: what is saved from then on is made under them."""
+    wanted = {name: one for name, one in state.items() if name not in ("identity", "conditions")}
+    found = checkpoint.load(wanted, step=step)
+    state.update(wanted)
+    return found
+
+
+def begin(state: State, flags: CheckpointFlags) -> tuple[int, str]:
+    """Load from --load what it is to begin from; returns the number of finished steps, 0 without any, and
+    what is to be said.
+
+    UsageError where there is nothing and the user counts on it, and where it is of another run.
+    """
+    assert flags.load is not None
+    if flags.goes_on:  # where there was nothing
+        return 0, _missing(flags, flags.load)
+    with Checkpointer(flags.load) as other:
+        found: State = {"identity": None}
+        step = other.load(found, step=flags.ckpt_step)
+        if step == 0:
+            return 0, _missing(flags, flags.load)
+        if flags.finetune:
+            check_weights(found["identity"], config_of(state["identity"], "this run"), other.path)
+            other.load({"model": state["model"]}, step=step)
+            return 0, f"weights of step {step} in {other.path}"
+        _check(found, state, step, other.path, conditions=False)
+        wanted = dict(state)
+        if flags.no_load_optim:
+            wanted.pop("optimizer")
+        load(other, wanted, step)
+        state.update(wanted)
+        return step, ""
+
+
+def _missing(flags: CheckpointFlags, where: str) -> str:
+    """What is said where --load has no checkpoint; UsageError where the run would not be what is meant."""
+    said = f"--load {where} holds no checkpoint"
+    if (Path(where) / CONFIG).is_file():
+        raise UsageError(
+            f"{said}, but a model of Hugging Face's: make it one by `elasticctl hf import {where} DEST`, "
+            "and give --load DEST --finetune"
+        )
+    if flags.finetune or flags.exit_on_missing_checkpoint:
+        raise UsageError(said)
+    return f"{said}: the run begins from first weights"
+
+
+def _check(found: State, state: State, step: int, where: str, *, conditions: bool) -> None:
+    for name, mine in state["identity"].items():
+        theirs = found["identity"].get(name)
+        if theirs != mine and name == "data":
+            raise UsageError(
+                f"step {step} in {where} was trained on other samples, or in another order: give the same "
+                "data, --split and tokenizer, and a --train-iters that takes as many epochs of the data; "
+                "or another --save"
+            )
+        if theirs != mine:
+            shown = f"{name} {theirs}, not {mine}"
+            if name == "batch_sizes":
+                shown = f"batches of {_batches(theirs)} samples, not {_batches(mine)}"
+            raise UsageError(
+                f"step {step} in {where} has {shown}: give the same value, or another --save"
+            )
+    for name, mine in (state["conditions"] if conditions else {}).items():
+        theirs = found["conditions"].get(name)
+        if theirs != mine:
+            raise UsageError(
+                f"step {step} in {where} was made with {name} {theirs}, not {mine}, so the run would not "
+                "go on with the same bits: give the same, or --other-conditions"
+            )
+
+
+def _batches(stages: Any) -> str:
+    """`16, from sample 320 on 32`."""
+    first, *later = stages
+    return ", ".join([str(first[1]), *(f"from sample {begin} on {size}" for begin, size in later)])
