@@ -47,7 +47,7 @@ def test_a_rank_that_is_killed_costs_no_more_than_the_step_it_was_in(job: Job) -
     start(job)
     for number in range(1, 4):
         job.wait_for_steps(2, after=number - 1, count=3)
-        os.kill(job.rank(number, number % 2), signal.SIGKILL)
+        job.kill(number, number % 2)
     job.wait_for_steps(2, after=3, count=3)
     assert not [p for p in job.left() if "courier" in p.command], "there is nobody to serve"
     job.finish()
@@ -60,7 +60,7 @@ def test_a_snapshot_that_was_waited_for_outlives_its_rank(job: Job, snapshot: st
     """Those that get to host memory behind training, here without a device."""
     start(job, script=("--snapshot", snapshot))
     job.wait_for_steps(2, count=3)
-    os.kill(job.rank(1, 1), signal.SIGKILL)
+    job.kill(1, 1)
     job.wait_for_steps(2, after=1, count=3)
     job.finish()
     job.ends(0)
@@ -74,7 +74,7 @@ def test_snapshots_outlive_agent_and_master(job: Job, part: str) -> None:
     node = job.nodes[0]
     os.kill(node.agent() if part == "agent" else node.master(), signal.SIGKILL)
     if part == "master":
-        os.kill(job.rank(1, 1), signal.SIGKILL)
+        job.kill(1, 1)
     job.wait_for_steps(2, after=1, count=3)
     job.finish()
     job.ends(0)
@@ -108,7 +108,7 @@ def test_a_job_that_is_ended_leaves_its_newest_step_on_storage(job: Job, end: st
     if end == "launcher":
         job.nodes[0].signal(signal.SIGTERM)
     else:
-        os.kill(job.rank(1, 1), signal.SIGSEGV)
+        job.kill(1, 1, signal.SIGSEGV)
     job.ends(1)
     done = min(job.told("step", rank=rank)[-1].fields["step"] for rank in (0, 1))
     job.finish()

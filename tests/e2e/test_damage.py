@@ -17,7 +17,7 @@ from elastic.checkpoint.storage.folder import Folder
 from elastic.proto import manifest, slot
 from elastic.proto.errors import SlotError
 from elastic.proto.moment import Moment
-from tests.e2e.harness import Job
+from tests.e2e.harness import Job, processes
 
 SCRIPTS = Path(__file__).parent / "harness" / "scripts"
 PERSIST = ("--persist-every", "1")
@@ -61,8 +61,7 @@ def held(job: Job, rank: int) -> Iterator[dict[Moment, memoryview]]:
     try:
         yield found
     finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+        processes.kill(*pids, number=signal.SIGCONT)  # some of which the test may have ended
 
 
 def spoil(image: memoryview) -> None:
@@ -95,7 +94,7 @@ def told_of(job: Job, what: str, times: int = 1) -> None:
 
 
 def kill(job: Job) -> None:
-    os.kill(job.rank(job.round(), 1), signal.SIGKILL)
+    job.kill(job.round(), 1)
 
 
 def test_a_step_that_is_damaged_in_memory_gives_way_to_the_one_before_it(job: Job) -> None:

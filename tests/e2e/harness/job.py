@@ -346,6 +346,13 @@ class Job:
         """Pid of a rank of round `number`."""
         return self.told("start", round=number, rank=rank)[-1].pid
 
+    def kill(self, number: int, rank: int, with_signal: int = signal.SIGKILL) -> None:
+        """Signal a rank of round `number`, which must be there."""
+        try:
+            os.kill(self.rank(number, rank), with_signal)
+        except ProcessLookupError:
+            self.fail(f"rank {rank} of round {number} ended before it could be killed")
+
     def ctl(self, *verb: str) -> str:
         """What elasticctl answers, of a job that runs or is over."""
         done = self._ctl(verb)
