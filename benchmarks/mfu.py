@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -151,40 +151,46 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mfu", description=__doc__)
     parser.add_argument("names", nargs="*", default=list(SHAPES))
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--leaves", type=int, help="micro-batches of a step and device")
     parser.add_argument("--no-plain", action="store_true")
     parser.add_argument("--out", type=Path, help="also as JSON lines")
     parser.add_argument("--be-plain", choices=SHAPES, help=argparse.SUPPRESS)
     args, more = parser.parse_known_args()
+    shapes = SHAPES
+    if args.leaves:
+        shapes = {name: replace(shape, leaves=args.leaves) for name, shape in SHAPES.items()}
     if args.be_plain:
-        sys.stdout.write(f"{plain(SHAPES[args.be_plain])}\n")
+        sys.stdout.write(f"{plain(shapes[args.be_plain])}\n")
         return 0
     for name in args.names:
+        shape = shapes[name]
         for reduction in ("exact", "fast"):
             with tempfile.TemporaryDirectory() as folder:
                 flags = [f"--reduction={reduction}", *more]
                 try:
-                    found = ours(SHAPES[name], args.ranks, flags, Path(folder))
+                    found = ours(shape, args.ranks, flags, Path(folder))
                 except SystemExit as error:
                     sys.stdout.write(f"{name} {reduction} failed: {error}\n")
                     continue
-            _tell(args, name, f"{reduction} {' '.join(more)}", found)
+            _tell(args, name, shape, f"{reduction} {' '.join(more)}", found)
         if not args.no_plain:
             command = [sys.executable, "-m", "benchmarks.mfu", f"--be-plain={name}"]
+            command += [f"--leaves={shape.leaves}"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 sys.stdout.write(f"{name} plain failed: {done.stderr[-500:]}\n")
                 continue
-            _tell(
-                args, name, "plain", {"seconds": float(done.stdout.split()[-1]), "peak": math.nan}
-            )
+            found = {"seconds": float(done.stdout.split()[-1]), "peak": math.nan}
+            _tell(args, name, shape, "plain", found)
     return 0
 
 
-def _tell(args: argparse.Namespace, name: str, what: str, found: dict[str, float]) -> None:
-    shape = SHAPES[name]
+def _tell(
+    args: argparse.Namespace, name: str, shape: Shape, what: str, found: dict[str, float]
+) -> None:
     tokens = shape.micro * shape.leaves * shape.seq / found["seconds"]
     row = {
-        "shape": name, "what": what, "ranks": args.ranks, **found,
+        "shape": name, "what": what, "ranks": args.ranks, "leaves": shape.leaves, **found,
         "tokens_per_second_and_device": tokens, "mfu": shape.flops * tokens / PEAK,
     }  # fmt: skip
     sys.stdout.write(

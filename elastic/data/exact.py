@@ -22,6 +22,7 @@ inf or NaN in every order. Zeros, and what rounds to zero, are +0.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -96,10 +97,16 @@ def square_exponents(tops: Tensor, numels: Sequence[int]) -> Tensor:
     tops: all of the tensor is at most 2^top in magnitude, int64 [T], as `next_tops(..., headroom=0)` has
     it from the `largest` of all parts; numels: elements of the whole tensors.
     """
-    widths = torch.tensor([_bits(numel) - _MANTISSA for numel in numels], device=tops.device)
+    widths = _widths(tuple(numels), tops.device)
     limb = torch.arange(LIMBS, device=tops.device)
     # What is left after a limb is half a step of its grid at most.
     return (2 * tops + widths).unsqueeze(1) + limb * (widths.unsqueeze(1) - 1)
+
+
+@lru_cache(maxsize=8)
+def _widths(numels: tuple[int, ...], device: torch.device) -> Tensor:
+    """Of the first limb's grids. Kept: the host would wait for the device to send them again."""
+    return torch.tensor([_bits(numel) - _MANTISSA for numel in numels], device=device)
 
 
 def squares(parts: Tensor, exponents: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from elastic.trainer.transfers import to_device
+
 _WORD = 0xFFFFFFFF
 
 
@@ -36,7 +38,8 @@ class Keys:
             np.random.SeedSequence((self.seed, place)).generate_state(1 + self.layers, np.uint64)
             for place in places
         ]
-        return torch.from_numpy((np.stack(drawn) >> np.uint64(1)).astype(np.int64)).to(self.device)
+        keys = torch.from_numpy((np.stack(drawn) >> np.uint64(1)).astype(np.int64))
+        return to_device(keys, self.device)
 
 
 def kept(key: Tensor, site: int, rows: Tensor, columns: int, rate: float) -> Tensor:

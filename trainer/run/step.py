@@ -14,6 +14,7 @@ from torch import Tensor
 from elastic.data import Leaf, Leaves
 from elastic.trainer.parallel.layout import Laid
 from elastic.trainer.parallel.program import Batch, Told
+from elastic.trainer.transfers import ToHost, to_device
 
 
 class Share(NamedTuple):
@@ -56,10 +57,8 @@ class Stepper:
         mean loss.
         """
         runner, gradients, clock = self._laid.runner, self._laid.gradients, self._laid.clock
-        device = self._laid.device
-        weights = torch.tensor(
-            [leaf.weight * leaves.leaf_size for leaf in share.leaves], device=device
-        )
+        weights = torch.tensor([leaf.weight * leaves.leaf_size for leaf in share.leaves])
+        weights = to_device(weights, self._laid.device)
         keys = None
         if self._laid.dropout is not None:
             keys = self._laid.dropout.of([int(leaf.places[0]) for leaf in share.leaves])
@@ -67,12 +66,12 @@ class Stepper:
             gradients.begin()
             told = runner.run(share.batch, weights * loss_scale, keys)
             clock.switch("reduce")
-            exact = gradients.exact()
+            exact = ToHost(gradients.exact())
             gradients.join()
             sums = self._summed(share.leaves, told, leaves.count)
             with clock.inside("clip"):
                 sums = sums._replace(norm=gradients.norm())
-            if bool(exact):  # here the host waits, while the device still has work
+            if exact.read():  # while the device still has the norm before it
                 break
             runner.zero_grad()
         clock.switch("other")
