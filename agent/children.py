@@ -13,6 +13,7 @@ STRAYS_EVERY = 1.0
 CLEANING = 6.0
 """Seconds that those who unlink shared memory get at the end. Python's needs none, torch's 3."""
 
+_SHARED = Path("/dev/shm")
 _UNLINKS = re.compile(rb"resource_tracker import main|torch_shm_manager")
 """Helpers of multiprocessing's and torch's. When the last process that they serve is gone they unlink
 the shared memory that it left, and end; SIGKILL would leave it for ever."""
@@ -34,6 +35,7 @@ def watch(pid: int) -> "asyncio.Future[int]":
         try:
             _, status = os.waitpid(pid, 0)
             code = os.waitstatus_to_exitcode(status)
+            _forget(pid, status)
         except ChildProcessError:
             code = -signal.SIGKILL
         if not ended.done():
@@ -133,10 +135,21 @@ async def _ended(pid: int, timeout: float) -> None:
 def reap(pid: int) -> bool:
     """Whether a child of ours has ended; it is gone then."""
     try:
-        done, _ = os.waitpid(pid, os.WNOHANG)
+        done, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         return True
+    if done:
+        _forget(pid, status)
     return done == pid
+
+
+def _forget(pid: int, status: int) -> None:
+    """Unlink what one that was killed had no time to: torch makes a file for each tensor that it shares, with its
+    maker's pid in the name, and unlinks it as soon as it is mapped."""
+    if os.WIFSIGNALED(status):
+        for file in _SHARED.glob(f"torch_{pid}_*"):
+            with contextlib.suppress(OSError):
+                file.unlink()
 
 
 def _tree(pid: int) -> list[int]:
