@@ -280,9 +280,13 @@ def _first_step() -> None:
     _attachment.send(FirstStep(step=1))
 
 
+_COMPILER = "torch._inductor.compile_fx"
+"""What torch imports where something is compiled, and takes most of a second to."""
+
+
 def _site_modules() -> list[str]:
-    """Imported from site-packages, in the order of import; torch's own left out. Ours are among them, also of a
-    checkout, but for what the standby is made of."""
+    """Imported from site-packages, in the order of import; torch's own left out, but for its compiler. Ours are
+    among them, also of a checkout, but for what the standby is made of."""
     skipped = (
         "torch.", "torchgen.", "functorch.", "elastic.agent.", "elastic.proto.", "sitecustomize.",
         "usercustomize.",
@@ -291,7 +295,9 @@ def _site_modules() -> list[str]:
     for name, module in list(sys.modules.items()):
         spec: Any = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
         origin = getattr(spec, "origin", None)
-        if f"{name}.".startswith(skipped) or not isinstance(origin, str) or spec.name != name:
+        if not isinstance(origin, str) or spec.name != name:
+            continue
+        if f"{name}.".startswith(skipped) and name != _COMPILER:
             continue
         installed = "site-packages" in origin or "dist-packages" in origin
         if installed or name.startswith("elastic."):

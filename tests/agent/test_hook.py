@@ -61,6 +61,18 @@ def test_what_is_ours_is_among_the_modules(agent: SmallAgent, tmp_path: Path) ->
     assert not [name for name in ours if name.split(".")[1] in ("agent", "proto")]
 
 
+def test_a_script_that_compiles_brings_torchs_compiler(agent: SmallAgent, tmp_path: Path) -> None:
+    """Which the standby can import."""
+    compiler = "torch._inductor.compile_fx"
+    path = write(tmp_path, f"import {compiler}\n" + TRAIN)
+    _, modules, _ = agent.start("spawner", target=path)["link"]
+    assert compiler in modules["modules"]
+    agent.launch("standby")
+    found = agent.ask(verb="preload", starter="standby", modules=[compiler])
+    assert found["loaded"] == [compiler], found["refused"]
+    agent.ask(verb="die", starter="standby")
+
+
 def test_unmodified_script(trained: dict[str, Any]) -> None:
     assert trained["exit"] == 0, trained["stderr"]
     assert kinds(trained) == ["TorchNote", "ModulesNote", "FirstStep"]
