@@ -44,8 +44,8 @@ def main() -> None:
         optimizer.step()
         if rank == 0 and (step + 1) % 20 == 0:
             print(f"step {step + 1} | loss {loss.item():.6f}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -46,8 +46,8 @@ def main() -> None:
             error = nn.functional.mse_loss(layers(inputs.to(device)), dataset.tensors[1].to(device))
         if dist.get_rank() == 0:
             print(f"epoch {epoch} | loss {error.item():.9g}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # with no model left: DDP would end Gloo from within Python, which may hang

@@ -57,8 +57,8 @@ def main() -> None:
             )
         if dist.get_rank() == 0:
             print(f"epoch {epoch} | loss {error.item():.9g}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

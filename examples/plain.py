@@ -48,8 +48,8 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"epoch {epoch} | step {step} | loss {loss.item():.6f}", flush=True)
     checkpoint.close()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # with no model left: DDP would end Gloo from within Python, which may hang

@@ -13,6 +13,8 @@ import torch
 import torch._dynamo  # optimizers do, so that each fork would
 from torch._C._distributed_c10d import TCPStore
 
+from elastic.agent.prctl import set_pdeathsig
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -35,6 +37,7 @@ def served() -> tuple[int, int]:
     reader, writer = os.pipe()
     server = os.fork()
     if server == 0:
+        set_pdeathsig()
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         os.write(writer, str(store.port).encode())
         signal.pause()
@@ -47,6 +50,7 @@ def served() -> tuple[int, int]:
 def be(name: str, rank: int, size: int, port: int, printed: Path) -> None:
     """Be a rank; does not return."""
     code = 1
+    set_pdeathsig()
     try:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
         os.environ.update({key: str(value) for key, value in place.items()})
