@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The trainer's rows of docs/benchmarks.md on all GPUs of a machine, in parts of less than ten minutes each; run from
-# the repository's root. Usage: benchmarks/h200-trainer.sh OUT PART...; parts: head profile memory mfu large scaling tensor
-# resize fire restart curve layouts; curve needs what `python -m benchmarks.curve prepare runs/text` made.
+# the repository's root. Usage: benchmarks/h200-trainer.sh OUT PART...; parts: head profile memory waits mfu large
+# scaling tensor resize fire restart curve layouts; curve needs what `python -m benchmarks.curve prepare runs/text`
+# made.
 set -u
 out=$1
 shift
@@ -33,7 +34,12 @@ for name in "$@"; do
                 part "memory-$kind" 150 python3 -m benchmarks.memory --match "$kind" --out "$out/memory.jsonl"
             done
             ;;
-        mfu) part mfu 400 python3 -m benchmarks.mfu 125m 125m-1024 --out "$out/mfu.jsonl" ;;
+        mfu)
+            for leaves in 8 32; do
+                part "mfu-$leaves" 290 python3 -m benchmarks.mfu 125m 125m-1024 --leaves "$leaves" --out "$out/mfu.jsonl"
+            done
+            ;;
+        waits) part waits 60 python3 -m tests.trainer.run.waits ;;
         large) part large 580 python3 -m benchmarks.mfu 1.3b 6.7b --out "$out/mfu.jsonl" ;;
         resize)
             part resize 420 python3 -m benchmarks.resize --worlds "$gpus" 1 "$gpus" --steps 60 \

@@ -59,6 +59,12 @@ SHAPES = {
 }
 
 
+def accumulating(shape: Shape, leaves: int) -> Shape:
+    """The same with so many leaves a step, in as many steps as take about as long."""
+    steps = max(4, round(shape.steps * shape.leaves / leaves))
+    return replace(shape, leaves=leaves, steps=steps)
+
+
 class Plain(nn.Module):
     """What a careful person writes in an afternoon."""
 
@@ -158,7 +164,7 @@ def main() -> int:
     args, more = parser.parse_known_args()
     shapes = SHAPES
     if args.leaves:
-        shapes = {name: replace(shape, leaves=args.leaves) for name, shape in SHAPES.items()}
+        shapes = {name: accumulating(shape, args.leaves) for name, shape in SHAPES.items()}
     if args.be_plain:
         sys.stdout.write(f"{plain(shapes[args.be_plain])}\n")
         return 0
