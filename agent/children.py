@@ -35,7 +35,7 @@ def watch(pid: int) -> "asyncio.Future[int]":
         try:
             _, status = os.waitpid(pid, 0)
             code = os.waitstatus_to_exitcode(status)
-            _forget(pid, status)
+            forget(pid, status)
         except ChildProcessError:
             code = -signal.SIGKILL
         if not ended.done():
@@ -139,13 +139,13 @@ def reap(pid: int) -> bool:
     except ChildProcessError:
         return True
     if done:
-        _forget(pid, status)
+        forget(pid, status)
     return done == pid
 
 
-def _forget(pid: int, status: int) -> None:
-    """Unlink what one that was killed had no time to: torch makes a file for each tensor that it shares, with its
-    maker's pid in the name, and unlinks it as soon as it is mapped."""
+def forget(pid: int, status: int) -> None:
+    """Unlink what one that was killed had no time to: for each tensor that it shares torch makes a file with its
+    maker's pid in the name, which by default it unlinks as soon as it is mapped."""
     if os.WIFSIGNALED(status):
         for file in _SHARED.glob(f"torch_{pid}_*"):
             with contextlib.suppress(OSError):

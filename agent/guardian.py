@@ -186,6 +186,7 @@ class Guardian:
                 return
             if pid == 0:
                 return
+            children.forget(pid, status)
             for child in self._children():
                 if child.pid == pid:
                     child.pid = 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The trainer's rows of docs/benchmarks.md on all GPUs of a machine, in parts of less than ten minutes each; run from
-# the repository's root. Usage: benchmarks/h200-trainer.sh OUT PART...; parts: head profile memory waits mfu large
+# the repository's root. Usage: benchmarks/h200-trainer.sh OUT PART...; parts: head profile memory waits mfu mfu-32 large
 # scaling tensor resize fire restart curve layouts; curve needs what `python -m benchmarks.curve prepare runs/text`
 # made.
 set -u
@@ -34,11 +34,8 @@ for name in "$@"; do
                 part "memory-$kind" 150 python3 -m benchmarks.memory --match "$kind" --out "$out/memory.jsonl"
             done
             ;;
-        mfu)
-            for leaves in 8 32; do
-                part "mfu-$leaves" 290 python3 -m benchmarks.mfu 125m 125m-1024 --leaves "$leaves" --out "$out/mfu.jsonl"
-            done
-            ;;
+        mfu) part mfu 400 python3 -m benchmarks.mfu 125m 125m-1024 --out "$out/mfu.jsonl" ;;
+        mfu-32) part mfu-32 580 python3 -m benchmarks.mfu 125m 125m-1024 --leaves 32 --out "$out/mfu.jsonl" ;;
         waits) part waits 60 python3 -m tests.trainer.run.waits ;;
         large) part large 580 python3 -m benchmarks.mfu 1.3b 6.7b --out "$out/mfu.jsonl" ;;
         resize)

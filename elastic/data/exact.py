@@ -22,7 +22,6 @@ inf or NaN in every order. Zeros, and what rounds to zero, are +0.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -35,6 +34,7 @@ LIMBS = 3
 """Numbers that hold one sum of squares."""
 
 _MANTISSA = 53
+_FEWEST = 2
 
 
 def largest(gradient: Tensor) -> Tensor:
@@ -91,22 +91,17 @@ def rounded(gradient: Tensor, offset: Tensor) -> Tensor:
     return _on_grid(gradient.double(), offset).to(gradient.dtype)
 
 
-def square_exponents(tops: Tensor, numels: Sequence[int]) -> Tensor:
+def square_exponents(tops: Tensor, numels: Tensor) -> Tensor:
     """What `squares` takes for each tensor, int64 [T, LIMBS].
 
     tops: all of the tensor is at most 2^top in magnitude, int64 [T], as `next_tops(..., headroom=0)` has
-    it from the `largest` of all parts; numels: elements of the whole tensors.
+    it from the `largest` of all parts; numels: elements of the whole tensors, int64 [T].
     """
-    widths = _widths(tuple(numels), tops.device)
+    bits = ((numels - 1).double().view(torch.int64) >> 52) - 1022  # as `_bits` has them
+    widths = bits.clamp(min=_FEWEST) - _MANTISSA
     limb = torch.arange(LIMBS, device=tops.device)
     # What is left after a limb is half a step of its grid at most.
     return (2 * tops + widths).unsqueeze(1) + limb * (widths.unsqueeze(1) - 1)
-
-
-@lru_cache(maxsize=8)
-def _widths(numels: tuple[int, ...], device: torch.device) -> Tensor:
-    """Of the first limb's grids. Kept: the host would wait for the device to send them again."""
-    return torch.tensor([_bits(numel) - _MANTISSA for numel in numels], device=device)
 
 
 def squares(parts: Tensor, exponents: Tensor) -> Tensor:
@@ -158,4 +153,4 @@ def _power(exponent: Tensor) -> Tensor:
 
 def _bits(count: int) -> int:
     """So that `count` is at most 2^bits; at least 2, which keeps sums within the reach of `_on_grid`."""
-    return max(2, (count - 1).bit_length())
+    return max(_FEWEST, (count - 1).bit_length())

@@ -8,11 +8,9 @@ numbered as the whole model has them, whoever has which part.
 Shapes: N tensors of the whole model.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -24,6 +22,7 @@ from elastic.data import exact
 from elastic.trainer.model.tensor_parallel import local
 from elastic.trainer.parallel.program import Program
 from elastic.trainer.parallel.sharding import reshard, sharded
+from elastic.trainer.transfers import to_device
 
 WORDS = "embedding.words.weight"
 """The embedding, which is the head, too, where they are tied."""
@@ -32,15 +31,6 @@ _ROW, _ROWS = 256, 2**16
 """Elements of a gradient whose squares are summed up by themselves, and how many such rows at once."""
 _ALIGNED = 16
 """Bytes. Inductor copies what lies elsewhere, before it works on it, and back."""
-
-
-class _Order(NamedTuple):
-    """In which this rank's n tensors are summed up."""
-
-    numbers: Tensor
-    """Of each in turn, int64 [n]."""
-    places: Tensor
-    """Of each of the whole model, counted from 1, int64 [N]; 0: it has none of it."""
 
 
 class Gradients:
@@ -80,10 +70,10 @@ class Gradients:
         self.tops = exact.unknown_tops(len(names), device)
         """The grids, int64 [N]; of no meaning in fast mode."""
         self._offsets = _aligned(len(names), torch.float64, device)
-        self._kept: tuple[tuple[int, ...], _Order] | None = None
-        self._numels = [1] * len(names)
+        numels = [1] * len(names)
         for name, parameter in self._parameters.items():
-            self._numels[self._number[name]] = parameter.numel()
+            numels[self._number[name]] = parameter.numel()
+        self._numels = torch.tensor(numels, device=device)
         self._round: Callable[..., None] = _round
         self._squares: Callable[..., Tensor] = exact.squares
         if compiled:
@@ -130,15 +120,19 @@ class Gradients:
         """Of the whole gradient, fp32 [], on all ranks; NaN where not all of it is finite."""
         own = {self._number[name]: part.flatten() for name, part in self._parts() if part.numel()}
         groups = list(_together({number: part.numel() for number, part in own.items()}))
-        order = self._order(tuple(itertools.chain(*groups)))
+        order = [number for numbers in groups for number in numbers]
+        places = [0] * len(self.tops)  # in that order, counted from 1; 0: this rank has none of it
+        for place, number in enumerate(order, 1):
+            places[number] = place
+        at, of = (to_device(torch.tensor(one).long(), self._device) for one in (order, places))
         largest = torch.zeros(1, device=self._device)
         if own:
-            parts = [own[number] for numbers in groups for number in numbers]
-            largest = torch.cat((largest, exact.largest_of_each(parts).to(self._device)))
-        largest = largest[order.places]
+            magnitudes = exact.largest_of_each([own[number] for number in order])
+            largest = torch.cat((largest, magnitudes.to(self._device)))
+        largest = largest[of]
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         tops = exact.next_tops(largest, torch.zeros_like(self.tops), headroom=0)
-        exponents = exact.square_exponents(tops, self._numels)[order.numbers]
+        exponents = exact.square_exponents(tops, self._numels)[at]
         limbs = [exponents.new_zeros(1, exact.LIMBS, dtype=torch.float64)]
         sizes = [len(numbers) for numbers in groups]
         for numbers, own_exponents in zip(groups, torch.split(exponents, sizes), strict=True):
@@ -146,7 +140,7 @@ class Gradients:
             each = len(rows) // len(numbers)
             found = self._squares(rows, own_exponents.repeat_interleave(each, dim=0))
             limbs.append(found.view(len(numbers), each, exact.LIMBS).sum(dim=1))
-        every = torch.cat(limbs)[order.places]
+        every = torch.cat(limbs)[of]
         dist.all_reduce(every)
         return exact.norm(every)
 
@@ -168,16 +162,6 @@ class Gradients:
                 if any(isinstance(how, Replicate) and at for how, at in copies):
                     continue
             yield name, local(gradient)
-
-    def _order(self, numbers: tuple[int, ...]) -> "_Order":
-        """That of these tensors. Kept: the host would wait for the device to send it again."""
-        if self._kept is None or self._kept[0] != numbers:
-            places = [0] * len(self.tops)
-            for place, number in enumerate(numbers, 1):
-                places[number] = place
-            on_device = partial(torch.tensor, dtype=torch.int64, device=self._device)
-            self._kept = numbers, _Order(on_device(numbers), on_device(places))
-        return self._kept[1]
 
     def _rounding(self, number: int) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:

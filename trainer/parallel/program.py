@@ -86,7 +86,7 @@ class Program(nn.Module):
         loss, counted, reports = _parts(loss_function(output))
         if counted:
             loss = loss / self._tokens
-        tokens = loss.new_tensor(self._tokens) if not counted else counted[0].detach()
+        tokens = counted[0].detach() if counted else loss.new_full((), self._tokens)
         fractions = {name: _fraction(value, loss.device) for name, value in reports.items()}
         self.told.append(Told(tokens.double(), fractions))
         return loss * weight
@@ -108,10 +108,12 @@ def _parts(found: Any) -> tuple[Tensor, tuple[Tensor, ...], Mapping[str, Any]]:
 
 def _fraction(value: Any, device: torch.device) -> Tensor:
     parts = value if isinstance(value, (tuple, list)) else (value,)
-    found = torch.cat(
-        [
-            torch.as_tensor(one, dtype=torch.float64, device=device).detach().view(-1)
-            for one in parts
-        ]
-    )
+    found = torch.cat([_wide(one, device).view(-1) for one in parts])
     return found if len(found) == 2 else torch.cat((found, torch.ones_like(found)))
+
+
+def _wide(number: Any, device: torch.device) -> Tensor:
+    """fp64, on the device; a number of Python's is filled in, since the device would be waited for to send it."""
+    if isinstance(number, Tensor):
+        return number.detach().to(device, torch.float64)
+    return torch.full((), number, dtype=torch.float64, device=device)

@@ -177,7 +177,7 @@ def test_what_is_no_number_is_seen_and_stays(dtype: torch.dtype) -> None:
     assert math.isnan(on_grid[3])
     assert math.copysign(1, on_grid[4]) == 1
     assert exact.norm(
-        exact.squares(gradient, exact.square_exponents(tops[:1], [5])[0])[None]
+        exact.squares(gradient, exact.square_exponents(tops[:1], torch.tensor([5]))[0])[None]
     ).isnan()
 
 
@@ -185,7 +185,9 @@ def test_a_part_without_elements_is_a_part() -> None:
     empty = torch.empty(0)
     assert exact.largest(empty) == 0
     assert (
-        exact.squares(empty, exact.square_exponents(torch.tensor([3]), [10])[0]).tolist()
+        exact.squares(
+            empty, exact.square_exponents(torch.tensor([3]), torch.tensor([10]))[0]
+        ).tolist()
         == [0.0] * exact.LIMBS
     )
 
@@ -194,7 +196,7 @@ def test_many_tensors_at_once_are_as_each_by_itself() -> None:
     parts = heavy(5, 300).nan_to_num(posinf=1.0, neginf=1.0)
     parts[3] = 0
     tops = exact.next_tops(exact.largest_of_each(list(parts)), torch.zeros(5).long(), headroom=0)
-    exponents = exact.square_exponents(tops, [300] * 5)
+    exponents = exact.square_exponents(tops, torch.tensor([300] * 5))
     for number, part in enumerate(parts):
         assert exact.largest_of_each([part]) == exact.largest(part)
         alone = exact.squares(part, exponents[number])
@@ -210,7 +212,9 @@ def limbs(tensor: Tensor, chance: random.Random) -> Tensor:
     cuts = sorted(chance.choices(range(len(tensor) + 1), k=chance.randint(0, 5)))
     total = torch.zeros(exact.LIMBS, dtype=torch.float64)
     for part in torch.tensor_split(tensor[order], cuts):
-        total += exact.squares(part, exact.square_exponents(top[None], [len(tensor)])[0])
+        total += exact.squares(
+            part, exact.square_exponents(top[None], torch.tensor([len(tensor)]))[0]
+        )
     return total
 
 

@@ -187,6 +187,7 @@ def train(step: int) -> Iterator[int]:
         time.sleep(ARGS.step_time)
         step += 1
         yield step
+    del model  # see examples/plain.py
     dist.destroy_process_group()
 
 

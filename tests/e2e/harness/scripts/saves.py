@@ -135,9 +135,9 @@ def main() -> None:
             over = ends_at(step)
         checkpoint.wait(60)
     tell("end", step=step)
-    if not ALONE:
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    if not ALONE:
+        dist.destroy_process_group()  # with no model left; see examples/plain.py

@@ -78,7 +78,7 @@ def main() -> None:
                 print("kept", step, flush=True)
             except CheckpointError as error:
                 print(error, flush=True)
-    dist.destroy_process_group()
 
 
 main()
+dist.destroy_process_group()  # with no model left; see examples/plain.py
