@@ -87,11 +87,14 @@ def test_training_goes_on_where_it_was(report: dict[str, Any]) -> None:
         "node-b killed",
         "node-b back",
     ]
-    for fault in report["demo"]["faults"]:
-        lost = fault["recovery"]["step_before"] - fault["resumed_from"]
-        # The step that it was in; what an agent that is killed had not told yet is another one.
-        assert lost <= 1 + (fault["what"] == "node-b killed"), report["demo"]["faults"]
-        assert fault["recovery"]["step_before"] >= 48
+    told = report["demo"]["faults"]
+    lost = [fault["recovery"]["step_before"] - fault["resumed_from"] for fault in told]
+    assert lost[0] <= 1, told  # the step that it was in
+    # Steps whose copy was still on its way to the other node, which takes as long as beside training
+    # it takes; from storage it would be 80, the last of its steps before the node is killed at 96.
+    assert told[1]["resumed_from"] > 80, told
+    assert lost[2] <= 0, told  # all ranks save before they end
+    assert all(fault["recovery"]["step_before"] >= 48 for fault in told)
 
 
 def test_the_seconds_add_up(report: dict[str, Any]) -> None:
