@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -25,14 +24,15 @@ from elastic.proto.env import process_environment
 from elastic.proto.errors import CheckpointError, UsageError
 from elastic.trainer.arguments.checkpointing import CheckpointFlags
 from elastic.trainer.arguments.namespace import namespace
-from elastic.trainer.arguments.options import flag_of
 from elastic.trainer.arguments.parse import Provider, parse
 from elastic.trainer.arguments.settings import Settings
 from elastic.trainer.current import Current, current, reading, set_current
 from elastic.trainer.data import tokenizers
 from elastic.trainer.data.gpt_dataset import asked
 from elastic.trainer.data.items import Dataset
+from elastic.trainer.data.splits import NAMES
 from elastic.trainer.model.config import GPTConfig
+from elastic.trainer.parallel import kernels
 from elastic.trainer.parallel.footprint import footprint
 from elastic.trainer.parallel.grid import Place
 from elastic.trainer.parallel.layout import Laid, Layout, Part, lay_out
@@ -132,6 +132,7 @@ def _explained(error: BaseException, settings: Settings) -> memory.OutOfMemoryEr
             recompute=layout.recompute_granularity, zero=layout.zero,
             data_parallel=dist.get_world_size() // ranks if dist.is_initialized() else 1,
             tensor_parallel=layout.tensor_model_parallel_size,
+            attention_dropout=settings.model.attention_dropout,
         ),
     )  # fmt: skip
 
@@ -180,6 +181,8 @@ def _pretrain(
 ) -> None:
     layout = settings.parallel()
     session.declare_rank_unit(layout.tp * layout.pp)
+    if layout.exact and layout.tp > 1:
+        kernels.ring()
     with joined() as world:
         if layout.exact and world.device.type == "cpu":
             torch.set_num_threads(1)  # their number changes bits, and a resize changes the number
@@ -218,7 +221,12 @@ def _run(
     profiler = _profiler(settings, world)
     if world.is_first:
         _make_folder(settings.checkpointing)
-    train, valid, test = datasets(_samples(settings, plan))
+    train, valid, test = _checked(datasets(_samples(settings, plan)), settings, plan)
+    evaluates = bool(settings.evaluation.eval_iters or settings.evaluation.full_validation)
+    args = current().args
+    args.do_train, args.do_valid, args.do_test = (
+        train is not None, evaluates and bool(valid), evaluates and test is not None
+    )  # fmt: skip
     clock = phases.clock(
         settings.watching.trace_phases, world.rank, cuda=world.device.type == "cuda"
     )
@@ -239,9 +247,8 @@ def _run(
     )
     scaling = settings.optimizer.loss_scaling()
     scale = None if scaling is None else LossScale(scaling)
-    data = "" if train is None else str(getattr(train, "digest", len(train)))
     state: states.State = {
-        "identity": states.identity(config, plan, seed=settings.model.seed, data=data),
+        "identity": states.identity(config, plan, seed=settings.model.seed, data=_digest(train)),
         "conditions": states.conditions(layout, plan, laid),
         "model": laid.model,
         "optimizer": adam,
@@ -249,8 +256,16 @@ def _run(
         "guard": guard.to_json(guard.State()),
     } | ({} if scale is None else {"loss_scale": scale.state})
     checkpoint = _checkpointer(settings)
-    start = _start(settings, checkpoint, state, world.device, exact=layout.exact)
+    others = {
+        "validation data": [_digest(one) for one in valid], "test data": _digest(test),
+        "number of probes": 0 if looked_at is None else len(looked_at),
+    }  # fmt: skip
+    start = _start(settings, checkpoint, state, world.device, others, exact=layout.exact)
+    args.iteration = args.curr_iteration = start
+    args.consumed_train_samples = plan.consumed(start)
     print_rank_0(f"resumed from step {start}" if start else "starting from step 0")
+    if settings.evaluation.skip_train and not start and not settings.checkpointing.finetune:
+        print_rank_0("--skip-train without a checkpoint: what is evaluated are first weights")
     if start >= plan.steps:
         print_rank_0(f"nothing to train: {start} of {plan.steps} iterations are finished")
     told = _reporter(settings, plan, config, world, clock, start) if world.is_first else None
@@ -262,7 +277,7 @@ def _run(
             settings=settings, plan=plan, laid=laid,
             stepper=Stepper(laid, leaf_tokens=plan.leaf_size * config.seq_length),
             optimizer=adam, loss_scale=scale, state=state,
-            train=train, validation=_sets(valid), test=test, checkpoint=checkpoint, reporter=told,
+            train=train, validation=valid, test=test, checkpoint=checkpoint, reporter=told,
             clock=clock, timers=current().timers, profiler=profiler, probes=looked_at, non_loss=non_loss,
             progress=_progress(settings, plan, config, world, start) if world.is_first else None,
         )
@@ -270,8 +285,7 @@ def _run(
     with reading(train):
         finished = start if settings.evaluation.skip_train else loop.train(start)
     done = finished == plan.steps or settings.evaluation.skip_train
-    evaluates = settings.evaluation.eval_iters or settings.evaluation.full_validation
-    if done and evaluates and (valid or test):
+    if done and (args.do_valid or args.do_test):
         loop.evaluate(finished, final=True)
     if told is not None:
         told.close()
@@ -366,18 +380,14 @@ def _start(
     checkpoint: Checkpointer | None,
     state: states.State,
     device: torch.device,
+    others: Mapping[str, Any],
     *,
     exact: bool,
 ) -> int:
-    """The number of steps that are finished already."""
+    """The number of steps that are finished already. others: of the data that are not trained on."""
     flags = settings.checkpointing
     conditions = {name: one if exact else None for name, one in state["conditions"].items()}
-    told = {
-        flag_of(name): value
-        for subject in (settings.schedules, settings.optimizer)
-        for name, value in asdict(subject).items()
-    }
-    states.agree({**state["identity"], **conditions, **told}, device)
+    states.agree({**state["identity"], **conditions, **others, **settings.common()}, device)
     start = 0
     if checkpoint is not None:
         start = states.resume(checkpoint, state, flags, exact=exact)
@@ -408,7 +418,33 @@ def _reporter(
     )  # fmt: skip
 
 
-def _sets(valid: Dataset | Sequence[Dataset] | None) -> Sequence[Dataset]:
-    if valid is None:
-        return ()
-    return valid if isinstance(valid, Sequence) else (valid,)
+def _checked(
+    found: Any, settings: Settings, plan: Plan
+) -> tuple[Dataset | None, Sequence[Dataset], Dataset | None]:
+    """What the script's function gives to train on, validation sets and a test set. UsageError where the run
+    would miss something of it, be it days from now."""
+    if not isinstance(found, Sequence) or len(found) != len(NAMES):
+        raise UsageError(
+            f"train_valid_test_dataset_provider is to return {', '.join(NAMES)}: three, or None for each"
+        )
+    train, valid, test = found
+    sets = () if valid is None else valid if isinstance(valid, Sequence) else (valid,)
+    if not settings.evaluation.skip_train:
+        if train is None:
+            raise UsageError(
+                "there is nothing to train on: give --data-path or --train-data-path, or --skip-train"
+            )
+        if len(train) < plan.samples:
+            raise UsageError(
+                f"the run trains on {plan.samples} samples, and the data have {len(train)}: make it shorter, "
+                "or have the script's dataset repeat its own"
+            )
+    for name, one in (*(("validation", one) for one in sets), ("test", test)):
+        if one is not None and not len(one):
+            raise UsageError(f"there are {name} data without any sample: leave them out")
+    return train, sets, test
+
+
+def _digest(data: Dataset | None) -> str:
+    """What is the same where samples and their order are."""
+    return "" if data is None else str(getattr(data, "digest", len(data)))

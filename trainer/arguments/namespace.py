@@ -20,7 +20,8 @@ _DEFAULTS: Mapping[str, Any] = {
     "no_load_rng": None, "no_save_rng": None, "no_save_optim": None, "async_save": None, "mmap_bin_files": True,
     "check_for_nan_in_loss_and_grad": False, "encoder_num_layers": None,
     "overlap_grad_reduce": False, "overlap_param_gather": False,
-    "iteration": 0, "consumed_train_samples": 0, "consumed_valid_samples": 0,
+    "iteration": 0, "curr_iteration": 0, "consumed_train_samples": 0, "consumed_valid_samples": 0,
+    "do_train": False, "do_valid": False, "do_test": False,
     "skipped_train_samples": 0, "padded_vocab_size": None,
     # What is asked for in vain: all of it is off, or the one way that there is.
     "yaml_cfg": None, "heterogeneous_layers_config_path": None, "experimental_attention_variant": None,
@@ -53,8 +54,7 @@ class Arguments(argparse.Namespace):
 def namespace(settings: Settings, *, world_size: int, rank: int, **known: Any) -> Arguments:
     """Every argument and what follows from them, by Megatron's names, as mutable as there.
 
-    known: what else is known by now, such as `padded_vocab_size`, or `iteration` and
-    `consumed_train_samples` of a resumed run. Raises `UsageError` where the world does not fit.
+    known: what else is known by now, such as `padded_vocab_size`. Raises `UsageError` where the world does not fit.
     """
     settings.layout.check_world(world_size)
     found = dict(_DEFAULTS) | dict(settings.unused)

@@ -119,11 +119,15 @@ class ScheduleFlags:
         return BatchSizes.ramp(*self.rampup_batch_size, batch=self.global_batch_size)
 
     def check_length(self) -> None:
-        """UsageError for more samples than any index counts."""
+        """UsageError for more samples than any index counts, and for fewer than a batch has."""
         samples = self.train_samples or self.batch_sizes().consumed(self.train_iters or 0)
         if samples > MOST_SAMPLES:
             raise UsageError(
                 f"{samples} samples are more than can be counted: make the run shorter"
+            )
+        if self.train_samples and not self.steps():
+            raise UsageError(
+                f"--train-samples {self.train_samples} are fewer than the first batch has"
             )
 
     def leaves(self) -> dict[int, Leaves]:

@@ -1,7 +1,8 @@
 """All that one run is told, and what follows from it. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from elastic.proto.errors import UsageError
@@ -13,11 +14,22 @@ from elastic.trainer.arguments.layout import LayoutFlags
 from elastic.trainer.arguments.logging import LoggingFlags
 from elastic.trainer.arguments.model import ModelFlags
 from elastic.trainer.arguments.optimizer import OptimizerFlags
+from elastic.trainer.arguments.options import flag_of
 from elastic.trainer.arguments.schedules import ScheduleFlags
 from elastic.trainer.arguments.unused import UNUSED
 from elastic.trainer.arguments.watching import WatchFlags
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.parallel.layout import Layout
+
+OF_A_NODE = {
+    "data_path", "train_data_path", "valid_data_path", "test_data_path", "data_cache_path",
+    "object_storage_cache_path", "data_storage_options", "num_workers", "vocab_file", "merge_file",
+    "tokenizer_model", "wandb_project", "wandb_exp_name", "wandb_entity", "wandb_save_dir",
+    "metrics_file", "log_mfu", "device_peak_tflops", "trace_phases", "record_memory_history",
+    "memory_snapshot_path", "profile", "use_pytorch_profiler", "profile_step_start",
+    "profile_step_end", "profile_ranks",
+}  # fmt: skip
+"""Settings that may differ from node to node: where things are, and what a rank does by itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +71,7 @@ class Settings:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said at start, a line each: what was given and has no effect."""
+        """What is to be said at start, a line each: what was given and has no effect, or costs much."""
         notes = [
             UNUSED[name].note(name) for name, value in self.unused.items() if value is not False
         ]
@@ -71,6 +83,17 @@ class Settings:
             notes.append(
                 "--sequence-parallel has no effect: --tensor-model-parallel-size is 1, so no ranks "
                 "share a layer"
+            )
+        layout = self.parallel()
+        if layout.compile and layout.tp > 1 and layout.recompute.granularity == "selective":
+            notes.append(
+                "--recompute-granularity selective has no effect in layers that ranks share and --compile: "
+                "what is cheap is computed again there anyway"
+            )
+        if self.model.attention_dropout > 0:
+            notes.append(
+                f"--attention-dropout {self.model.attention_dropout:g}: attention that drops is not fused, and "
+                "holds scores of all pairs of positions; --attention-dropout 0 has it fused"
             )
         if self.layout.data_parallel_size is not None:
             notes.append(
@@ -87,6 +110,16 @@ class Settings:
         if self.checkpointing.folder is None and self.logging.log_progress:
             notes.append("--log-progress has no effect: its file is in the folder of --save")
         return tuple(notes)
+
+    def common(self) -> dict[str, Any]:
+        """By flag, what each node has to be told alike: all that ranks do together follows from it. Of a path,
+        whether there is one."""
+        return {
+            flag_of(name): value if not isinstance(value, Path) else True
+            for subject in subjects()
+            for name, value in asdict(getattr(self, subject)).items()
+            if name not in OF_A_NODE
+        }
 
     def parallel(self) -> Layout:
         """How the model is shared out."""

@@ -289,7 +289,10 @@ def _epochs(request: Request, data: Indexed) -> str:
     """What the number of samples decides of their order: so a run may be made longer within an epoch."""
     own = request.sequences
     tokens = int(data.lengths[own.start : own.stop].sum(dtype=np.int64))
-    course = plan(request, tokens)
+    try:
+        course = plan(request, tokens)
+    except UsageError as error:
+        raise UsageError(f"{data.prefix}: {error}") from error
     return f"{course.epochs} epochs, the last {'apart' if course.separate else 'among them'}"
 
 

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from elastic.trainer.transfers import to_device
 
-_WORD = 0xFFFFFFFF
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Keys:
@@ -47,12 +45,12 @@ def kept(key: Tensor, site: int, rows: Tensor, columns: int, rate: float) -> Ten
 
     key: int64 []; site: which of a layer's dropouts; rows: int64 [...], a number of its own for each.
     """
-    word = _hash((rows & _WORD) ^ (key & _WORD))
-    word = _hash(
-        word ^ ((rows >> 32) & _WORD) ^ ((key >> 32) & _WORD) ^ (site * 0x9E3779B9 & _WORD)
-    )
-    column = _hash(torch.arange(columns, device=key.device, dtype=torch.int64))
-    return _hash(word.unsqueeze(-1) ^ column) >= int(rate * 2**32)
+    low, high = _words(key)
+    row_low, row_high = _words(rows)
+    word = _hash(row_low ^ low)
+    word = _hash(word ^ row_high ^ high ^ _signed(site * 0x9E3779B9))
+    column = _hash(torch.arange(columns, device=key.device, dtype=torch.int32))
+    return _hash(word.unsqueeze(-1) ^ column) >= int(rate * 2**32) - 2**31
 
 
 class Dropout(nn.Module):
@@ -107,8 +105,18 @@ def attend(
     return torch.where(mask, shares * (1 / (1 - rate)), 0.0).to(query.dtype) @ value
 
 
+def _words(number: Tensor) -> tuple[Tensor, Tensor]:
+    """The lower and the higher half of int64, int32 each."""
+    return number.to(torch.int32), (number >> 32).to(torch.int32)
+
+
 def _hash(word: Tensor) -> Tensor:
-    """A permutation of 32-bit numbers, held in int64, in which each bit depends on each."""
-    word = (word ^ (word >> 16)) * 0x7FEB352D & _WORD
-    word = (word ^ (word >> 15)) * 0x846CA68B & _WORD
-    return word ^ (word >> 16)
+    """A permutation of int32 in which each bit depends on each; products wrap around."""
+    word = (word ^ (word >> 16 & 0xFFFF)) * 0x7FEB352D
+    word = (word ^ (word >> 15 & 0x1FFFF)) * _signed(0x846CA68B)
+    return word ^ (word >> 16 & 0xFFFF)
+
+
+def _signed(word: int) -> int:
+    """The lower 32 bits, as int32 has them."""
+    return (word + 2**31) % 2**32 - 2**31

@@ -137,7 +137,17 @@ class _Rank:
         if turned and not compiled:  # queries and keys, beside what they were
             each += (config.qkv_width - config.groups * config.head_width) // tp
         softmax = _FP32 * config.num_attention_heads // tp
-        return 2 * self._stream() + self._tokens() * (self.width * each + softmax)
+        kept = 2 * self._stream() + self._tokens() * (self.width * each + softmax)
+        if config.hidden_dropout:
+            kept += 2 * self._stream() // self.width  # a byte each: what stays
+        if config.attention_dropout and self.layout.recompute.granularity != "selective":
+            kept += self._scores() * (_FP32 + 1 + (0 if compiled else self.width))
+        return kept
+
+    def _scores(self) -> int:
+        """Elements of them, where attention has dropout: [b, a, S, S]."""
+        heads = self.config.num_attention_heads // self.layout.tp
+        return self._tokens() * self.config.seq_length * heads
 
     def _kept(self) -> int:
         """Bytes that forward of a leaf keeps on this rank, by all its blocks."""

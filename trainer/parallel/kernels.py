@@ -7,6 +7,8 @@ import torch
 import torch._inductor.config
 from torch import nn
 
+from elastic.proto.errors import UsageError
+
 
 def deterministic(device: torch.device) -> None:
     """From now on this process has kernels only that end with the same bits each time; at its start."""
@@ -18,6 +20,18 @@ def deterministic(device: torch.device) -> None:
         torch.backends.cudnn.benchmark = False
     # Inductor would choose some of a reduction's parameters by timing them.
     torch._inductor.config.deterministic = True
+
+
+def ring() -> None:
+    """From now on NCCL adds up along rings only, as exact mode wants it where ranks share layers: NVLS ends with
+    other bits from one call to the next, a tree's order follows the world. Before the process group is joined,
+    since NCCL reads it once. Raises `UsageError` where the environment asks for something else."""
+    asked = os.environ.setdefault("NCCL_ALGO", "Ring")  # noqa: TID251 - NCCL reads it nowhere else
+    if asked.lower() != "ring":
+        raise UsageError(
+            f"NCCL_ALGO={asked} may add up in another order each time, which --reduction exact with "
+            "--tensor-model-parallel-size above 1 forbids: unset it"
+        )
 
 
 def compile_each(model: nn.Module, blocks: Iterable[nn.Module]) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -17,6 +17,7 @@ from elastic.trainer import current
 from elastic.trainer.arguments.settings import Settings
 from elastic.trainer.data.items import Dataset
 from elastic.trainer.parallel.layout import Laid
+from elastic.trainer.run import garbage
 from elastic.trainer.run import optimizer as optimizers
 from elastic.trainer.run import state as states
 from elastic.trainer.run.evaluating import evaluate, probe
@@ -27,6 +28,7 @@ from elastic.trainer.run.plan import Plan
 from elastic.trainer.run.state import State
 from elastic.trainer.run.step import Stepper, Sums
 from elastic.trainer.run.totals import num_zeros, params_norm
+from elastic.trainer.transfers import ToHost
 from elastic.trainer.watch import evaluation, guard
 from elastic.trainer.watch.evaluation import Reading
 from elastic.trainer.watch.phases import Clock
@@ -88,16 +90,17 @@ class Loop:
     def train(self, start: int) -> int:
         """The steps after the first `start`; returns how many are finished then."""
         run, step, ends = self._run, start, start >= self._run.plan.steps
-        while not ends:
-            feed = self._feed(step)
-            try:
-                step, ends = self._until_rollback(feed, step)
-            finally:
-                feed.close()
+        with garbage.collected() as collect:
+            while not ends:
+                feed = self._feed(step)
+                try:
+                    step, ends = self._until_rollback(feed, step, collect)
+                finally:
+                    feed.close()
         if run.profiler is not None:
             run.profiler.close()
         if run.settings.guard.guard == "off":
-            self._check_finite()
+            self._check_finite(self._taken)
         if run.checkpoint is not None and step > start:
             run.checkpoint.save(step, run.state, persist=True)
             run.checkpoint.wait()
@@ -138,7 +141,9 @@ class Loop:
 
     # --- steps ------------------------------------------------------------------------------
 
-    def _until_rollback(self, feed: Feed, step: int) -> tuple[int, bool]:
+    def _until_rollback(
+        self, feed: Feed, step: int, collect: Callable[[int], None]
+    ) -> tuple[int, bool]:
         """Steps with what `feed` gives; returns those that are finished and whether the run ends."""
         run = self._run
         if run.reporter is not None:
@@ -163,6 +168,7 @@ class Loop:
                     self.probe(step, run.probes)
             self._save(step)  # last: ranks may leave in it, and from it nothing above is done again
             session.step(step)
+            collect(step)
             if self._ends(step):
                 return step, True
         return step, True
@@ -173,6 +179,8 @@ class Loop:
             self._run.plan.consumed(step),
             self._run.plan.leaves(step),
         )
+        args = current.current().args  # of a team's script, which may look while the step runs
+        args.curr_iteration, args.consumed_train_samples = step, consumed
         scale = 1.0 if run.loss_scale is None else run.loss_scale.value
         with run.clock.inside("data"):
             share = next(feed)
@@ -183,6 +191,7 @@ class Loop:
         with run.clock.inside("clip"):
             clip = run.settings.optimizer.clip_grad
             norm = run.stepper.clip(sums, leaves, clip, loss_scale=scale)
+            there = ToHost(norm)
             fine = run.loss_scale is None or run.loss_scale.update(norm)
         rate = self._rate.at(consumed)
         timer = run.timers("optimizer", log_level=1)
@@ -205,8 +214,9 @@ class Loop:
             skipped=not fine,
             skipped_samples=self._guard.skips.before(consumed),
         )
+        args.consumed_train_samples = told.consumed
         of_params = params_norm(run.laid) if run.settings.logging.log_params_norm else None
-        self._taken.append(_Taken(told, sums, norm, of_params, zeros))
+        self._taken.append(_Taken(told, sums, there, of_params, zeros))
 
     def _save(self, step: int) -> None:
         run = self._run
@@ -256,21 +266,19 @@ class Loop:
         """The guard's verdict on the last step."""
         run, flags = self._run, self._run.settings.guard
         if flags.guard == "off":
-            step, interval = (
-                self._taken[-1].step.iteration,
-                run.settings.checkpointing.save_interval,
-            )
-            if self._log_due(step) or (interval and step % interval == 0):
-                self._check_finite()
+            if run.checkpoint is not None:
+                self._check_finite(self._taken[-1:])
+            elif self._log_due(self._taken[-1].step.iteration):
+                self._check_finite(self._taken)
             return None
-        skips, last = self._guard.skips, _read(self._taken[-1])
+        skips, last = run.plan.line(self._guard.skips), _read(self._taken[-1])
         before = last.consumed - last.batch_size
         seen = guard.Seen(
             iteration=last.iteration,
             places=(skips.place(before), skips.place(last.consumed - 1) + 1),
-            loss=next(iter(last.losses.values())),
+            loss=_watched(last),
             grad_norm=last.grad_norm,
-            overflow=last.skipped,
+            idle=last.skipped or not self._taken[-1].sums.tokens,
         )
         state, verdict = guard.judge(self._guard, seen, flags)
         self._set_guard(state)
@@ -286,12 +294,13 @@ class Loop:
             raise UsageError(str(verdict))
         return verdict
 
-    def _check_finite(self) -> None:
-        """As Megatron does, but only when numbers are read, or go to storage: no device waits for it. Of the steps
-        whose numbers nobody has read."""
-        for one in map(_read, self._taken):
-            if one.skipped or math.isfinite(one.grad_norm or 0.0):
+    def _check_finite(self, taken: Sequence["_Taken"]) -> None:
+        """As Megatron does: what is saved of a step may be all that is left of the run. The device has the
+        optimizer's step to do meanwhile."""
+        for odd in taken:
+            if odd.step.skipped or math.isfinite(odd.norm.read()):
                 continue
+            one = _read(odd)
             losses = ", ".join(f"{name} {loss:.6g}" for name, loss in one.losses.items())
             raise UsageError(
                 f"iteration {one.iteration}: the gradient is not finite ({losses}), so the weights are of no "
@@ -367,9 +376,18 @@ class _Taken:
 
     step: Step
     sums: Sums
-    norm: Tensor
+    norm: ToHost
     params_norm: Tensor | None
     num_zeros: Tensor | None
+
+
+def _watched(step: Step) -> float:
+    """The loss that the guard judges. UsageError where the run's loss function reports none."""
+    if not step.losses:
+        raise UsageError(
+            "--guard judges a loss, and the loss function reports none: leave --guard out"
+        )
+    return step.losses.get("lm loss", next(iter(step.losses.values())))
 
 
 def _read(taken: _Taken) -> Step:
@@ -384,7 +402,7 @@ def _read(taken: _Taken) -> Step:
         taken.step,
         losses=losses,
         sources=sources,
-        grad_norm=float(taken.norm),
+        grad_norm=float(taken.norm.read()),
         params_norm=None if taken.params_norm is None else float(taken.params_norm),
         num_zeros=None if taken.num_zeros is None else round(float(taken.num_zeros)),
     )

@@ -46,5 +46,10 @@ class Plan:
     def of(self, step: int, skips: Skips, rank: int, size: int) -> list[Leaf]:
         """What one of `size` replicas runs of `step`, with what the run leaves out left out; what is then
         missing at the end of its samples is read from their beginning."""
-        mine = self.leaves(step).of(self.consumed(step), rank, size)
-        return [replace(leaf, places=skips.places(leaf.places) % self.samples) for leaf in mine]
+        mine, line = self.leaves(step).of(self.consumed(step), rank, size), self.line(skips)
+        return [replace(leaf, places=line.places(leaf.places) % self.samples) for leaf in mine]
+
+    def line(self, skips: Skips) -> Skips:
+        """What is left out where the run's samples follow one another twice."""
+        again = ((first + self.samples, end + self.samples) for first, end in skips.ranges)
+        return Skips.of([*skips.ranges, *again])

@@ -86,8 +86,13 @@ def resume(checkpoint: Checkpointer, state: State, flags: CheckpointFlags, *, ex
 
 def load(checkpoint: Checkpointer, state: State, step: int | None = None) -> int:
     """Load the newest, or that of `step`; its number, 0 without any. What the run is and its conditions stay its
-    own: what is saved from then on is made under them."""
+    own: what is saved from then on is made under them. A loss scale begins anew where there was none."""
     wanted = {name: one for name, one in state.items() if name not in ("identity", "conditions")}
+    if "loss_scale" in wanted:
+        scaled: State = {"loss_scale": None}
+        checkpoint.load(scaled, step=step, strict=False)
+        if scaled["loss_scale"] is None:
+            del wanted["loss_scale"]
     found = checkpoint.load(wanted, step=step)
     state.update(wanted)
     return found

@@ -83,7 +83,9 @@ class Stepper:
         """Divide the gradients by what they are too large by, and scale them down to the norm `most`,
         0 for any; returns their norm before that, fp32 [], on every rank."""
         with self._laid.clock.inside("clip"):
-            factor = (leaves.count * self._leaf_tokens / sums.tokens).float() / loss_scale
+            # Where no token counts, all gradients are 0, whatever they are divided by.
+            tokens = torch.where(sums.tokens == 0, 1.0, sums.tokens)
+            factor = (leaves.count * self._leaf_tokens / tokens).float() / loss_scale
             assert sums.norm is not None
             norm = sums.norm * factor
             if most > 0:

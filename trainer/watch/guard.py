@@ -38,8 +38,9 @@ class Seen:
     """Its samples in the run's order: first and end, `Skips.place` before and after it."""
     loss: float
     grad_norm: float | None = None
-    overflow: bool = False
-    """It changed nothing, because a scaled gradient was not finite: not judged."""
+    idle: bool = False
+    """There is nothing to judge: a scaled gradient was not finite, so it changed nothing, or no token of it
+    counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +108,7 @@ class Verdict:
 
 def judge(state: State, seen: Seen, flags: GuardFlags) -> tuple[State, Verdict | None]:
     """The state after a step, and what is wrong with it, said once for steps in a row."""
-    if seen.overflow or flags.guard == "off":
+    if seen.idle or flags.guard == "off":
         return state, None
     found = _odd(state, seen, flags)
     tries = 0 if seen.iteration >= state.well_at else state.tries

@@ -177,9 +177,12 @@ def advice(
     zero: int,
     data_parallel: int,
     tensor_parallel: int,
+    attention_dropout: float,
 ) -> list[str]:
     """What to turn, what costs least first; the global batch stays as it is with all of it."""
     found = []
+    if attention_dropout > 0 and recompute is None:
+        found.append("give --attention-dropout 0, with which attention is fused")
     if micro_batch_size > 1:
         found.append(f"lower --micro-batch-size below {micro_batch_size}")
     if recompute is None:

@@ -18,17 +18,24 @@ LLAMA = replace(
     GPT2, num_query_groups=2, ffn_hidden_size=640, position="rope",
     activation="swiglu", bias=False, tied=False,
 )  # fmt: skip
-NAMES = ["gpt exact 1", "gpt fast 0 full", "gpt exact 2 selective", "llama fast 3", "llama exact 1"]  # fmt: skip
+SHAPES = {
+    "gpt": GPT2, "llama": LLAMA,
+    "dropping": replace(GPT2, seq_length=256, hidden_dropout=0.1, attention_dropout=0.1),
+}  # fmt: skip
+NAMES = [
+    "gpt exact 1", "gpt fast 0 full", "gpt exact 2 selective", "llama fast 3", "llama exact 1",
+    "dropping fast 1", "dropping exact 1 selective",
+]  # fmt: skip
 
 
 def find(name: str) -> dict[str, int]:
-    match = re.fullmatch(r"(gpt|llama) (exact|fast) (\d)(?: (\w+))?", name)
+    match = re.fullmatch(r"(\w+) (exact|fast) (\d)(?: (\w+))?", name)
     assert match is not None
     shape, reduction, zero, again = match.groups()
     layout = Layout(
         exact=reduction == "exact", zero=int(zero), recompute=RECOMPUTE[f"-{again}" if again else ""]
     )  # fmt: skip
-    peak, said = measured(GPT2 if shape == "gpt" else LLAMA, layout, torch.device("cpu"))
+    peak, said = measured(SHAPES[shape], layout, torch.device("cpu"))
     return {"peak": peak, "formula": said.total}
 
 

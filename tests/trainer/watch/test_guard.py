@@ -100,8 +100,8 @@ def test_nan_in_the_first_step_goes_back_to_the_beginning_and_in_the_end_stops()
 
 
 def test_what_is_not_judged() -> None:
-    overflow = replace(seen(3, math.inf, math.nan), overflow=True)
-    assert judge(State(), overflow, FLAGS) == (State(), None)
+    idle = replace(seen(3, math.inf, math.nan), idle=True)
+    assert judge(State(), idle, FLAGS) == (State(), None)
     assert judge(State(), seen(3, math.nan), GuardFlags()) == (State(), None)
     early = [5.0] * 8 + [50.0] + [5.0] * 3
     assert verdicts(early, FLAGS) == []

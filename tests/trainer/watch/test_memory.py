@@ -25,12 +25,18 @@ def test_running_out_is_one_line() -> None:
         where="rank 3",
         memory=USED,
         advice=memory.advice(
-            micro_batch_size=4, recompute=None, zero=1, data_parallel=2, tensor_parallel=1
+            micro_batch_size=4,
+            recompute=None,
+            zero=1,
+            data_parallel=2,
+            tensor_parallel=1,
+            attention_dropout=0.1,
         ),
     )
     assert str(told) == (
         "CUDA out of memory (rank 3): 2.50 GiB were asked for, 70.00 GiB were in use, "
-        "72.00 GiB at the most, of 75.00 GiB that were taken from the device; lower "
+        "72.00 GiB at the most, of 75.00 GiB that were taken from the device; "
+        "give --attention-dropout 0, with which attention is fused, or lower "
         "--micro-batch-size below 4, or give --recompute-activations, or give --recompute-granularity full "
         "--recompute-method uniform, or raise --zero-stage above 1, or raise "
         "--tensor-model-parallel-size above 1; the last checkpoint is kept"
@@ -39,7 +45,12 @@ def test_running_out_is_one_line() -> None:
 
 def test_advice_is_of_what_can_still_be_turned() -> None:
     found = memory.advice(
-        micro_batch_size=1, recompute="full", zero=0, data_parallel=1, tensor_parallel=2
+        micro_batch_size=1,
+        recompute="full",
+        zero=0,
+        data_parallel=1,
+        tensor_parallel=2,
+        attention_dropout=0.1,
     )
     assert found == ["raise --tensor-model-parallel-size above 2"]
 
