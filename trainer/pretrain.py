@@ -292,6 +292,7 @@ def _run(
     clock.close()
     if checkpoint is not None:
         checkpoint.close()
+    current().laid = None  # which goes before the process group does
 
 
 def _footprint(config: GPTConfig, layout: Layout, laid: Laid, plan: Plan) -> str:

@@ -1,5 +1,6 @@
 """The processes that train together: who I am among them and which device is mine."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ def joined() -> Iterator[World]:
         device = torch.device("cpu")
         _join("gloo", None)
     yield World(rank=dist.get_rank(), size=dist.get_world_size(), device=device)
+    # A model that is garbage still holds the group: gloo's threads would be there while Python ends.
+    gc.collect()
     dist.destroy_process_group()
 
 

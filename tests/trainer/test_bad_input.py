@@ -26,6 +26,7 @@ LLAMA = (
 )
 """The shape of golden/llama, on shorter samples."""
 TUNED = f"{LLAMA} --load {{base}}/imported --finetune --save {{base}}/tuned --lr 0 --train-iters 1"
+LARGE = f"{SAVED} --ffn-hidden-size 1000000000000"
 DIVERGES = "--lr 1e30 --clip-grad 0"
 
 REFUSED = {
@@ -64,6 +65,17 @@ REFUSED = {
         "--init-method-std 1e30 --guard rollback --save {base}/odd",
         "iteration 1: lm loss nan is not finite, and nothing is saved to go back to: stopping",
     ),
+    "nothing to train on": ('--own-data none', "there is nothing to train on: give --data-path"),
+    "too little to train on": (
+        "--own-data few", "the run trains on 12 samples, and the data have 9: make it shorter",
+    ),
+    "two of three": ("--own-data two", "is to return train, valid, test: three, or None for each"),
+    "validation on nothing": (
+        "--own-data novalidation", "there are validation data without any sample",
+    ),
+    "a guard without a loss": (
+        "--own-loss none --guard warn", "--guard judges a loss, and the loss function reports none",
+    ),
     "NaN, with nothing to be saved": (
         "--init-method-std 1e30 --guard rollback", "nothing is saved to go back to: stopping",
     ),
@@ -76,6 +88,16 @@ SAID = {
     ),
     "nothing to load": (
         "--load {base}/nothing", "nothing holds no checkpoint: the run begins from first weights",
+    ),
+    "a batch in which nothing counts": (
+        "--own-data unmasked --guard warn",
+        "grad norm: 0.000 | number of skipped iterations:   0 | number of nan iterations:   1 |",
+    ),
+    "evaluation of nothing": (
+        "--skip-train --eval-iters 1", "--skip-train without a checkpoint: what is evaluated are first weights",
+    ),
+    "attention that drops": (
+        "--attention-dropout 0.1", "holds scores of all pairs of positions; --attention-dropout 0 has it fused",
     ),
     "no place for progress": (
         "--log-progress", "--log-progress has no effect: its file is in the folder of --save",
@@ -96,7 +118,9 @@ def told(base: Path) -> dict[str, Any]:
     shutil.copytree(MODELS / "llama", base / "llama")
     weights, _ = reading.read(base / "llama", divisible_by=128)
     save_model(str(base / "imported"), weights, step=1)
-    every = {"first": (SAVED, "")} | SAID | REFUSED  # the first is there before the others
+    every = (
+        {"first": (SAVED, ""), "large": (LARGE, "")} | SAID | REFUSED
+    )  # the first is there before
     return tiny.told(base, {name: more for name, (more, _) in every.items()})
 
 
@@ -115,6 +139,15 @@ def test_what_may_be_meant_is_said(name: str, base: Path, told: dict[str, Any]) 
     assert any(line.endswith(said) for line in found["text"].splitlines()), found["text"]
 
 
+def test_more_memory_than_there_is_is_one_line(told: dict[str, Any]) -> None:
+    found = told["large"]
+    assert found["status"] == 1, found["text"]
+    last = found["text"].splitlines()[-1]
+    assert "CPU out of memory (rank 0): 59604.64 GiB were asked for; lower --micro-batch" in last
+    assert last.endswith("; the last checkpoint is kept")
+    assert "Traceback" not in found["text"]
+
+
 def test_weights_that_diverged_are_no_checkpoint(base: Path, told: dict[str, Any]) -> None:
     del told
     found = load_model(opened(str(base / "diverged"))).state_dict()
@@ -128,6 +161,21 @@ def test_finetuning_begins_from_what_was_imported(base: Path, told: dict[str, An
     found = load_model(opened(str(base / "tuned"))).state_dict()
     assert found.keys() == wanted.keys()
     assert [name for name in wanted if not torch.equal(wanted[name], found[name])] == []
+
+
+def test_another_order_of_sums_in_a_layer_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = f"{tiny.SMALL} --tensor-model-parallel-size 2"
+    monkeypatch.setattr(sys, "argv", ["pretrain_gpt", *flags.split()])
+    monkeypatch.setenv("NCCL_ALGO", "NVLS")
+    provide: Any = None  # it does not come to these
+    with pytest.raises(SystemExit) as ended:
+        pretrain(provide, provide, None, provide)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(
+        "NCCL_ALGO=NVLS may add up in another order each time"
+    )
 
 
 def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,31 @@
 """Real runs: processes, gloo, files, SIGKILL."""
 
 import contextlib
+import json
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from elastic.checkpoint.storage import manifests
 from elastic.checkpoint.storage.folder import Folder
-from tests.trainer.launch import assert_same, finish, refused, start, steps
+from tests.trainer.launch import (
+    ROOT,
+    SCRIPT,
+    SMALL,
+    TIMEOUT,
+    assert_same,
+    finish,
+    parameters,
+    refused,
+    start,
+    steps,
+)
 
 pytestmark = pytest.mark.xdist_group("pretrain")  # one run for all of them
 
@@ -89,3 +105,41 @@ def test_in_exact_mode_another_layout_has_to_be_asked_for(base: Path) -> None:
     assert "was made with tensor parallel 1, not 2" in errors
     output = finish(start(base, "whole", *two, "--other-conditions", nproc=2))
     assert "resumed from step 40\n" in output
+
+
+def test_weights_that_nobody_has_looked_at_are_not_saved(base: Path) -> None:
+    """Numbers are read every twelfth step; what is newest in memory goes to storage when a run ends badly."""
+    diverges = ("--train-iters=40", "--log-interval=12", "--lr=1e25", "--lr-warmup-iters=4")
+    errors = refused(start(base, "diverged", *diverges))
+    found = re.search(r"iteration (\d+): the gradient is not finite", errors)
+    assert found is not None, errors
+    stored = manifests.committed(Folder(base / "diverged"))
+    assert stored is not None
+    assert stored.step == int(found[1]) - 1, "the last step whose gradient was finite"
+    weights = parameters(base, "diverged")
+    assert [name for name, one in weights.items() if not one.isfinite().all()] == []
+
+
+def test_the_master_knows_the_newest_metrics(tmp_path: Path) -> None:
+    """Of a run that does not say where they are to go."""
+    launched = (sys.executable, "-m", "elastic.run", "--standalone", f"--log-dir={tmp_path}")
+    training = subprocess.Popen(
+        [*launched, *SCRIPT, *SMALL, "--train-iters=100000"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    ask = (sys.executable, "-m", "elastic.ctl", "--dir", str(tmp_path), "-o", "json", "status")
+    told: dict[str, Any] = {}
+    try:
+        assert training.stdout is not None
+        for line in training.stdout:
+            if "] iteration " in line:
+                break
+        deadline = time.monotonic() + 60
+        while not told and time.monotonic() < deadline:
+            answer = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=False)
+            told = json.loads(answer.stdout or "{}").get("metrics") or {}
+    finally:
+        training.terminate()
+        training.communicate(timeout=TIMEOUT)
+    assert told.get("kind") == "step", told
+    assert 4 < told["losses"]["lm loss"] < 7

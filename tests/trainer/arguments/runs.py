@@ -3,6 +3,7 @@
     python runs.py RUNS.json TOLD.json
 
 RUNS: names to arguments. TOLD: of each, what it printed without times, how it ended, and its files.
+--own-data and --own-loss are those of a script that is not quite right.
 """
 
 import contextlib
@@ -10,12 +11,13 @@ import io
 import json
 import re
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from elastic.trainer.pretrain import pretrain
+from elastic.trainer.pretrain import get_args, pretrain
 from elastic.trainer.pretrain_gpt import (
     forward_step,
     model_provider,
@@ -25,13 +27,50 @@ from elastic.trainer.pretrain_gpt import (
 TIMES = r"\[\d{4}-[^]]*\]|elapsed time per iteration \(ms\): [\d.]+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 
 
+class Own:
+    """The first samples of another dataset; from the fourth to the eighth nothing is learnt."""
+
+    def __init__(self, whole: Any, size: int) -> None:
+        self.whole, self.size = whole, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, number: int) -> Any:
+        item = self.whole[range(self.size)[number]]
+        return item | {"loss_mask": item["loss_mask"] * (not 4 <= number < 8)}
+
+
+def own_arguments(parser: ArgumentParser) -> ArgumentParser:
+    parser.add_argument("--own-data")
+    parser.add_argument("--own-loss")
+    return parser
+
+
+def own_data(numbers: Any) -> Any:
+    train, valid, test = train_valid_test_datasets_provider(numbers)
+    found = {
+        None: (train, valid, test), "none": (None, valid, test), "two": (train, valid),
+        "few": (Own(train, 9), valid, test), "unmasked": (Own(train, 12), valid, test),
+        "novalidation": (train, Own(train, 0), test),
+    }  # fmt: skip
+    return found[get_args().own_data]
+
+
+def own_step(batches: Any, model: Any) -> Any:
+    output, loss = forward_step(batches, model)
+    if get_args().own_loss is None:
+        return output, loss
+    return output, lambda losses: (*loss(losses)[:2], {})
+
+
 def told(arguments: list[str], folder: Path) -> dict[str, Any]:
     """Of one run, whose own files are in `folder`."""
     sys.argv = ["pretrain_gpt", *(word.replace("{own}", str(folder)) for word in arguments)]
     output, status = io.StringIO(), 0
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
-            pretrain(train_valid_test_datasets_provider, model_provider, None, forward_step)
+            pretrain(own_data, model_provider, None, own_step, extra_args_provider=own_arguments)
         except SystemExit as ended:
             status = int(ended.code or 0)
             if dist.is_initialized():

@@ -10,7 +10,7 @@ import pytest
 from elastic.proto.errors import UsageError
 from elastic.trainer.arguments.options import doc_strings
 from elastic.trainer.arguments.parse import parse
-from elastic.trainer.arguments.settings import subjects
+from elastic.trainer.arguments.settings import OF_A_NODE, subjects
 
 NEEDED = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2 "
@@ -68,6 +68,30 @@ def test_what_two_subjects_need_is_one_option() -> None:
         for one in fields(kind):
             found.setdefault(one.name, []).append((types[one.name], one.default, one.metadata))
     assert not {name for name, said in found.items() if any(one != said[0] for one in said)}
+
+
+def test_what_nodes_have_to_be_told_alike() -> None:
+    """All but where things are, and what a rank does by itself."""
+    common = parse(given("--save s --tensorboard-dir a --metrics-file m --num-workers 3")).common()
+    assert common["--tensorboard-dir"] is True
+    assert common["--save"] == "s"
+    assert {"--eval-interval", "--zero-stage", "--guard", "--log-params-norm"} <= common.keys()
+    assert not {"--metrics-file", "--num-workers", "--data-cache-path"} & common.keys()
+    other = parse(given("--save s --tensorboard-dir b --num-workers 4 --eval-iters 7")).common()
+    assert {name for name in common if common[name] != other[name]} == {"--eval-iters"}
+    names = {one.name for kind in subjects().values() for one in fields(kind)}
+    assert names >= OF_A_NODE
+
+
+def test_what_costs_or_has_no_effect_is_said() -> None:
+    def said(more: str) -> str:
+        return " ".join(parse(given(f"--attention-dropout 0 {more}")).notes)
+
+    assert said("") == ""
+    assert "--attention-dropout 0 has it fused" in said("--attention-dropout 0.1")
+    shared = "--recompute-activations --tensor-model-parallel-size 2"
+    assert "--recompute-granularity selective has no effect" in said(f"{shared} --compile")
+    assert said(shared) == said("--recompute-activations --compile") == ""
 
 
 def test_every_field_says_what_it_is() -> None:

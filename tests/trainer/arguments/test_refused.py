@@ -59,6 +59,6 @@ def test_it_is_said_before_anything_else_that_is_wrong() -> None:
 
 
 def test_what_asks_for_nothing_is_passed_over_and_said() -> None:
-    settings = run("--context-parallel-size 1 --expert-model-parallel-size=1")
+    settings = run("--context-parallel-size 1 --expert-model-parallel-size=1 --attention-dropout 0")
     (note,) = settings.notes
     assert "--context-parallel-size, --expert-model-parallel-size" in note

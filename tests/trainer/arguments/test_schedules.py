@@ -84,3 +84,9 @@ def test_weight_decay_is_constant_or_rises() -> None:
 def test_what_does_not_go_together_is_said(more: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         ScheduleFlags(**(ITERS | more)).learning_rate()
+
+
+def test_a_run_has_a_step() -> None:
+    ScheduleFlags(**(SAMPLES | {"train_samples": 10})).check_length()
+    with pytest.raises(UsageError, match="--train-samples 9 are fewer than the first batch has"):
+        ScheduleFlags(**(SAMPLES | {"train_samples": 9})).check_length()

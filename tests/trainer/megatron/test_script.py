@@ -45,12 +45,12 @@ def data(base: Path) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def team(base: Path, save: str, *flags: str, **env: str) -> str:
+def team(base: Path, save: str, *flags: str, nproc: int = 2, board: bool = True, **env: str) -> str:
     """Its run of the same; returns what it printed."""
     script = (str(base / "pretrain_team.py"),)
-    board = f"--tensorboard-dir={base / save}-board"
-    told = (*FLAGS, *data(base), board, *flags)
-    return finish(start(base, save, *told, nproc=2, script=script, env=env))
+    to = (f"--tensorboard-dir={base / save}-board",) if board else ()
+    told = (*FLAGS, *data(base), *to, *flags)
+    return finish(start(base, save, *told, nproc=nproc, script=script, env=env))
 
 
 def test_a_teams_script_trains_to_the_same_bits(base: Path) -> None:
@@ -85,3 +85,14 @@ def test_a_script_that_reduces_its_reports_itself_trains_to_the_same_bits(base: 
         assert loss == pytest.approx(other, rel=1e-6)  # two ranks' sums in fp32
     wanted, found = parameters(base, "ours"), parameters(base, "reduced")
     assert [name for name in wanted if not torch.equal(wanted[name], found[name])] == []
+
+
+def test_it_trains_to_the_same_bits_in_layers_that_ranks_share_and_in_stages(base: Path) -> None:
+    layout = (
+        "--tensor-model-parallel-size=2",
+        "--sequence-parallel",
+        "--pipeline-model-parallel-size=2",
+    )
+    finish(start(base, "ours-laid", *FLAGS, *data(base), *layout, nproc=4))
+    team(base, "team-laid", *layout, nproc=4, board=False)
+    assert_same(base, "ours-laid", "team-laid")

@@ -1,14 +1,20 @@
 """How a run goes on from what was saved of it, and what it must not take over."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from elastic.checkpoint import Checkpointer
 from elastic.data import Skips
+from elastic.proto.errors import UsageError
 from elastic.trainer.arguments.checkpointing import CheckpointFlags
+from elastic.trainer.parallel.layout import Layout
 from elastic.trainer.run import state as states
+from elastic.trainer.run.plan import Plan
+from elastic.trainer.schedules import BatchSizes
 from elastic.trainer.watch import guard
 from tests.trainer import forks
 from tests.trainer.run.agreeing import SIZES
@@ -55,6 +61,66 @@ def test_samples_that_were_left_out_stay_so_where_a_run_is_begun_from_another(
     assert guard.from_json(now["guard"]).skips.ranges == ((8, 16),)
     assert now["conditions"] == {"tensor parallel": "of now"}
     assert torch.equal(now["model"].weight, before["model"].weight)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_loss_scale_begins_anew_where_there_was_none(tmp_path: Path, scaled: bool) -> None:
+    before = state("of before")
+    if scaled:
+        before["loss_scale"] = torch.tensor([64.0, 7.0, 2.0], dtype=torch.float64)
+    with Checkpointer(tmp_path) as checkpoint:
+        checkpoint.save(3, before, persist=True)
+        checkpoint.wait()
+    now = state("of now")
+    now["loss_scale"] = torch.tensor([1024.0, 0.0, 2.0], dtype=torch.float64)
+    flags = CheckpointFlags(save=str(tmp_path), other_conditions=True)
+    with Checkpointer(tmp_path) as checkpoint:
+        assert states.resume(checkpoint, now, flags, exact=True) == 3
+    assert now["loss_scale"].tolist() == ([64.0, 7.0, 2.0] if scaled else [1024.0, 0.0, 2.0])
+    assert torch.equal(now["model"].weight, before["model"].weight)
+
+
+CHANGED = {
+    "tensor parallel": {"tp": 2}, "sequence parallel": {"tp": 2, "sequence": True},
+    "pipeline parallel": {"pp": 2}, "computes in": {"compute": torch.float32},
+    "compiled": {"compile": True},
+    "norms reduced every leaf": {"tp": 2, "sequence": True, "zero": 2},
+}  # fmt: skip
+"""By condition, what of a layout changes it."""
+
+
+def conditions(*, leaf_size: int = 2, attention: str = "flash", **layout: Any) -> dict[str, Any]:
+    plan = Plan(sizes=BatchSizes.constant(8), steps=1, leaf_size=leaf_size)
+    laid = SimpleNamespace(device=torch.device("cpu"), attention=attention)
+    return states.conditions(Layout(**layout), plan, laid)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_changes_bits_is_a_condition(name: str) -> None:
+    assert conditions()[name] != conditions(**CHANGED[name])[name]
+
+
+def test_leaves_kernels_threads_and_torch_are_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = conditions()
+    assert conditions(leaf_size=4)["micro-batch size"] == 4 != found["micro-batch size"]
+    assert conditions(attention="math")["attention kernel"] != found["attention kernel"]
+    assert found["threads"] == torch.get_num_threads()
+    assert (found["device"], found["torch"]) == ("cpu", torch.__version__)
+    assert conditions(offload="all")["optimizer on"] == "cpu"
+    known = {"micro-batch size", "attention kernel", "threads", "device", "torch", "optimizer on"}
+    assert found.keys() == known | CHANGED.keys(), "each is in a test"
+
+
+@pytest.mark.parametrize("name", conditions())
+def test_an_exact_run_goes_on_under_its_conditions_only(tmp_path: Path, name: str) -> None:
+    before, now = state(""), state("")
+    before["conditions"], now["conditions"] = conditions(), conditions() | {name: "another"}
+    with Checkpointer(tmp_path) as checkpoint:
+        checkpoint.save(3, before, persist=True)
+        checkpoint.wait()
+        with pytest.raises(UsageError, match=f"made with {name} .*, not another"):
+            states.resume(checkpoint, now, CheckpointFlags(save=str(tmp_path)), exact=True)
+        assert states.resume(checkpoint, now, CheckpointFlags(save=str(tmp_path)), exact=False) == 3
 
 
 def test_a_node_with_other_data_is_found_before_the_first_step(tmp_path: Path) -> None:
