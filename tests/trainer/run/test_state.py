@@ -80,7 +80,7 @@ def test_a_loss_scale_begins_anew_where_there_was_none(tmp_path: Path, scaled: b
     assert torch.equal(now["model"].weight, before["model"].weight)
 
 
-CHANGED = {
+CHANGED: dict[str, dict[str, Any]] = {
     "tensor parallel": {"tp": 2}, "sequence parallel": {"tp": 2, "sequence": True},
     "pipeline parallel": {"pp": 2}, "computes in": {"compute": torch.float32},
     "compiled": {"compile": True},
