@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The trainer's rows of docs/benchmarks.md on all GPUs of a machine, in parts of less than ten minutes each; run from
-# the repository's root. Usage: benchmarks/h200-trainer.sh OUT PART...; parts: head profile memory waits mfu mfu-32 large
-# scaling tensor resize fire restart curve layouts; curve needs what `python -m benchmarks.curve prepare runs/text`
+# the repository's root. Usage: benchmarks/h200-trainer.sh OUT PART...; parts: head profile memory tests mfu mfu-32 saving
+# large scaling tensor resize fire restart curve layouts; curve needs what `python -m benchmarks.curve prepare runs/text`
 # made.
 set -u
 out=$1
@@ -36,7 +36,8 @@ for name in "$@"; do
             ;;
         mfu) part mfu 400 python3 -m benchmarks.mfu 125m 125m-1024 --out "$out/mfu.jsonl" ;;
         mfu-32) part mfu-32 580 python3 -m benchmarks.mfu 125m 125m-1024 --leaves 32 --out "$out/mfu.jsonl" ;;
-        waits) part waits 60 python3 -m tests.trainer.run.waits ;;
+        tests) part tests 300 python3 -m pytest -m gpu -v tests/trainer ;;
+        saving) part saving 200 python3 -m benchmarks.mfu 125m --no-plain --saving --out "$out/mfu.jsonl" ;;
         large) part large 580 python3 -m benchmarks.mfu 1.3b 6.7b --out "$out/mfu.jsonl" ;;
         resize)
             part resize 420 python3 -m benchmarks.resize --worlds "$gpus" 1 "$gpus" --steps 60 \

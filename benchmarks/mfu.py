@@ -159,6 +159,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--leaves", type=int, help="micro-batches of a step and device")
     parser.add_argument("--no-plain", action="store_true")
+    parser.add_argument("--saving", action="store_true", help="each step into host memory")
     parser.add_argument("--out", type=Path, help="also as JSON lines")
     parser.add_argument("--be-plain", choices=SHAPES, help=argparse.SUPPRESS)
     args, more = parser.parse_known_args()
@@ -173,12 +174,16 @@ def main() -> int:
         for reduction in ("exact", "fast"):
             with tempfile.TemporaryDirectory() as folder:
                 flags = [f"--reduction={reduction}", *more]
+                if args.saving:
+                    flags.append(f"--save={folder}/checkpoints")
                 try:
                     found = ours(shape, args.ranks, flags, Path(folder))
                 except SystemExit as error:
                     sys.stdout.write(f"{name} {reduction} failed: {error}\n")
                     continue
-            _tell(args, name, shape, f"{reduction} {' '.join(more)}", found)
+            _tell(
+                args, name, shape, f"{reduction}{' saving' * args.saving} {' '.join(more)}", found
+            )
         if not args.no_plain:
             command = [sys.executable, "-m", "benchmarks.mfu", f"--be-plain={name}"]
             command += [f"--leaves={shape.leaves}"]

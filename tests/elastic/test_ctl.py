@@ -84,6 +84,13 @@ class Running:
             watchdog.cancel()
         return seen
 
+    def is_waiting(self) -> bool:
+        """Whether the master has heard that both ranks are at their gate."""
+        command = elasticctl("--dir", str(self.base), "-o", "json", "status")
+        answer = subprocess.run(command, capture_output=True, env=self.environ, check=True)
+        (node,) = json.loads(answer.stdout)["nodes"]
+        return [(rank["step"], rank["phase"]) for rank in node["ranks"]] == [(100, "waiting")] * 2
+
     def open_gate(self) -> None:
         """Let the ranks end: each reads to the end of what nobody writes, also one that comes late."""
         pipe = os.open(self.gate, os.O_WRONLY)
@@ -143,6 +150,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     running = start(base, "--state-dir", str(base), "--tee", "3", "--max-restarts", "1")
     try:
         running.follow(lambda line: "first step" in line)
+        wait_until(running.is_waiting, running.launcher)  # what comes behind the step is told later
         yield running
     finally:
         end(running)
