@@ -222,11 +222,8 @@ def _run(
     if world.is_first:
         _make_folder(settings.checkpointing)
     train, valid, test = _checked(datasets(_samples(settings, plan)), settings, plan)
-    evaluates = bool(settings.evaluation.eval_iters or settings.evaluation.full_validation)
     args = current().args
-    args.do_train, args.do_valid, args.do_test = (
-        train is not None, evaluates and bool(valid), evaluates and test is not None
-    )  # fmt: skip
+    args.do_train, args.do_valid, args.do_test = train is not None, bool(valid), test is not None
     clock = phases.clock(
         settings.watching.trace_phases, world.rank, cuda=world.device.type == "cuda"
     )
@@ -422,14 +419,17 @@ def _reporter(
 def _checked(
     found: Any, settings: Settings, plan: Plan
 ) -> tuple[Dataset | None, Sequence[Dataset], Dataset | None]:
-    """What the script's function gives to train on, validation sets and a test set. UsageError where the run
-    would miss something of it, be it days from now."""
+    """What the script's function gives to train on, validation sets and a test set, as far as the run evaluates
+    on them. UsageError where the run would miss something of it, be it days from now."""
     if not isinstance(found, Sequence) or len(found) != len(NAMES):
         raise UsageError(
             f"train_valid_test_dataset_provider is to return {', '.join(NAMES)}: three, or None for each"
         )
     train, valid, test = found
     sets = () if valid is None else valid if isinstance(valid, Sequence) else (valid,)
+    if not settings.evaluation.eval_iters:
+        test = None
+        sets = sets if settings.evaluation.full_validation else ()
     if not settings.evaluation.skip_train:
         if train is None:
             raise UsageError(

@@ -71,7 +71,7 @@ REFUSED = {
     ),
     "two of three": ("--own-data two", "is to return train, valid, test: three, or None for each"),
     "validation on nothing": (
-        "--own-data novalidation", "there are validation data without any sample",
+        "--own-data novalidation --eval-iters 1", "there are validation data without any sample",
     ),
     "a guard without a loss": (
         "--own-loss none --guard warn", "--guard judges a loss, and the loss function reports none",

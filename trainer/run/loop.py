@@ -329,10 +329,8 @@ class Loop:
     # --- evaluation, and the end ------------------------------------------------------------
 
     def _evaluation_due(self, step: int) -> bool:
-        flags = self._run.settings.evaluation
-        wanted = flags.eval_iters > 0 or flags.full_validation
-        due = step % flags.eval_interval == 0 and step < self._run.plan.steps
-        return bool(self._run.validation) and wanted and due
+        due = step % self._run.settings.evaluation.eval_interval == 0
+        return bool(self._run.validation) and due and step < self._run.plan.steps
 
     def _reading(self, kind: str, length: int, step: int, *, final: bool) -> Reading:
         """What an evaluation reads of a set."""
