@@ -84,9 +84,9 @@ def use(
     choices = choices if kernel is None else (kernel,)
     reasons: dict[Kernel, str] = {}
     for choice in choices:
+        _leave_only(choice)  # else torch refuses what an earlier choice has switched off
         reasons[choice] = _against(choice, config, leaf_size, tp, dtype, device, compiled=compiled)
         if not reasons[choice]:
-            _leave_only(choice)
             set_mask(config.seq_length if choice == "flex" else 0, device)
             return choice
     said = "; ".join(f"{choice}: {reason}" for choice, reason in reasons.items())
@@ -126,7 +126,7 @@ def _against(
         warnings.simplefilter("always")
         if _CAN_USE[kernel](wanted, True):
             return ""
-    return str(told[-1].message).split(" (Triggered")[0] if told else "torch does not say why"
+    return str(told[-1].message).split(" (Triggered")[0] if told else "torch warned above of why"
 
 
 def _against_flex(

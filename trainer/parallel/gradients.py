@@ -1,6 +1,6 @@
 """The gradient of a step: what each leaf adds to it, whether its sum is exact, its norm.
 
-In exact mode a hook rounds each leaf's gradient to the grid of its tensor (`elastic.data.exact`) before
+In exact mode hooks round each leaf's gradient to the grid of its tensor (`elastic.data.exact`) before
 FSDP adds it up in fp64, so that no world and no layout of data parallelism changes a bit of it. What all
 ranks must agree on, a number or three for each tensor, goes over the world in one vector; tensors are
 numbered as the whole model has them, whoever has which part.
@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from elastic.data import exact
+from elastic.proto.errors import UsageError
 from elastic.trainer.model.tensor_parallel import local
 from elastic.trainer.parallel.program import Program
 from elastic.trainer.parallel.sharding import reshard, sharded
@@ -66,26 +67,40 @@ class Gradients:
             self._number["head.weight"] = self._number[WORDS]
         self._leaves, self._tied = leaves, tied
         self._device = device
-        self._magnitudes = _aligned(len(names), torch.float32, device)
         self.tops = exact.unknown_tops(len(names), device)
         """The grids, int64 [N]; of no meaning in fast mode."""
-        self._offsets = _aligned(len(names), torch.float64, device)
         numels = [1] * len(names)
         for name, parameter in self._parameters.items():
             numels[self._number[name]] = parameter.numel()
         self._numels = torch.tensor(numels, device=device)
-        self._round: Callable[..., None] = _round
         self._squares: Callable[..., Tensor] = exact.squares
         if compiled:
-            self._round = torch.compile(_round, dynamic=True)
             self._squares = _for_any_rows(torch.compile(exact.squares))
         self._sums: list[ShardSum] = []
         if leaves is not None:
             if every_leaf:
-                self._sums = [found for program in programs for found in _shard_sums(program)]
-            for name, parameter in (found for one in programs for found in _accumulated(one)):
-                hook = self._rounding(self._number[name])
-                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                self._sums = [
+                    ShardSum(piece, own) for one in programs for piece, own in _pieces(one)
+                ]
+            self._prepare_rounding(programs, compiled=compiled)
+
+    def _prepare_rounding(self, programs: Sequence[Program], *, compiled: bool) -> None:
+        pieces = [piece for program in programs for piece in _accumulated(program)]
+        order = [self._number[name] for piece in pieces for name in piece]
+        self._at, self._of = self._places(order)
+        self._magnitudes = _aligned(len(order), torch.float32, self._device)
+        self._offsets = _aligned(len(order), torch.float64, self._device)
+        rounds = rounding(compiled=compiled)
+        sizes = [len(piece) for piece in pieces]
+        self._rounded = [
+            Rounding(piece, magnitudes, offsets, rounds)
+            for piece, magnitudes, offsets in zip(
+                pieces,
+                torch.split(self._magnitudes, sizes),
+                torch.split(self._offsets, sizes),
+                strict=True,
+            )
+        ]
 
     def begin(self) -> None:
         """Before the first leaf of a step."""
@@ -93,14 +108,16 @@ class Gradients:
             self._magnitudes.zero_()
             for shards in self._sums:
                 shards.begin()
-            self._offsets.copy_(exact.offsets(self.tops, self._leaves))
+            self._offsets.copy_(exact.offsets(self.tops, self._leaves)[self._at])
 
     def exact(self) -> Tensor:
         """After the last leaf, on all ranks: whether the sums are right, bool []. If not, the step is to be run
         again, from `begin`, with nothing of these gradients. Always so in fast mode."""
         if self._leaves is None:
             return torch.ones((), dtype=torch.bool)
-        magnitudes = self._magnitudes.contiguous()
+        for piece in self._rounded:
+            piece.check()
+        magnitudes = _with_none(self._magnitudes)[self._of]
         dist.all_reduce(magnitudes, dist.ReduceOp.MAX)
         fits = exact.fits(magnitudes, self.tops).all()
         self.tops.copy_(exact.next_tops(magnitudes, self.tops))
@@ -121,26 +138,23 @@ class Gradients:
         own = {self._number[name]: part.flatten() for name, part in self._parts() if part.numel()}
         groups = list(_together({number: part.numel() for number, part in own.items()}))
         order = [number for numbers in groups for number in numbers]
-        places = [0] * len(self.tops)  # in that order, counted from 1; 0: this rank has none of it
-        for place, number in enumerate(order, 1):
-            places[number] = place
-        at, of = (to_device(torch.tensor(one).long(), self._device) for one in (order, places))
-        largest = torch.zeros(1, device=self._device)
+        at, of = self._places(order)
+        largest = torch.zeros(0, device=self._device)
         if own:
             magnitudes = exact.largest_of_each([own[number] for number in order])
-            largest = torch.cat((largest, magnitudes.to(self._device)))
-        largest = largest[of]
+            largest = magnitudes.to(self._device)
+        largest = _with_none(largest)[of]
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         tops = exact.next_tops(largest, torch.zeros_like(self.tops), headroom=0)
         exponents = exact.square_exponents(tops, self._numels)[at]
-        limbs = [exponents.new_zeros(1, exact.LIMBS, dtype=torch.float64)]
+        limbs = [exponents.new_zeros(0, exact.LIMBS, dtype=torch.float64)]
         sizes = [len(numbers) for numbers in groups]
         for numbers, own_exponents in zip(groups, torch.split(exponents, sizes), strict=True):
             rows = _rows([own[number] for number in numbers]).to(self._device)
             each = len(rows) // len(numbers)
             found = self._squares(rows, own_exponents.repeat_interleave(each, dim=0))
             limbs.append(found.view(len(numbers), each, exact.LIMBS).sum(dim=1))
-        every = torch.cat(limbs)[of]
+        every = _with_none(torch.cat(limbs))[of]
         dist.all_reduce(every)
         return exact.norm(every)
 
@@ -163,13 +177,59 @@ class Gradients:
                     continue
             yield name, local(gradient)
 
-    def _rounding(self, number: int) -> Callable[[Tensor], None]:
-        def hook(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            gradient = local(parameter.grad)
-            self._round(gradient.view(-1), self._magnitudes[number], self._offsets[number])
+    def _places(self, order: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Of what this rank has of tensors, in `order`: their numbers, and where each of the N is found there
+        behind `_with_none`."""
+        places = [0] * len(self.tops)
+        for place, number in enumerate(order, 1):
+            places[number] = place
+        at, of = (to_device(torch.tensor(one).long(), self._device) for one in (order, places))
+        return at, of
 
-        return hook
+
+class Rounding:
+    """Of a leaf's gradients of what FSDP reduces at once: when the last of them is there, before FSDP adds them up.
+
+    All at once, since a compiled function takes the host about as long for one tensor as for all of a block.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        magnitudes: Tensor,
+        offsets: Tensor,
+        rounds: "Rounds",
+    ) -> None:
+        """parameters: n, by name, as backward accumulates into them; magnitudes, offsets: their own, [n]."""
+        self._parameters, self._round = parameters, rounds
+        self._magnitudes, self._offsets = magnitudes, offsets
+        self._names = {id(one): name for name, one in parameters.items()}
+        self._missing = self._names.copy()
+        """Of the leaf under way."""
+        for parameter in parameters.values():
+            parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
+
+    def check(self) -> None:
+        """Between leaves. UsageError where a leaf's were not all there, so that FSDP added up some as they were."""
+        if len(self._missing) < len(self._names):
+            raise UsageError(
+                f"a leaf gave no gradient to {', '.join(self._missing.values())}, but to others of "
+                f"{len(self._names)} parameters, and --reduction exact wants all or none: take --reduction "
+                "fast, or have every leaf use them"
+            )
+
+    def _take(self, parameter: Tensor) -> None:
+        if id(parameter) not in self._missing:
+            self.check()
+        del self._missing[id(parameter)]
+        if self._missing:
+            return
+        self._missing = self._names.copy()
+        gradients = []
+        for one in self._parameters.values():
+            assert one.grad is not None
+            gradients.append(local(one.grad).view(-1))
+        self._round(gradients, self._magnitudes, self._offsets)
 
 
 class ShardSum:
@@ -201,12 +261,18 @@ class ShardSum:
             parameter.grad = None  # else it would be added to the sum of the leaves before
 
 
-def _shard_sums(model: nn.Module) -> Iterator[ShardSum]:
+def _pieces(model: nn.Module) -> Iterator[tuple[FSDPModule, list[nn.Parameter]]]:
+    """What FSDP reduces at once, as it is now."""
     taken: set[int] = set()
     for piece in reversed(list(sharded(model))):  # blocks before what is around them
         own = [p for p in cast(nn.Module, piece).parameters() if id(p) not in taken]
         taken.update(map(id, own))
-        yield ShardSum(piece, own)
+        yield piece, own
+
+
+def _with_none(own: Tensor) -> Tensor:
+    """[n, ...] -> [1 + n, ...], with zeros in the first place, for what this rank has not."""
+    return torch.cat((own.new_zeros(1, *own.shape[1:]), own))
 
 
 def _aligned(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -245,18 +311,34 @@ def _rows(parts: Sequence[Tensor]) -> Tensor:
     return stacked.view(-1, _ROW)
 
 
-def _round(gradient: Tensor, magnitude: Tensor, offset: Tensor) -> None:
-    """A leaf's gradient, [n], to its grid, in place; magnitude: the largest of all leaves so far, []."""
-    magnitude.copy_(torch.maximum(magnitude, exact.largest(gradient)))
-    gradient.copy_(exact.rounded(gradient, offset))
+Rounds = Callable[[Sequence[Tensor], Tensor, Tensor], None]
 
 
-def _accumulated(program: Program) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that backward accumulates into, which FSDP keeps from step to step."""
-    found: dict[int, tuple[str, nn.Parameter]] = {}
+def rounding(*, compiled: bool) -> Rounds:
+    """What rounds gradients of tensors, n of [any], to their grids, in place. It takes them, the largest
+    magnitudes of all leaves so far, [n], which it brings up to date, and `exact.offsets`, [n]."""
+    if not compiled:
+        return _round
+    return torch.compile(_round, dynamic=False, options={"combo_kernels": True})
+
+
+def _round(gradients: Sequence[Tensor], magnitudes: Tensor, offsets: Tensor) -> None:
+    found = torch.stack([exact.largest(gradient) for gradient in gradients])
+    magnitudes.copy_(torch.maximum(magnitudes, found))
+    for gradient, offset in zip(gradients, offsets.unbind(), strict=True):
+        gradient.copy_(exact.rounded(gradient, offset))
+
+
+def _accumulated(program: Program) -> list[dict[str, nn.Parameter]]:
+    """The parameters that backward accumulates into, which FSDP keeps from step to step, by name; those of each
+    of its pieces together."""
     for part in sharded(program):
         part.unshard()
+    names: dict[int, str] = {}
     for name, parameter in program.model.named_parameters():
-        found.setdefault(id(parameter), (name, parameter))
+        names.setdefault(id(parameter), name)
+    pieces = [
+        {names[id(one)]: one for one in own if one.requires_grad} for _, own in _pieces(program)
+    ]
     reshard(program)
-    return iter(found.values())
+    return [piece for piece in pieces if piece]

@@ -44,11 +44,13 @@ class Stage(LeanStage):
             self._done.remove(bwd_chunk_id)
             return
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-        for parameter in _parameters(self.submod):
+        parameters = list(_parameters(self.submod))
+        for parameter in parameters:
             unsharded: nn.Parameter = parameter.unsharded_param
             if unsharded.grad is not None:
                 for hook in (unsharded._post_accumulate_grad_hooks or {}).values():
                     hook(unsharded)
+        for parameter in parameters:
             parameter.accumulate_unsharded_grad_if_needed()
             parameter.to_accumulated_grad_if_needed()
 

@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 from elastic.data import Leaves, exact
+from elastic.proto.errors import UsageError
 from elastic.trainer.model.gpt import GPT
-from elastic.trainer.parallel.layout import Laid, lay_out
+from elastic.trainer.parallel import gradients
+from elastic.trainer.parallel.layout import Laid, Part, lay_out
 from elastic.trainer.run.loss_scale import LossScale, Policy
 from elastic.trainer.run.step import Stepper
 from tests.trainer.forks import whole
@@ -55,6 +57,46 @@ def test_sums_of_gradients_are_on_the_grid() -> None:
         torch.testing.assert_close(gradient, plain[name])
         off += int((exact.rounded(plain[name], offset) != plain[name]).sum())
     assert off > 0, "these gradients would be on it anyway"
+
+
+def test_what_a_leaf_leaves_without_a_gradient_is_named() -> None:
+    """A sum of which one part was not rounded would be another one in another world."""
+
+    def make(part: Part) -> GPT:
+        model = GPT(GPT2, part.tp, part.layers)
+        model.blocks["0"].spare = nn.Parameter(torch.zeros(3))
+        return model
+
+    laid = lay_out(
+        GPT2, PLAIN, make=make, forward_step=forward_step, leaf_size=2, leaves=LEAVES.count,
+        seed=1, std=0.05, device=torch.device("cpu"),
+    )  # fmt: skip
+    stepper = Stepper(laid, leaf_tokens=2 * GPT2.seq_length)
+    with pytest.raises(
+        UsageError, match=r"no gradient to blocks\.0\.spare, .*of 13 parameters.*fast"
+    ):
+        stepper.accumulate(share(LEAVES, 0, 1), LEAVES)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_what_is_compiled_rounds_as_what_is_not() -> None:
+    sizes = (768, 768 * 768, 5, 3072 * 768, 1, 50304 * 64)
+    drawn = torch.Generator("cuda").manual_seed(1)
+    first = [
+        torch.randn(size, generator=drawn, device="cuda", dtype=torch.bfloat16) for size in sizes
+    ]
+    tops = torch.arange(len(sizes), device="cuda") * 8
+    found = []
+    for rounds in (gradients.rounding(compiled=False), gradients.rounding(compiled=True)):
+        rounded = [one.clone() for one in first]
+        magnitudes = torch.zeros(len(sizes), device="cuda")
+        for factor in (1, 3, 2):  # the largest is not of the last
+            rounded = [one * factor for one in rounded]
+            rounds(rounded, magnitudes, exact.offsets(tops, 8))
+        found.append((*rounded, magnitudes))
+    for eager, compiled in zip(*found, strict=True):
+        assert torch.equal(eager, compiled)
+    assert not torch.equal(found[0][3], first[3] * 6), "tops that round nothing"
 
 
 def test_fp16s_gradients_are_those_of_fp32_and_an_overflow_is_seen() -> None:
