@@ -40,7 +40,7 @@ def ours(hidden: Tensor, head: Tensor, targets: Tensor) -> None:
     torch.autograd.backward((losses * weights).sum())
 
 
-_chunk = torch.compile(loss.of_chunk, fullgraph=True, dynamic=False)
+_chunk = loss.compiled_chunk()
 
 
 def at_once(hidden: Tensor, head: Tensor, targets: Tensor) -> None:

@@ -14,7 +14,7 @@ from elastic.proto.errors import UsageError
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.dropout import Dropout
 from elastic.trainer.model.layers import Block, Norm
-from elastic.trainer.model.loss import Chunk, cross_entropy, of_chunk
+from elastic.trainer.model.loss import Chunk, compiled_chunk, cross_entropy
 from elastic.trainer.model.recompute import Recompute, through
 from elastic.trainer.model.tensor_parallel import TensorParallel, VocabEmbedding, local
 
@@ -58,7 +58,7 @@ class Head(nn.Module):
 
     def compile_loss(self) -> None:
         """A chunk of the loss becomes one kernel or two, where it is a dozen."""
-        self._chunk = torch.compile(of_chunk, fullgraph=True, dynamic=False)
+        self._chunk = compiled_chunk()
 
     def forward(self, hidden: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """[B, s, H], [B, S] int64, [B, S] -> each token's cross entropy in nats [B, S], whose gradient

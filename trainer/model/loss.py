@@ -18,6 +18,8 @@ from elastic.trainer.model.tensor_parallel import TensorParallel
 LOGITS = 2**28
 """Of a chunk, at most; a chunk's tokens follow from this and from this rank's words."""
 
+_PART = 1024
+"""Words at most of which Inductor reduces a row without a loop."""
 _ALIKE = 2.0**-12
 """By how much, relatively, two weights may differ that are said to be the same."""
 
@@ -92,28 +94,46 @@ def of_chunk(
     """A chunk's cross entropies fp32 [c], and the slope of their weighted sum by the logits of this rank's
     words, in `hidden`'s dtype [c, v]."""
     logits = (hidden @ head.t()).float()
-    highest = logits.amax(dim=1)
+    # As long as that, Inductor holds a part while it takes both its maximum and its sum: all is read once.
+    parts = logits.view(len(hidden), -1, _part(len(head)))
+    tops = parts.amax(dim=2)
+    sums = (parts - tops.unsqueeze(2)).exp().sum(dim=2)
+    highest = tops.amax(dim=1)
     if tp.mesh is not None:
         highest = largest(highest, tp.group)
-    logits = logits - highest.unsqueeze(1)
-    words = torch.arange(len(head), dtype=torch.int32, device=targets.device)
-    wanted = words == (targets - tp.rank * len(head)).int().unsqueeze(1)  # [c, v]
-    powers = logits.exp()
-    # No gather: behind one, Inductor no longer writes the slope where the logits were.
-    both = torch.stack((powers.sum(dim=1), torch.where(wanted, logits, 0.0).sum(dim=1)))
+    powers = (sums * (tops - highest.unsqueeze(1)).exp()).sum(dim=1)
+    target = (targets - tp.rank * len(head)).unsqueeze(1)
+    found = logits.gather(1, target.clamp(0, len(head) - 1))
+    own = torch.where((target >= 0) & (target < len(head)), found, 0.0).squeeze(1)
     if tp.mesh is not None:
-        both = total(both, tp.group)
-    slope = (powers / both[0].unsqueeze(1) - wanted.float()) * weights.unsqueeze(1)
-    return both[0].log() - both[1], slope.to(hidden.dtype)
+        powers, own = total(torch.stack((powers, own)), tp.group).unbind()
+    sum_of_all = highest + powers.log()
+    words = torch.arange(len(head), dtype=torch.int32, device=targets.device)
+    wanted = (words == target.int()).float()  # [c, v]
+    slope = ((logits - sum_of_all.unsqueeze(1)).exp() - wanted) * weights.unsqueeze(1)
+    return sum_of_all - own, slope.to(hidden.dtype)
 
 
 Chunk = Callable[[Tensor, Tensor, Tensor, Tensor, TensorParallel], tuple[Tensor, Tensor]]
+
+
+def compiled_chunk() -> Chunk:
+    """`of_chunk`, compiled."""
+    # In tiles, else each logit is divided for its row's number.
+    tiled: dict[str, Any] = {"triton.prefer_nd_tiling": True}
+    return torch.compile(of_chunk, fullgraph=True, dynamic=False, options=tiled)
 
 
 def tokens_of_chunk(words: int) -> int:
     """Of a chunk: a function of the model and of what shares its layers, since it decides bits."""
     fitting = max(1, LOGITS // words)
     return fitting // 256 * 256 or fitting
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _part(words: int) -> int:
+    """Words of each part of a row."""
+    return next(part for part in range(_PART, 0, -1) if words % part == 0)
 
 
 def _added(total: Tensor, slope: Tensor, hidden: Tensor) -> Tensor:

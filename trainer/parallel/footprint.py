@@ -178,7 +178,7 @@ class _Rank:
         head = words * config.hidden_size
         entered = self._tokens() * config.hidden_size * self.width
         chunk = min(tokens_of_chunk(words), self._tokens()) * words
-        each = 2 * self.width if self.layout.compile else 5 * _FP32 + 1
+        each = 2 * self.width if self.layout.compile else 4 * _FP32
         return self._stream() + 2 * entered + _FP32 * head + each * chunk
 
     def _backward(self) -> int:

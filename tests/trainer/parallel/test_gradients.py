@@ -79,6 +79,7 @@ def test_what_a_leaf_leaves_without_a_gradient_is_named() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch 2.11's own
 def test_on_a_gpu_what_is_compiled_rounds_as_what_is_not() -> None:
     sizes = (768, 768 * 768, 5, 3072 * 768, 1, 50304 * 64)
     drawn = torch.Generator("cuda").manual_seed(1)
