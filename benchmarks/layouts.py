@@ -153,9 +153,10 @@ def measured(case: Case, config: GPTConfig, device: torch.device) -> dict[str, A
         torch.cuda.reset_peak_memory_stats()
     laid = lay_out(
         config, case.layout, make=lambda part: GPT(config, part.tp, part.layers),
-        forward_step=forward_step, leaf_size=1, leaves=LEAVES.count, seed=SEED, std=STD,
+        forward_step=forward_step, leaf_size=1, leaves=LEAVES.count, seed=SEED,
         device=device,
     )  # fmt: skip
+    initialize(laid.model, config, SEED, STD)
     multiple, least = legal(case.layout.schedule, case.layout.pp)
     leaves = replace(LEAVES, multiple=multiple, at_least=least)
     stepper = Stepper(laid, leaf_tokens=config.seq_length)

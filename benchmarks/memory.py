@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 from elastic.data import Leaves
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.gpt import GPT
+from elastic.trainer.model.init import initialize
 from elastic.trainer.model.recompute import Recompute
 from elastic.trainer.parallel.footprint import Footprint, footprint
 from elastic.trainer.parallel.layout import Layout, lay_out
@@ -77,8 +78,9 @@ def measured(config: GPTConfig, layout: Layout, device: torch.device) -> tuple[i
         nonlocal laid
         laid = lay_out(
             config, layout, make=lambda part: GPT(config, part.tp, part.layers),
-            forward_step=_forward_step, leaf_size=LEAF, leaves=LEAVES, seed=1, std=0.02, device=device,
+            forward_step=_forward_step, leaf_size=LEAF, leaves=LEAVES, seed=1, device=device,
         )  # fmt: skip
+        initialize(laid.model, config, 1, 0.02)
         stepper = Stepper(laid, leaf_tokens=LEAF * config.seq_length)
         adam = optimizers.build(laid.model, betas=(0.9, 0.95), eps=1e-8)
         leaves = Leaves(batch_size=LEAF * LEAVES * laid.grid.dp, leaf_size=LEAF)

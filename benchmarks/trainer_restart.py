@@ -27,6 +27,7 @@ from benchmarks.mfu import SHAPES, Shape, arguments
 
 PARTS = ("begin", "import", "join", "lay out", "restore", "step")
 STEPS_BEFORE = 3
+"""That are in memory, before a rank is killed."""
 PATIENCE = 300.0
 """Seconds for a start."""
 
@@ -59,8 +60,9 @@ class Job:
             time.sleep(0.01)
 
     def trains(self, since: float) -> bool:
-        """Whether each rank has finished some steps since then."""
-        done = [line["rank"] for line in self.notes(since) if line["what"] == "step"]
+        """Whether each rank has some steps in memory since then."""
+        lines = self.notes(since)
+        done = [line["rank"] for line in lines if line["what"] == "save" and line["value"]]
         return all(done.count(rank) >= STEPS_BEFORE for rank in range(self.ranks))
 
     def starts(self, since: float) -> list[dict[str, float]]:
@@ -77,6 +79,9 @@ def kill(job: Job) -> dict[str, float]:
     began = time.time()
     os.kill(pids[random.randrange(job.ranks)], signal.SIGKILL)
     job.until(lambda: len(job.starts(began)) == job.ranks)
+    restored = {line["value"] for line in job.notes(began) if line["what"] == "restore"}
+    if len(restored) != 1 or restored == {0}:
+        raise SystemExit(f"what was restored: {restored}")
     slowest = max(job.starts(began), key=lambda start: start["step"])
     marks = [began, *(slowest[part] for part in PARTS)]
     found = {part: end - at for part, at, end in zip(PARTS, marks, marks[1:], strict=False)}

@@ -32,6 +32,7 @@ from elastic.trainer.data.gpt_dataset import asked
 from elastic.trainer.data.items import Dataset
 from elastic.trainer.data.splits import NAMES
 from elastic.trainer.model.config import GPTConfig
+from elastic.trainer.model.init import initialize
 from elastic.trainer.parallel import kernels
 from elastic.trainer.parallel.footprint import footprint
 from elastic.trainer.parallel.grid import Place
@@ -231,7 +232,7 @@ def _run(
         config, layout,
         make=lambda part: _made(provider, part), forward_step=non_loss.forward_step, clock=clock,
         leaf_size=plan.leaf_size, leaves=plan.sizes.largest // plan.leaf_size,
-        seed=settings.model.seed, std=settings.model.init_method_std, device=world.device,
+        seed=settings.model.seed, device=world.device,
     )  # fmt: skip
     current().laid = laid
     print_rank_0(f"number of parameters: {config.parameter_count}")
@@ -257,7 +258,7 @@ def _run(
         "validation data": [_digest(one) for one in valid], "test data": _digest(test),
         "number of probes": 0 if looked_at is None else len(looked_at),
     }  # fmt: skip
-    start = _start(settings, checkpoint, state, world.device, others, exact=layout.exact)
+    start = _start(settings, config, checkpoint, state, world.device, others, exact=layout.exact)
     args.iteration = args.curr_iteration = start
     args.consumed_train_samples = plan.consumed(start)
     print_rank_0(f"resumed from step {start}" if start else "starting from step 0")
@@ -375,6 +376,7 @@ def _writing(flags: CheckpointFlags) -> Iterator[None]:
 
 def _start(
     settings: Settings,
+    config: GPTConfig,
     checkpoint: Checkpointer | None,
     state: states.State,
     device: torch.device,
@@ -382,13 +384,18 @@ def _start(
     *,
     exact: bool,
 ) -> int:
-    """The number of steps that are finished already. others: of the data that are not trained on."""
-    flags = settings.checkpointing
+    """Set the weights, and all else of `state`; returns the number of steps that are finished already.
+
+    others: of the data that are not trained on.
+    """
+    flags, model = settings.checkpointing, settings.model
     conditions = {name: one if exact else None for name, one in state["conditions"].items()}
     states.agree({**state["identity"], **conditions, **others, **settings.common()}, device)
     start = 0
     if checkpoint is not None:
         start = states.resume(checkpoint, state, flags, exact=exact)
+    if start == 0:  # else they are there already, and drawing them takes longer than a restore
+        initialize(state["model"], config, model.seed, model.init_method_std)
     if start == 0 and flags.load is not None:
         start, note = states.begin(state, flags)
         if note:

@@ -13,24 +13,25 @@ from typing import Any
 
 from elastic.checkpoint import Checkpointer
 from elastic.trainer import pretrain, pretrain_gpt
+from elastic.trainer.run import state as states
 from elastic.trainer.run.loop import Loop
 from elastic.trainer.world import joined
 
 
-def note(what: str, at: float | None = None) -> None:
-    line = {"what": what, "rank": int(os.environ["RANK"]), "pid": os.getpid()}
+def note(what: str, at: float | None = None, value: object = None) -> None:
+    line = {"what": what, "rank": int(os.environ["RANK"]), "pid": os.getpid(), "value": value}
     with open(os.environ["NOTES"], "a") as file:
         file.write(json.dumps(line | {"time": at or time.time()}) + "\n")
 
 
-def noted(owner: Any, name: str, what: str) -> None:
-    """Have the end of `owner`'s function noted."""
+def noted(owner: Any, name: str, what: str, of: Callable[..., object] = lambda *_: None) -> None:
+    """Have the end of `owner`'s function noted, with what `of` makes of its first argument and what it returned."""
     inner: Callable[..., Any] = getattr(owner, name)
 
     @functools.wraps(inner)
     def outer(*args: Any, **kwargs: Any) -> Any:
         found = inner(*args, **kwargs)
-        note(what)
+        note(what, value=of(args[0], found))
         return found
 
     setattr(owner, name, outer)
@@ -48,7 +49,8 @@ if __name__ == "__main__":
     note("import")
     vars(pretrain)["joined"] = joining
     noted(pretrain, "lay_out", "lay out")
-    noted(Checkpointer, "load", "restore")
+    noted(states, "resume", "restore", lambda _, step: step)
+    noted(Checkpointer, "save", "save", lambda checkpoint, _: checkpoint.ready)
     noted(Loop, "_step", "step")
     pretrain.pretrain(
         pretrain_gpt.train_valid_test_datasets_provider,

@@ -18,7 +18,6 @@ from elastic.trainer.model import attention
 from elastic.trainer.model.attention import Kernel
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.dropout import Keys
-from elastic.trainer.model.init import initialize
 from elastic.trainer.model.recompute import Recompute
 from elastic.trainer.model.tensor_parallel import TensorParallel
 from elastic.trainer.parallel.gradients import Gradients
@@ -128,15 +127,14 @@ def lay_out(
     leaf_size: int,
     leaves: int,
     seed: int,
-    std: float,
     device: torch.device,
     clock: Clock | None = None,
 ) -> Laid:
-    """Make this rank's part of the model, with its first weights. All ranks of the world call it.
+    """Make this rank's part of the model, with any weights. All ranks of the world call it.
 
     make: a part of the model, of parameters on the meta device; forward_step: what a leaf does with it;
-    leaf_size: samples of a leaf; leaves: the most that a batch of the run has; clock: of a step's
-    phases. Raises `UsageError` where the model, the layout and the world do not fit.
+    leaf_size: samples of a leaf; leaves: the most that a batch of the run has; seed: of dropout; clock: of
+    a step's phases. Raises `UsageError` where the model, the layout and the world do not fit.
     """
     grid, clock = Grid.of(dist.get_world_size(), tp=layout.tp, pp=layout.pp), clock or NoClock()
     _check(config, layout)
@@ -172,7 +170,6 @@ def lay_out(
             on_host=on_host,
         )  # fmt: skip
         program.to_empty(device="cpu" if on_host else device)
-        initialize(program.model, config, seed, std)
         programs.append(program)
     whole = Part(tp=TensorParallel(), layers=range(config.num_layers), first=True, last=True)
     with torch.device("meta"):

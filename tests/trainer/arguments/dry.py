@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from elastic.trainer.arguments.parse import parse
 from elastic.trainer.arguments.settings import Settings
 from elastic.trainer.model.gpt import GPT
+from elastic.trainer.model.init import initialize
 from elastic.trainer.parallel.grid import Grid, Place
 from elastic.trainer.parallel.layout import lay_out
 from tests.trainer.program import forward_step
@@ -35,9 +36,10 @@ def be(settings: Settings, grid: Grid, stage: int) -> None:
     dist.init_process_group("fake", rank=rank, world_size=grid.size, store=FakeStore())
     laid = lay_out(
         config, layout, make=lambda part: GPT(config, part.tp, part.layers),
-        forward_step=forward_step, leaf_size=1, leaves=8, seed=1, std=0.02,
+        forward_step=forward_step, leaf_size=1, leaves=8, seed=1,
         device=torch.device("cpu"),
     )  # fmt: skip
+    initialize(laid.model, config, 1, 0.02)
     assert laid.place.pp == stage
     tokens = torch.zeros(1, LENGTH, dtype=torch.int64)
     batch = {"tokens": tokens, "labels": tokens, "loss_mask": torch.ones(1, LENGTH)}

@@ -8,6 +8,7 @@ import torch
 
 from elastic.data import Leaves
 from elastic.trainer.model.gpt import GPT
+from elastic.trainer.model.init import initialize
 from elastic.trainer.parallel.layout import lay_out
 from elastic.trainer.parallel.pipeline import Pipeline
 from elastic.trainer.parallel.stage import LeanStage
@@ -46,8 +47,9 @@ def find(name: str) -> dict[str, Any]:
     layout = replace(PLAIN, pp=2, **{"schedule": name, **SCHEDULES[name]})
     laid = lay_out(
         config, layout, make=lambda part: GPT(config, part.tp, part.layers), forward_step=forward_step,
-        leaf_size=2, leaves=max(COUNTS), seed=1, std=0.05, device=torch.device("cpu"),
+        leaf_size=2, leaves=max(COUNTS), seed=1, device=torch.device("cpu"),
     )  # fmt: skip
+    initialize(laid.model, config, 1, 0.05)
     stepper, most = Stepper(laid, leaf_tokens=2 * config.seq_length), 0
     assert isinstance(laid.runner, Pipeline)
     every: list[LeanStage] = []

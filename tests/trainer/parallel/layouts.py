@@ -111,9 +111,10 @@ def off(case: Case) -> dict[str, Any]:
     config, layout = ALL[case.shape], case.layout
     laid = lay_out(
         config, layout, make=lambda part: GPT(config, part.tp, part.layers),
-        forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=1234, std=0.05,
+        forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=1234,
         device=torch.device("cpu"),
     )  # fmt: skip
+    initialize(laid.model, config, 1234, 0.05)
     multiple, least = legal(layout.schedule, layout.pp)
     leaves = replace(LEAVES, multiple=multiple, at_least=least)
     mine = share(leaves, laid.place.dp, laid.grid.dp)

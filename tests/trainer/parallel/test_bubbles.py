@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from elastic.trainer.model.gpt import GPT
+from elastic.trainer.model.init import initialize
 from elastic.trainer.parallel.layout import Layout, lay_out
 from elastic.trainer.parallel.pipeline import Schedule
 from tests.trainer.model.shapes import LLAMA
@@ -32,9 +33,10 @@ def bubble(schedule: Schedule, virtual: int, leaves: int) -> float:
     layout = Layout(pp=STAGES, virtual=virtual, schedule=schedule, zero=0)
     laid = lay_out(
         LLAMA, layout, make=lambda part: GPT(LLAMA, part.tp, part.layers),
-        forward_step=forward_step, leaf_size=1, leaves=leaves, seed=1, std=0.02,
+        forward_step=forward_step, leaf_size=1, leaves=leaves, seed=1,
         device=torch.device("cpu"),
     )  # fmt: skip
+    initialize(laid.model, LLAMA, 1, 0.02)
     runner: Any = laid.runner
     made, _ = runner._make(torch.ones(leaves), backward=True)
     left = {

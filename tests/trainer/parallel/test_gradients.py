@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from elastic.data import Leaves, exact
 from elastic.proto.errors import UsageError
 from elastic.trainer.model.gpt import GPT
+from elastic.trainer.model.init import initialize
 from elastic.trainer.parallel import gradients
 from elastic.trainer.parallel.layout import Laid, Part, lay_out
 from elastic.trainer.run.loss_scale import LossScale, Policy
@@ -36,9 +37,10 @@ def stepped(*, exactly: bool) -> tuple[Laid, dict[str, Tensor]]:
     """Gradients of a batch's second time."""
     laid = lay_out(
         GPT2, replace(PLAIN, exact=exactly), make=lambda part: GPT(GPT2, part.tp, part.layers),
-        forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=1, std=0.05,
+        forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=1,
         device=torch.device("cpu"),
     )  # fmt: skip
+    initialize(laid.model, GPT2, 1, 0.05)
     stepper = Stepper(laid, leaf_tokens=2 * GPT2.seq_length)
     stepper.accumulate(share(LEAVES, 0, 1), LEAVES)
     laid.model.zero_grad()
@@ -69,8 +71,9 @@ def test_what_a_leaf_leaves_without_a_gradient_is_named() -> None:
 
     laid = lay_out(
         GPT2, PLAIN, make=make, forward_step=forward_step, leaf_size=2, leaves=LEAVES.count,
-        seed=1, std=0.05, device=torch.device("cpu"),
+        seed=1, device=torch.device("cpu"),
     )  # fmt: skip
+    initialize(laid.model, GPT2, 1, 0.05)
     stepper = Stepper(laid, leaf_tokens=2 * GPT2.seq_length)
     with pytest.raises(
         UsageError, match=r"no gradient to blocks\.0\.spare, .*of 13 parameters.*fast"
@@ -104,9 +107,10 @@ def test_fp16s_gradients_are_those_of_fp32_and_an_overflow_is_seen() -> None:
     def found(compute: torch.dtype, scale: float) -> tuple[Tensor, dict[str, Tensor]]:
         laid = lay_out(
             GPT2, replace(PLAIN, compute=compute), make=lambda part: GPT(GPT2, part.tp, part.layers),
-            forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=1, std=0.05,
+            forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=1,
             device=torch.device("cpu"),
         )  # fmt: skip
+        initialize(laid.model, GPT2, 1, 0.05)
         stepper = Stepper(laid, leaf_tokens=2 * GPT2.seq_length)
         sums = stepper.accumulate(share(LEAVES, 0, 1), LEAVES, loss_scale=scale)
         norm = stepper.clip(sums, LEAVES, 0.0, loss_scale=scale)
@@ -131,9 +135,10 @@ def test_one_leaf_or_many_take_the_same_step() -> None:
         leaves = Leaves(batch_size=8, leaf_size=leaf_size)
         laid = lay_out(
             GPT2, PLAIN, make=lambda part: GPT(GPT2, part.tp, part.layers),
-            forward_step=forward_step, leaf_size=leaf_size, leaves=leaves.count, seed=1, std=0.05,
+            forward_step=forward_step, leaf_size=leaf_size, leaves=leaves.count, seed=1,
             device=torch.device("cpu"),
         )  # fmt: skip
+        initialize(laid.model, GPT2, 1, 0.05)
         stepper = Stepper(laid, leaf_tokens=leaf_size * GPT2.seq_length)
         sums = stepper.accumulate(share(leaves, 0, 1), leaves)
         stepper.clip(sums, leaves, 0.1)

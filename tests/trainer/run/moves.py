@@ -17,6 +17,7 @@ from torch import Tensor
 from elastic.checkpoint.state.collect import Place
 from elastic.data import Leaves, exact
 from elastic.trainer.model.gpt import GPT
+from elastic.trainer.model.init import initialize
 from elastic.trainer.parallel.layout import Laid, Layout, lay_out
 from elastic.trainer.parallel.pipeline import legal
 from elastic.trainer.run import optimizer as optimizers
@@ -81,9 +82,10 @@ class Trained:
         self.world = world
         self.laid: Laid = lay_out(
             CONFIG, world.layout, make=lambda part: GPT(CONFIG, part.tp, part.layers),
-            forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=seed, std=0.05,
+            forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=seed,
             device=torch.device("cpu"),
         )  # fmt: skip
+        initialize(self.laid.model, CONFIG, seed, 0.05)
         multiple, least = legal(world.layout.schedule, world.layout.pp)
         self.leaves = replace(LEAVES, multiple=multiple, at_least=least)
         self.stepper = Stepper(self.laid, leaf_tokens=2 * CONFIG.seq_length)

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import HashStore
 from elastic.data import Leaves
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.gpt import GPT
+from elastic.trainer.model.init import initialize
 from elastic.trainer.parallel.layout import Layout, lay_out
 from elastic.trainer.parallel.program import Batch, ForwardStep, LossFunction
 from elastic.trainer.run import optimizer as optimizers
@@ -46,8 +47,9 @@ def steps(config: GPTConfig, layout: Layout, forward_step: ForwardStep) -> None:
     device = torch.device("cuda")
     laid = lay_out(
         config, layout, make=lambda part: GPT(config, part.tp, part.layers),
-        forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=1, std=0.05, device=device,
+        forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=1, device=device,
     )  # fmt: skip
+    initialize(laid.model, config, 1, 0.05)
     stepper = Stepper(laid, leaf_tokens=2 * config.seq_length)
     adam = optimizers.build(laid.model, betas=(0.9, 0.95), eps=1e-8)
     drawn = torch.randint(config.vocab_size, (LEAVES.batch_size, config.seq_length + 1))

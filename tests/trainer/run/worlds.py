@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 
 from elastic.data import Leaf, Leaves
 from elastic.trainer.model.gpt import GPT
+from elastic.trainer.model.init import initialize
 from elastic.trainer.model.recompute import Recompute
 from elastic.trainer.parallel.layout import Layout, lay_out
 from elastic.trainer.parallel.pipeline import legal
@@ -137,10 +138,10 @@ def train(world: World) -> dict[str, object]:
         leaf_size=2,
         leaves=LEAVES.count,
         seed=1234,
-        std=0.05,
         device=torch.device("cpu"),
         clock=clock,
     )
+    initialize(laid.model, config, 1234, 0.05)
     multiple, least = legal(world.layout.schedule, world.layout.pp)
     leaves = replace(LEAVES, multiple=multiple, at_least=least)
     stepper = Stepper(laid, leaf_tokens=2 * config.seq_length)
