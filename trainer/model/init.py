@@ -1,6 +1,8 @@
 """The first weights: a function of (seed, name), whatever ranks hold which part of them."""
 
 import hashlib
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ def initialize(model: nn.Module, config: GPTConfig, seed: int, std: float) -> No
     with depth (GPT-2). Norms are identity, biases 0.
     """
     residual = std / (2 * config.num_layers) ** 0.5
-    with torch.no_grad():
+    with torch.no_grad(), ThreadPoolExecutor() as threads:
         for name, parameter in model.named_parameters():
             if config.tied and name == "head.weight":  # of a stage without the embedding
                 name = "embedding.words.weight"
@@ -32,10 +34,10 @@ def initialize(model: nn.Module, config: GPTConfig, seed: int, std: float) -> No
                 own.fill_(1.0)
             else:
                 scale = residual if name.endswith(".output.weight") else std
-                own.copy_(_drawn(parameter, seed, name) * scale)
+                own.copy_(_drawn(parameter, seed, name, threads) * scale)
 
 
-def _drawn(parameter: Tensor, seed: int, name: str) -> Tensor:
+def _drawn(parameter: Tensor, seed: int, name: str, threads: Executor) -> Tensor:
     """This rank's part of the normal numbers of `name`."""
     shape, offset = tuple(parameter.shape), (0,) * parameter.dim()
     if isinstance(parameter, DTensor):
@@ -45,12 +47,10 @@ def _drawn(parameter: Tensor, seed: int, name: str) -> Tensor:
     if 0 in shape:
         return torch.empty(shape)
     first, last = offset[0], offset[0] + shape[0]
-    blocks = [
-        _block(parameter.shape, seed, name, number)
-        for number in range(first // ROWS, (last - 1) // ROWS + 1)
-    ]
+    numbers = range(first // ROWS, (last - 1) // ROWS + 1)
+    blocks = threads.map(partial(_block, parameter.shape, seed, name), numbers)
     start = first - first // ROWS * ROWS
-    rows = torch.cat(blocks)[start : start + shape[0]]
+    rows = torch.cat(list(blocks))[start : start + shape[0]]
     return rows[:, offset[1] : offset[1] + shape[1]]
 
 
