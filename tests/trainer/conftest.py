@@ -1,4 +1,8 @@
 import pytest
+import torch
+
+torch.set_num_threads(1)
+"""Of a worker: on cores that workers and their ranks share, a pool's threads wait for one another."""
 
 
 @pytest.fixture(autouse=True)
