@@ -10,7 +10,7 @@ Shapes: N tensors of the whole model.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from elastic.data import exact
-from elastic.proto.errors import UsageError
 from elastic.trainer.model.tensor_parallel import local
+from elastic.trainer.parallel import accumulators
+from elastic.trainer.parallel.accumulators import Accumulator
 from elastic.trainer.parallel.program import Program
 from elastic.trainer.parallel.sharding import reshard, sharded
 from elastic.trainer.transfers import to_device
@@ -77,29 +78,30 @@ class Gradients:
         if compiled:
             self._squares = _for_any_rows(torch.compile(exact.squares))
         self._sums: list[ShardSum] = []
-        if leaves is not None:
-            if every_leaf:
-                self._sums = [
-                    ShardSum(piece, own) for one in programs for piece, own in _pieces(one)
-                ]
-            self._prepare_rounding(programs, compiled=compiled)
+        if leaves is not None and every_leaf:
+            self._sums = [ShardSum(piece, own) for one in programs for piece, own in _pieces(one)]
+        self._accumulate(programs, compiled=compiled)
 
-    def _prepare_rounding(self, programs: Sequence[Program], *, compiled: bool) -> None:
-        pieces = [piece for program in programs for piece in _accumulated(program)]
-        order = [self._number[name] for piece in pieces for name in piece]
+    def _accumulate(self, programs: Sequence[Program], *, compiled: bool) -> None:
+        """From now on each leaf's gradients are added up here, where that is another sum than FSDP's own, or a
+        faster one."""
+        groups = [one for program in programs for one in _trained(program)]
+        order = [self._number[name] for _, parameters in groups for name in parameters]
         self._at, self._of = self._places(order)
         self._magnitudes = _aligned(len(order), torch.float32, self._device)
         self._offsets = _aligned(len(order), torch.float64, self._device)
-        rounds = rounding(compiled=compiled)
-        sizes = [len(piece) for piece in pieces]
-        self._rounded = [
-            Rounding(piece, magnitudes, offsets, rounds)
-            for piece, magnitudes, offsets in zip(
-                pieces,
-                torch.split(self._magnitudes, sizes),
-                torch.split(self._offsets, sizes),
-                strict=True,
-            )
+        sizes = [len(parameters) for _, parameters in groups]
+        grids = map(
+            accumulators.Grids,
+            torch.split(self._magnitudes, sizes),
+            torch.split(self._offsets, sizes),
+        )
+        kernels = accumulators.kernels(compiled=compiled)
+        rounds = self._leaves is not None
+        self._accumulators = [
+            Accumulator(group, parameters, grid if rounds else None, kernels)
+            for (group, parameters), grid in zip(groups, grids, strict=True)
+            if rounds or (compiled and accumulators.widens(parameters))
         ]
 
     def begin(self) -> None:
@@ -115,8 +117,8 @@ class Gradients:
         again, from `begin`, with nothing of these gradients. Always so in fast mode."""
         if self._leaves is None:
             return torch.ones((), dtype=torch.bool)
-        for piece in self._rounded:
-            piece.check()
+        for one in self._accumulators:
+            one.check()
         magnitudes = _with_none(self._magnitudes)[self._of]
         dist.all_reduce(magnitudes, dist.ReduceOp.MAX)
         fits = exact.fits(magnitudes, self.tops).all()
@@ -185,51 +187,6 @@ class Gradients:
             places[number] = place
         at, of = (to_device(torch.tensor(one).long(), self._device) for one in (order, places))
         return at, of
-
-
-class Rounding:
-    """Of a leaf's gradients of what FSDP reduces at once: when the last of them is there, before FSDP adds them up.
-
-    All at once, since a compiled function takes the host about as long for one tensor as for all of a block.
-    """
-
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        magnitudes: Tensor,
-        offsets: Tensor,
-        rounds: "Rounds",
-    ) -> None:
-        """parameters: n, by name, as backward accumulates into them; magnitudes, offsets: their own, [n]."""
-        self._parameters, self._round = parameters, rounds
-        self._magnitudes, self._offsets = magnitudes, offsets
-        self._names = {id(one): name for name, one in parameters.items()}
-        self._missing = self._names.copy()
-        """Of the leaf under way."""
-        for parameter in parameters.values():
-            parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
-
-    def check(self) -> None:
-        """Between leaves. UsageError where a leaf's were not all there, so that FSDP added up some as they were."""
-        if len(self._missing) < len(self._names):
-            raise UsageError(
-                f"a leaf gave no gradient to {', '.join(self._missing.values())}, but to others of "
-                f"{len(self._names)} parameters, and --reduction exact wants all or none: take --reduction "
-                "fast, or have every leaf use them"
-            )
-
-    def _take(self, parameter: Tensor) -> None:
-        if id(parameter) not in self._missing:
-            self.check()
-        del self._missing[id(parameter)]
-        if self._missing:
-            return
-        self._missing = self._names.copy()
-        gradients = []
-        for one in self._parameters.values():
-            assert one.grad is not None
-            gradients.append(local(one.grad).view(-1))
-        self._round(gradients, self._magnitudes, self._offsets)
 
 
 class ShardSum:
@@ -311,34 +268,19 @@ def _rows(parts: Sequence[Tensor]) -> Tensor:
     return stacked.view(-1, _ROW)
 
 
-Rounds = Callable[[Sequence[Tensor], Tensor, Tensor], None]
-
-
-def rounding(*, compiled: bool) -> Rounds:
-    """What rounds gradients of tensors, n of [any], to their grids, in place. It takes them, the largest
-    magnitudes of all leaves so far, [n], which it brings up to date, and `exact.offsets`, [n]."""
-    if not compiled:
-        return _round
-    return torch.compile(_round, dynamic=False, options={"combo_kernels": True})
-
-
-def _round(gradients: Sequence[Tensor], magnitudes: Tensor, offsets: Tensor) -> None:
-    found = torch.stack([exact.largest(gradient) for gradient in gradients])
-    magnitudes.copy_(torch.maximum(magnitudes, found))
-    for gradient, offset in zip(gradients, offsets.unbind(), strict=True):
-        gradient.copy_(exact.rounded(gradient, offset))
-
-
-def _accumulated(program: Program) -> list[dict[str, nn.Parameter]]:
-    """The parameters that backward accumulates into, which FSDP keeps from step to step, by name; those of each
-    of its pieces together."""
+def _trained(program: Program) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """FSDP's groups, and their parameters that are trained by name, both FSDP's own."""
     for part in sharded(program):
         part.unshard()
     names: dict[int, str] = {}
     for name, parameter in program.model.named_parameters():
         names.setdefault(id(parameter), name)
-    pieces = [
-        {names[id(one)]: one for one in own if one.requires_grad} for _, own in _pieces(program)
-    ]
+    for group in accumulators.groups(program):
+        found = {
+            names[id(one.unsharded_param)]: one
+            for one in group.fsdp_params
+            if one.unsharded_param.requires_grad
+        }
+        if found:
+            yield group, found
     reshard(program)
-    return [piece for piece in pieces if piece]

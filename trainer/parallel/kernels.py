@@ -35,10 +35,11 @@ def ring() -> None:
 
 
 def compile_each(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
-    """Each block by itself and in place, before FSDP is applied to it: names stay, and blocks of one shape
-    have one graph between them. And the loss, where the model has one to compile."""
-    for block in blocks:
-        block.compile(fullgraph=True, dynamic=False)
+    """What says how it is compiled (`compile_parts`), and other blocks each by itself and in place, before FSDP is
+    applied to them: names stay, and blocks of one shape have their graphs between them."""
     for part in model.modules():
-        if compile_loss := getattr(part, "compile_loss", None):
-            compile_loss()
+        if compile_parts := getattr(part, "compile_parts", None):
+            compile_parts()
+    for block in blocks:
+        if not hasattr(block, "compile_parts"):
+            block.compile(fullgraph=True, dynamic=False)

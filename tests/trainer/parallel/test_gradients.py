@@ -13,7 +13,6 @@ from elastic.data import Leaves, exact
 from elastic.proto.errors import UsageError
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.model.init import initialize
-from elastic.trainer.parallel import gradients
 from elastic.trainer.parallel.layout import Laid, Part, lay_out
 from elastic.trainer.run.loss_scale import LossScale, Policy
 from elastic.trainer.run.step import Stepper
@@ -79,28 +78,6 @@ def test_what_a_leaf_leaves_without_a_gradient_is_named() -> None:
         UsageError, match=r"no gradient to blocks\.0\.spare, .*of 13 parameters.*fast"
     ):
         stepper.accumulate(share(LEAVES, 0, 1), LEAVES)
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch 2.11's own
-def test_on_a_gpu_what_is_compiled_rounds_as_what_is_not() -> None:
-    sizes = (768, 768 * 768, 5, 3072 * 768, 1, 50304 * 64)
-    drawn = torch.Generator("cuda").manual_seed(1)
-    first = [
-        torch.randn(size, generator=drawn, device="cuda", dtype=torch.bfloat16) for size in sizes
-    ]
-    tops = torch.arange(len(sizes), device="cuda") * 8
-    found = []
-    for rounds in (gradients.rounding(compiled=False), gradients.rounding(compiled=True)):
-        rounded = [one.clone() for one in first]
-        magnitudes = torch.zeros(len(sizes), device="cuda")
-        for factor in (1, 3, 2):  # the largest is not of the last
-            rounded = [one * factor for one in rounded]
-            rounds(rounded, magnitudes, exact.offsets(tops, 8))
-        found.append((*rounded, magnitudes))
-    for eager, compiled in zip(*found, strict=True):
-        assert torch.equal(eager, compiled)
-    assert not torch.equal(found[0][3], first[3] * 6), "tops that round nothing"
 
 
 def test_fp16s_gradients_are_those_of_fp32_and_an_overflow_is_seen() -> None:
