@@ -158,6 +158,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=list(SHAPES))
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--leaves", type=int, help="micro-batches of a step and device")
+    parser.add_argument("--reductions", nargs="+", default=["exact", "fast"])
     parser.add_argument("--no-plain", action="store_true")
     parser.add_argument("--saving", action="store_true", help="each step into host memory")
     parser.add_argument("--out", type=Path, help="also as JSON lines")
@@ -171,7 +172,7 @@ def main() -> int:
         return 0
     for name in args.names:
         shape = shapes[name]
-        for reduction in ("exact", "fast"):
+        for reduction in args.reductions:
             with tempfile.TemporaryDirectory() as folder:
                 flags = [f"--reduction={reduction}", *more]
                 if args.saving:

@@ -73,7 +73,12 @@ def main() -> int:
         sys.stdout.write(f"{key}: {value}\n")
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if found["parameters that differ"] == 0 else 1
+    good = (
+        found["parameters that differ"] == 0
+        and found["losses and norms equal"] == found["steps"]
+        and found["faults that struck"] == len(PHASES)
+    )
+    return 0 if good else 1
 
 
 def measure(
@@ -91,6 +96,7 @@ def measure(
         part = [*flags, f"--exit-interval={end}"]
         seconds.append(round(run(out, "resized", ranks, part, faults, {}), 1))
     one, other = steps(out, "whole"), steps(out, "resized")
+    struck = sorted(note.name for note in (out / "resized-faults").iterdir())
     same = [one[step] == other.get(step) for step in one]
     left, right = (
         load_model(opened(str(out / name))).state_dict() for name in ("whole", "resized")
@@ -100,7 +106,7 @@ def measure(
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "worlds": list(worlds), "steps": len(one), "losses and norms equal": sum(same),
         "parameters": sum(one.numel() for one in left.values()), "parameters that differ": differ,
-        "struck": sorted(note.name for note in (out / "resized-faults").iterdir()),
+        "faults that struck": len(struck), "struck": struck,
         "seconds of the whole run": round(alone, 1), "seconds of the parts": seconds,
     }  # fmt: skip
 
