@@ -56,10 +56,9 @@ class Head(nn.Module):
         self.weight = tp.stored(own, Shard(0)) if words is None else words
         self._chunk: Chunk | None = None
 
-    def compile_parts(self) -> None:
-        """A chunk of the loss becomes one kernel or two, where it is a dozen; and the norm."""
+    def compile_loss(self) -> None:
+        """A chunk of the loss becomes one kernel or two, where it is a dozen."""
         self._chunk = compiled_chunk()
-        self.norm.compile(fullgraph=True, dynamic=False)
 
     def forward(self, hidden: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """[B, s, H], [B, S] int64, [B, S] -> each token's cross entropy in nats [B, S], whose gradient

@@ -4,8 +4,6 @@ Shapes: B samples, S positions, s of them on this rank under sequence parallelis
 A heads, G of keys and values, D their width, F inside an MLP; a, g, f this rank's share of A, G, F.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -144,10 +142,6 @@ class MLP(nn.Module):
         return self.output(F.silu(self.gate(entered)) * up)  # type: ignore[no-any-return]
 
 
-Part = Callable[[Tensor, Tensor | None], Tensor]
-"""From the residual stream to the residual stream, as `Block.forward`."""
-
-
 class Block(nn.Module):
     """Attention, then MLP."""
 
@@ -160,26 +154,8 @@ class Block(nn.Module):
         self.after_attention = Dropout(config.hidden_dropout, _AFTER_ATTENTION, tp.part)
         self.after_mlp = Dropout(config.hidden_dropout, _AFTER_MLP, tp.part)
 
-        self._compiled: tuple[Part, Part] | None = None
-
-    def compile_parts(self) -> None:
-        """In two graphs, with the residual stream between them: in one, what it is added up of would be kept for
-        backward, which would add it up again, in fp32, and write it down."""
-        self._compiled = (
-            torch.compile(self.attend, fullgraph=True, dynamic=False),
-            torch.compile(self.feed, fullgraph=True, dynamic=False),
-        )
-
     def forward(self, hidden: Tensor, key: Tensor | None = None) -> Tensor:
         """[B, s, H] -> [B, s, H]. key: int64 [], of this leaf and layer; None: nothing is dropped."""
-        attend, feed = self._compiled or (self.attend, self.feed)
-        return feed(attend(hidden, key), key)
-
-    def attend(self, hidden: Tensor, key: Tensor | None) -> Tensor:
-        """The residual stream with attention added."""
         mixed = self.attention(self.attention_norm(hidden), key)
-        return hidden + self.after_attention(mixed, key)  # type: ignore[no-any-return]
-
-    def feed(self, hidden: Tensor, key: Tensor | None) -> Tensor:
-        """The residual stream with the MLP added."""
+        hidden = hidden + self.after_attention(mixed, key)
         return hidden + self.after_mlp(self.mlp(self.mlp_norm(hidden)), key)  # type: ignore[no-any-return]

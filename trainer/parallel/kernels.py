@@ -35,11 +35,10 @@ def ring() -> None:
 
 
 def compile_each(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
-    """What says how it is compiled (`compile_parts`), and other blocks each by itself and in place, before FSDP is
-    applied to them: names stay, and blocks of one shape have their graphs between them."""
-    for part in model.modules():
-        if compile_parts := getattr(part, "compile_parts", None):
-            compile_parts()
+    """Each block by itself and in place, before FSDP is applied to it: names stay, and blocks of one shape
+    have one graph between them. And the loss, where the model has one to compile."""
     for block in blocks:
-        if not hasattr(block, "compile_parts"):
-            block.compile(fullgraph=True, dynamic=False)
+        block.compile(fullgraph=True, dynamic=False)
+    for part in model.modules():
+        if compile_loss := getattr(part, "compile_loss", None):
+            compile_loss()
