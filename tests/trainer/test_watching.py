@@ -1,11 +1,15 @@
-"""A run whose data are spoiled: what it says, and that it goes on without them, in any world."""
+"""A run whose data are spoiled: what it says, and that it goes on without them, in any world. Whatever ends a run,
+no number of a step is lost."""
 
+import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from elastic.trainer.run.loop import TIMED
+from elastic.trainer.run.told import TIMED
 from elastic.trainer.watch import jsonl
 from tests.trainer.launch import assert_same, finish, start
 from tests.trainer.spoiled import BATCH, SPOILED
@@ -69,3 +73,49 @@ def test_samples_that_spoil_steps_are_left_out_in_any_world(tmp_path: Path) -> N
     (trace,) = (tmp_path / "trace").iterdir()
     phases = {event["name"] for event in json.loads(trace.read_text())[:-1]}
     assert {"data", "forward", "backward", "reduce", "clip", "optimizer", "save"} <= phases
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that ends where no line is due, and goes on."""
+    base = tmp_path_factory.mktemp("ended")
+    flags = (*GUARD, "--log-interval=7", f"--tensorboard-dir={base / 'board'}")
+    finish(start(base, "ended", *flags, "--exit-interval=18", script=SCRIPT))
+    finish(start(base, "ended", *flags, script=SCRIPT))
+    return base
+
+
+def test_an_end_between_two_lines_and_a_rollback_lose_no_numbers(ended: Path) -> None:
+    assert [step for step, _ in points(ended / "board")["lm loss"]] == list(range(1, STEPS + 1))
+    lines = of_lines(ended / "ended.jsonl")
+    assert lines == [(7, 7), (14, 7), (18, 4), (21, 3), (28, 7), (32, 4)]
+
+
+def of_lines(metrics: Path) -> list[tuple[Any, Any]]:
+    """Of each line the iteration, and of how many steps it tells."""
+    lines = jsonl.read(metrics)
+    return [(line["iteration"], line["steps"]) for line in lines if line["kind"] == "step"]
+
+
+def test_a_kill_leaves_the_points_of_steps_that_no_line_has_told(tmp_path: Path) -> None:
+    board, enough = tmp_path / "board", 8
+    flags = ("--log-interval=5000", f"--tensorboard-dir={board}")
+    often = ("--eval-interval=4", "--eval-iters=1", "--train-iters=1000")
+    killed = start(tmp_path, "killed", *flags, *often)
+    assert killed.stdout is not None
+    output, there = "", 0
+    for line in killed.stdout:
+        output += line
+        if "validation loss at iteration" in line:  # a sign that it goes on
+            there = len(points(board).get("lm loss", []))
+        if there >= enough:
+            break
+    everything = [psutil.Process(killed.pid), *psutil.Process(killed.pid).children(recursive=True)]
+    for process in everything:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    killed.communicate()  # until none is left that holds its pipes
+    assert there >= enough, output
+    assert "] iteration " not in output, "no line is due"
+    steps = [step for step, _ in points(board)["lm loss"]]
+    assert steps == list(range(1, len(steps) + 1))
