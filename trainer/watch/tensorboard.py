@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FLUSH = 2
+FLUSH = 0.2
 """Seconds after which points are written at the latest, by threads that training does not wait for."""
 SAMPLES = "samples"
 """Folder of the twins."""
