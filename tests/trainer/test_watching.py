@@ -3,15 +3,19 @@ no number of a step is lost."""
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from elastic.trainer.run.told import TIMED
 from elastic.trainer.watch import jsonl
-from tests.trainer.launch import assert_same, finish, start
+from tests.trainer.launch import ROOT, assert_same, finish, parameters, start, training
 from tests.trainer.spoiled import BATCH, SPOILED
 from tests.trainer.watch.boards import points
 
@@ -89,6 +93,35 @@ def test_an_end_between_two_lines_and_a_rollback_lose_no_numbers(ended: Path) ->
     assert [step for step, _ in points(ended / "board")["lm loss"]] == list(range(1, STEPS + 1))
     lines = of_lines(ended / "ended.jsonl")
     assert lines == [(7, 7), (14, 7), (18, 4), (21, 3), (28, 7), (32, 4)]
+
+
+def test_a_run_whose_newest_checkpoint_is_an_older_one_goes_back_and_on(
+    ended: Path, tmp_path: Path
+) -> None:
+    """There is no memory for snapshots. The run that has some goes back less far, and comes to the same."""
+    board, available = tmp_path / "board", tmp_path / "available"
+    available.write_text("0")
+    flags = (*GUARD, "--log-interval=7", "--save-interval=10", f"--tensorboard-dir={board}")
+    output = finish(
+        subprocess.Popen(
+            [sys.executable, *training(tmp_path, "poor", *flags, script=SCRIPT)],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "AVAILABLE": str(available)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    )
+    assert "going back to iteration 20 and leaving out 24 samples from 288 on" in output
+    for metrics, restored in ((tmp_path / "poor.jsonl", 20), (ended / "ended.jsonl", 24)):
+        back = [line for line in jsonl.read(metrics) if line.get("action") == "rollback"]
+        assert [(one["iteration"], one["restore"]) for one in back] == [(26, restored)]
+    lines = [(7, 7), (14, 7), (21, 7), (21, 1), (28, 7), (32, 4)]
+    assert of_lines(tmp_path / "poor.jsonl") == lines
+    assert points(board) == points(ended / "board")
+    assert points(board / "samples") == points(ended / "board" / "samples")
+    weights, others = parameters(tmp_path, "poor"), parameters(ended, "ended")
+    assert [name for name, one in weights.items() if not torch.equal(one, others[name])] == []
 
 
 def of_lines(metrics: Path) -> list[tuple[Any, Any]]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -80,6 +80,8 @@ class Loop:
         self._numbers = Numbers(
             run.settings, run.plan, run.reporter, run.timers, saves=run.checkpoint is not None
         )
+        self._again = 0
+        """Steps up to it were to be saved before the run went back behind them."""
         self._began, self._asked_to_end = time.monotonic(), False
 
     def train(self, start: int) -> int:
@@ -222,7 +224,7 @@ class Loop:
 
     def _save(self, step: int) -> None:
         run = self._run
-        if run.checkpoint is None or self._guard.holds:
+        if run.checkpoint is None or self._guard.holds or step <= self._again:
             return
         timer = run.timers("save-checkpoint", log_level=1)
         timer.start()
@@ -252,14 +254,17 @@ class Loop:
         self._run.state["guard"] = guard.to_json(state)
 
     def _go_back(self, verdict: guard.Verdict) -> int:
-        """To the newest checkpoint; returns the steps that are finished in it."""
+        """To the newest checkpoint; returns the steps that are finished in it. What was to be saved of a step is
+        not saved again: a checkpoint's steps only grow, and it is only computed again."""
         run, step = self._run, 0
         if run.checkpoint is not None and verdict.restore:
             step = states.load(run.checkpoint, run.state)
         if not 0 < step <= (verdict.restore or 0):  # a run that ended in an odd step has saved it
             verdict = guard.nowhere(verdict)
         else:
+            self._again = max(self._again, verdict.restore or 0)
             self._numbers.back(step, run.plan.consumed(step))
+            verdict = replace(verdict, restore=step)
         self._numbers.say(verdict)
         saved = guard.from_json(run.state["guard"])
         self._set_guard(guard.gone_back(saved, self._guard, verdict, run.settings.guard))
@@ -296,7 +301,8 @@ class Loop:
             reporter.begin()
 
     def _ends(self, step: int) -> bool:
-        """Whether it is over as it was asked to be; not before it is clear that it need not go back."""
+        """Whether it is over as it was asked to be; not before it is clear that it need not go back, nor where
+        it has gone back and the step cannot be saved."""
         flags = self._run.settings.checkpointing
         if flags.exit_interval is not None and step % flags.exit_interval == 0:
             self._asked_to_end = True
@@ -305,4 +311,4 @@ class Loop:
             agreed = torch.tensor(float(over), device=self._run.laid.device)
             dist.all_reduce(agreed, dist.ReduceOp.MAX)  # ranks' clocks differ
             self._asked_to_end |= bool(agreed)
-        return self._asked_to_end and not self._guard.holds
+        return self._asked_to_end and not self._guard.holds and step > self._again
