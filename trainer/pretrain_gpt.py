@@ -12,7 +12,7 @@ from elastic.trainer.data.splits import Splits
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.parallel.program import Batch, LossFunction
 from elastic.trainer.pretrain import get_timers, pretrain
-from elastic.trainer.run.loop import OF_SOURCE
+from elastic.trainer.run.told import OF_SOURCE
 from elastic.trainer.watch import sources
 
 

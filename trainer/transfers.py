@@ -18,6 +18,11 @@ class ToHost:
         self._number = number.to("cpu", non_blocking=True)
         self._there = torch.cuda.current_stream().record_event() if number.is_cuda else None
 
+    @property
+    def there(self) -> bool:
+        """Whether `read` does not wait."""
+        return self._there is None or self._there.query()
+
     def read(self) -> Tensor:
         """Waits for what the device had to do before it, and for nothing behind it."""
         if self._there is not None:

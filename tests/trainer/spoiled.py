@@ -1,13 +1,16 @@
 """A team's script: data that are easy to learn, but for some samples, whose numbers are in SPOILED.
 
-`python -m tests.trainer.spoiled ...`, with the arguments of pretrain_gpt.
+`python -m tests.trainer.spoiled ...`, with the arguments of pretrain_gpt. Where there is no agent and AVAILABLE
+names a file, this machine has as much memory for snapshots as that says.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from elastic.agent import boot
 from elastic.trainer.pretrain import pretrain
 from elastic.trainer.pretrain_gpt import forward_step, model_provider
 
@@ -46,5 +49,15 @@ def datasets(samples: Sequence[int]) -> tuple[Any, Any, Any]:
     return Counting(train), Counting(valid), None
 
 
+def poor() -> None:
+    """Have the keeper of snapshots be one of a machine with little memory."""
+    command = boot.command
+    vars(boot)["command"] = lambda python, _, *args: command(
+        python, "tests.elastic.checkpoint.poor_keeper", *args
+    )
+
+
 if __name__ == "__main__":
+    if "AVAILABLE" in os.environ:
+        poor()
     pretrain(datasets, model_provider, None, forward_step)

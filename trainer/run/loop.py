@@ -1,6 +1,5 @@
 """The steps of a run, from where it goes on to its end."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,11 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from elastic import session
 from elastic.checkpoint import Checkpointer
-from elastic.proto.errors import UsageError
 from elastic.trainer import current
 from elastic.trainer.arguments.settings import Settings
 from elastic.trainer.data.items import Dataset
@@ -26,7 +23,8 @@ from elastic.trainer.run.loss_scale import LossScale
 from elastic.trainer.run.non_loss import NonLoss
 from elastic.trainer.run.plan import Plan
 from elastic.trainer.run.state import State
-from elastic.trainer.run.step import Stepper, Sums
+from elastic.trainer.run.step import Stepper
+from elastic.trainer.run.told import Coming, Numbers, Taken
 from elastic.trainer.run.totals import num_zeros, params_norm
 from elastic.trainer.transfers import ToHost
 from elastic.trainer.watch import evaluation, guard
@@ -38,11 +36,6 @@ from elastic.trainer.watch.progress import Progress
 from elastic.trainer.watch.report import Step
 from elastic.trainer.watch.reporter import Reporter
 from elastic.trainer.watch.timers import Timers
-
-OF_SOURCE = "lm loss "
-"""What the names of reports begin with that are of one data source."""
-TIMED = ("forward-backward", "batch-generator", "optimizer", "save-checkpoint")
-"""Timers that are told, all of them Megatron's; the second one is scripts'."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,23 +77,30 @@ class Loop:
         schedules = run.settings.schedules
         self._rate, self._decay = schedules.learning_rate(), schedules.decay_of_weights()
         self._guard = guard.from_json(run.state["guard"])
-        self._taken: list[_Taken] = []
+        self._numbers = Numbers(
+            run.settings, run.plan, run.reporter, run.timers, saves=run.checkpoint is not None
+        )
+        self._again = 0
+        """Steps up to it were to be saved before the run went back behind them."""
         self._began, self._asked_to_end = time.monotonic(), False
 
     def train(self, start: int) -> int:
         """The steps after the first `start`; returns how many are finished then."""
         run, step, ends = self._run, start, start >= self._run.plan.steps
-        with garbage.collected() as collect:
-            while not ends:
-                feed = self._feed(step)
-                try:
-                    step, ends = self._until_rollback(feed, step, collect)
-                finally:
-                    feed.close()
-        if run.profiler is not None:
-            run.profiler.close()
-        if run.settings.guard.guard == "off":
-            self._check_finite(self._taken)
+        try:
+            with garbage.collected() as collect:
+                while not ends:
+                    feed = self._feed(step)
+                    try:
+                        step, ends = self._until_rollback(feed, step, collect)
+                    finally:
+                        feed.close()
+            if run.profiler is not None:
+                run.profiler.close()
+            self._numbers.end(step)
+        finally:
+            if run.reporter is not None:
+                run.reporter.flush()
         if run.checkpoint is not None and step > start:
             run.checkpoint.save(step, run.state, persist=True)
             run.checkpoint.wait()
@@ -154,12 +154,16 @@ class Loop:
             run.clock.begin(step + 1)
             self._step(feed, step)
             step += 1
-            verdict = self._judged()
+            state, verdict = self._numbers.judged(self._guard)
+            self._set_guard(state)
             if verdict is not None and verdict.action == "rollback":
-                return self._go_back(verdict), False
-            if self._log_due(step):
-                with run.clock.inside("log"):
-                    self._log()
+                with run.clock.paused():
+                    return self._go_back(verdict), False
+            with run.clock.inside("log"):
+                if self._numbers.due(step):
+                    self._numbers.line(step)
+                else:
+                    self._numbers.tell()
             if self._evaluation_due(step):
                 with self._paused():
                     self.evaluate(step)
@@ -191,12 +195,12 @@ class Loop:
         with run.clock.inside("clip"):
             clip = run.settings.optimizer.clip_grad
             norm = run.stepper.clip(sums, leaves, clip, loss_scale=scale)
-            there = ToHost(norm)
+            zeros = num_zeros(run.laid) if run.settings.logging.log_num_zeros_in_grad else None
+            coming = Coming(sums, norm, zeros)
             fine = run.loss_scale is None or run.loss_scale.update(norm)
         rate = self._rate.at(consumed)
         timer = run.timers("optimizer", log_level=1)
         timer.start()
-        zeros = num_zeros(run.laid) if run.settings.logging.log_num_zeros_in_grad else None
         with run.clock.inside("optimizer"):
             if fine:
                 optimizers.set_rates(run.optimizer, rate, self._decay.at(consumed))
@@ -215,12 +219,12 @@ class Loop:
             skipped_samples=self._guard.skips.before(consumed),
         )
         args.consumed_train_samples = told.consumed
-        of_params = params_norm(run.laid) if run.settings.logging.log_params_norm else None
-        self._taken.append(_Taken(told, sums, there, of_params, zeros))
+        of_params = ToHost(params_norm(run.laid)) if run.settings.logging.log_params_norm else None
+        self._numbers.take(Taken(told, coming, of_params))
 
     def _save(self, step: int) -> None:
         run = self._run
-        if run.checkpoint is None or self._guard.holds:
+        if run.checkpoint is None or self._guard.holds or step <= self._again:
             return
         timer = run.timers("save-checkpoint", log_level=1)
         timer.start()
@@ -243,85 +247,25 @@ class Loop:
         workers = run.settings.data.num_workers
         return Feed(run.train, batches, device=run.laid.device, workers=workers)
 
-    # --- what is made of their numbers ------------------------------------------------------
-
-    def _log_due(self, step: int) -> bool:
-        interval = self._run.settings.logging.log_interval
-        return step % interval == 0 or step == self._run.plan.steps
-
-    def _log(self) -> None:
-        run = self._run
-        steps = [_read(one) for one in self._taken]
-        self._taken = []
-        if run.reporter is not None:
-            run.reporter.steps(steps)
-        flags = run.settings.logging
-        if flags.log_timers_to_tensorboard:
-            writer = None if run.reporter is None else run.reporter.writer
-            run.timers.write(TIMED, writer, steps[-1].iteration, len(steps), reset=False)
-        if flags.timing_log_level > 0:
-            run.timers.log(TIMED, normalizer=len(steps))
-
-    def _judged(self) -> guard.Verdict | None:
-        """The guard's verdict on the last step."""
-        run, flags = self._run, self._run.settings.guard
-        if flags.guard == "off":
-            if run.checkpoint is not None:
-                self._check_finite(self._taken[-1:])
-            elif self._log_due(self._taken[-1].step.iteration):
-                self._check_finite(self._taken)
-            return None
-        skips, last = run.plan.line(self._guard.skips), _read(self._taken[-1])
-        before = last.consumed - last.batch_size
-        seen = guard.Seen(
-            iteration=last.iteration,
-            places=(skips.place(before), skips.place(last.consumed - 1) + 1),
-            loss=_watched(last),
-            grad_norm=last.grad_norm,
-            idle=last.skipped or not self._taken[-1].sums.tokens,
-        )
-        state, verdict = guard.judge(self._guard, seen, flags)
-        self._set_guard(state)
-        if (
-            verdict is not None
-            and verdict.action == "rollback"
-            and (run.checkpoint is None or not verdict.restore)
-        ):
-            verdict = guard.nowhere(verdict)
-        if verdict is not None and run.reporter is not None:
-            run.reporter.verdict(verdict)
-        if verdict is not None and verdict.action == "stop":
-            raise UsageError(str(verdict))
-        return verdict
-
-    def _check_finite(self, taken: Sequence["_Taken"]) -> None:
-        """As Megatron does: what is saved of a step may be all that is left of the run. The device has the
-        optimizer's step to do meanwhile."""
-        for odd in taken:
-            if odd.step.skipped or math.isfinite(odd.norm.read()):
-                continue
-            one = _read(odd)
-            losses = ", ".join(f"{name} {loss:.6g}" for name, loss in one.losses.items())
-            raise UsageError(
-                f"iteration {one.iteration}: the gradient is not finite ({losses}), so the weights are of no "
-                "use from there on: stopping; begin from an earlier checkpoint (--load, --ckpt-step and a new "
-                "--save) with a lower --lr, or let --guard rollback leave such samples out; where the loss "
-                "is finite and a script's own, it may be of another mask than `loss_mask`"
-            )
+    # --- back -------------------------------------------------------------------------------
 
     def _set_guard(self, state: guard.State) -> None:
         self._guard = state
         self._run.state["guard"] = guard.to_json(state)
 
     def _go_back(self, verdict: guard.Verdict) -> int:
-        """To the newest checkpoint; returns the steps that are finished in it."""
-        run = self._run
-        self._taken = []
-        step = 0 if run.checkpoint is None else states.load(run.checkpoint, run.state)
+        """To the newest checkpoint; returns the steps that are finished in it. What was to be saved of a step is
+        not saved again: a checkpoint's steps only grow, and it is only computed again."""
+        run, step = self._run, 0
+        if run.checkpoint is not None and verdict.restore:
+            step = states.load(run.checkpoint, run.state)
         if not 0 < step <= (verdict.restore or 0):  # a run that ended in an odd step has saved it
-            raise UsageError(str(guard.nowhere(verdict)))
-        if run.reporter is not None:
-            run.reporter.back(step, run.plan.consumed(step))
+            verdict = guard.nowhere(verdict)
+        else:
+            self._again = max(self._again, verdict.restore or 0)
+            self._numbers.back(step, run.plan.consumed(step))
+            verdict = replace(verdict, restore=step)
+        self._numbers.say(verdict)
         saved = guard.from_json(run.state["guard"])
         self._set_guard(guard.gone_back(saved, self._guard, verdict, run.settings.guard))
         return step
@@ -347,6 +291,7 @@ class Loop:
     @contextmanager
     def _paused(self) -> Iterator[None]:
         """What is done in it is no step."""
+        self._numbers.tell(wait=True)
         reporter = self._run.reporter
         if reporter is not None:
             reporter.pause()
@@ -356,7 +301,8 @@ class Loop:
             reporter.begin()
 
     def _ends(self, step: int) -> bool:
-        """Whether it is over as it was asked to be; not before it is clear that it need not go back."""
+        """Whether it is over as it was asked to be; not before it is clear that it need not go back, nor where
+        it has gone back and the step cannot be saved."""
         flags = self._run.settings.checkpointing
         if flags.exit_interval is not None and step % flags.exit_interval == 0:
             self._asked_to_end = True
@@ -365,42 +311,4 @@ class Loop:
             agreed = torch.tensor(float(over), device=self._run.laid.device)
             dist.all_reduce(agreed, dist.ReduceOp.MAX)  # ranks' clocks differ
             self._asked_to_end |= bool(agreed)
-        return self._asked_to_end and not self._guard.holds
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """A step whose numbers nobody has read yet: that would wait for the device."""
-
-    step: Step
-    sums: Sums
-    norm: ToHost
-    params_norm: Tensor | None
-    num_zeros: Tensor | None
-
-
-def _watched(step: Step) -> float:
-    """The loss that the guard judges. UsageError where the run's loss function reports none."""
-    if not step.losses:
-        raise UsageError(
-            "--guard judges a loss, and the loss function reports none: leave --guard out"
-        )
-    return step.losses.get("lm loss", next(iter(step.losses.values())))
-
-
-def _read(taken: _Taken) -> Step:
-    means = {name: float(loss) for name, loss in taken.sums.loss.items()}
-    sources = {
-        name.removeprefix(OF_SOURCE): loss
-        for name, loss in means.items()
-        if name.startswith(OF_SOURCE) and not math.isnan(loss)  # else no tokens of it
-    }
-    losses = {name: loss for name, loss in means.items() if not name.startswith(OF_SOURCE)}
-    return replace(
-        taken.step,
-        losses=losses,
-        sources=sources,
-        grad_norm=float(taken.norm.read()),
-        params_norm=None if taken.params_norm is None else float(taken.params_norm),
-        num_zeros=None if taken.num_zeros is None else round(float(taken.num_zeros)),
-    )
+        return self._asked_to_end and not self._guard.holds and step > self._again

@@ -8,8 +8,9 @@ are followed and outliers among them do not matter. All finite steps enter the w
 is accepted in time; a run that goes back forgets the steps that it takes back.
 
 **Going back.** From the first step out of bounds on nothing is saved (`State.holds`), so that the newest
-checkpoint is the last good one. The run restores it, and leaves out the samples of the bad steps
-(`elastic.data.Skips`). Killed in between, it meets the same numbers again, and does the same.
+checkpoint is the last good step, or an older one where there was no memory for that. The run restores it,
+and leaves out the samples of the bad steps (`elastic.data.Skips`). Killed in between, it meets the same
+numbers again, and does the same.
 """
 
 import math
@@ -78,7 +79,8 @@ class Verdict:
     """That it is beyond; inf for what is not finite."""
     action: Literal["warn", "rollback", "stop"]
     restore: int | None = None
-    """Go back to the newest checkpoint of this iteration or an earlier one; 0: to the beginning."""
+    """Go back to the newest checkpoint of this iteration or an earlier one; 0: to the beginning. As it is told, that
+    which the run has gone back to."""
     skip: tuple[int, int] | None = None
     """Places to leave out from then on."""
 

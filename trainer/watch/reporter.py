@@ -1,16 +1,18 @@
 """Where the numbers of a run go: console, TensorBoard, W&B, metrics file. Rank 0's; others have none.
 
 reporter.begin()
-for ...:  # steps, whose numbers are read when a line is due
-    reporter.steps(taken)
+for ...:
+    reporter.step(step)  # once its numbers are there
+    reporter.line()      # where one is due
 reporter.close()
 """
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,6 +41,10 @@ class Sink(Protocol):
 
     def back(self, iteration: int, consumed: int) -> None:
         """The run has gone back there: what came later comes again."""
+        ...
+
+    def flush(self) -> None:
+        """Write what waits."""
         ...
 
     def close(self) -> None: ...
@@ -112,7 +118,9 @@ class Reporter:
         self._sinks, self._metrics = sinks, metrics
         self._device, self._clock, self._now = torch.device(device), clock or NoClock(), now
         self._since, self._spent = now(), 0.0
-        self._tally, self._tokens = Tally(), 0
+        """When the time began to run that counts, and seconds before that since the last line."""
+        self._steps: list[tuple[Step, float]] = []
+        """Since the last line, each with the seconds up to its end."""
 
     @property
     def writer(self) -> "SummaryWriter | None":
@@ -128,18 +136,19 @@ class Reporter:
         now = self._now()
         self._spent, self._since = self._spent + now - self._since, now
 
-    def steps(self, steps: Sequence[Step]) -> None:
-        """Those since the last call, the last of which a line is due for."""
-        for step in steps:
-            self._tally = self._tally.add(step)
-            self._tokens += step.batch_size * self._seq_length
-            if step.iteration % self._flags.tensorboard_log_interval == 0:
-                self._add(self._scalars(step), step.iteration, step.consumed)
+    def step(self, step: Step) -> None:
+        """The next one."""
+        self._steps.append((step, self._spent + self._now() - self._since))
+        if step.iteration % self._flags.tensorboard_log_interval == 0:
+            self._add(self._scalars(step), step.iteration, step.consumed)
+
+    def line(self) -> None:
+        """One is due of the steps since the last one, if there are any."""
+        if not self._steps:
+            return
         self.pause()
-        self._line(
-            steps[-1], self._clock.take()
-        )  # both at once, so that phases add up to the steps
-        self._tally, self._tokens, self._spent = Tally(), 0, 0.0
+        self._line()
+        self._steps, self._spent = [], 0.0
 
     def evaluation(
         self,
@@ -176,32 +185,44 @@ class Reporter:
         self._write("verdict", asdict(verdict))
 
     def back(self, iteration: int, consumed: int) -> None:
-        """The guard has gone back to where so many steps were finished, and samples consumed."""
+        """The guard has gone back to where so many steps were finished, and samples consumed. Later steps come
+        again, and neither they nor their time count."""
+        self._steps = [one for one in self._steps if one[0].iteration <= iteration]
+        self._spent = self._steps[-1][1] if self._steps else 0.0
+        self.begin()
         for sink in self._sinks:
             sink.back(iteration, consumed)
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Write what waits."""
+        for sink in self._sinks:
+            sink.flush()
+
+    def close(self) -> None:
+        """Write what waits, and end."""
         for sink in self._sinks:
             sink.close()
         if self._metrics is not None:
             self._metrics.close()
 
-    def _line(self, last: Step, phases: Mapping[str, float]) -> None:
-        flags = self._flags
+    def _line(self) -> None:
+        phases = self._clock.take()  # with the time, so that phases add up to the steps
+        flags, steps = self._flags, [step for step, _ in self._steps]
+        last, tally = steps[-1], reduce(Tally.add, steps, Tally())
+        tokens = sum(step.batch_size for step in steps) * self._seq_length
         speed = report.speed(
-            self._spent, self._tally.steps, self._tokens,
+            self._spent, tally.steps, tokens,
             flops=self._flops, devices=self._devices, peak=self._peak,
         )  # fmt: skip
         line = console.log_line(
-            last, self._tally, speed, datetime.now(), iterations=self._iterations,
+            last, tally, speed, datetime.now(), iterations=self._iterations,
             throughput=flags.log_throughput, mfu=self._mfu,
         )  # fmt: skip
         say(line)
         if flags.log_timers_to_tensorboard:
             found = {"iteration-time": speed.seconds, "throughput": speed.throughput}
             self._add(found, last.iteration)
-        self._write("step", report.metrics(last, self._tally, speed))
+        self._write("step", report.metrics(last, tally, speed))
         if used := memory.of_device(self._device):
             if flags.log_memory_to_tensorboard:
                 self._add(memory.scalars(used), last.iteration)

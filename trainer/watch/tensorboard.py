@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FLUSH = 2
-"""Seconds after which points are written at the latest."""
+FLUSH = 0.2
+"""Seconds after which points are written at the latest, by threads that training does not wait for."""
 SAMPLES = "samples"
 """Folder of the twins."""
 
@@ -71,8 +71,16 @@ class Board:
                 if consumed is not None:
                     self._samples.add_scalar(f"{tag} vs samples", value, consumed)
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Write what waits."""
+        if self._failed:
+            return
+        with self._until_it_fails():
+            self._steps.flush()
+            self._samples.flush()
+
+    def close(self) -> None:
+        """Write what waits, and end."""
         if self._failed:
             return
         with self._until_it_fails():

@@ -46,6 +46,9 @@ class WandbRun:
     def back(self, iteration: int, consumed: int) -> None:
         """Nothing: see above."""
 
+    def flush(self) -> None:
+        """Nothing: its own process has it."""
+
     def close(self) -> None:
         if self._run is not None:
             self._run.finish()

@@ -62,7 +62,7 @@ def told(said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     folder.mkdir()
     CALLS.clear()
     settings = run(said.format(folder))
-    speaker, taken = made(settings), []
+    speaker = made(settings)
     writers = [one.writer for one in speaker._sinks if isinstance(one, Board)]
     queue = [writer.max_queue for writer in writers if writer is not None]
     for number in range(1, 5):
@@ -70,10 +70,9 @@ def told(said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
             iteration=number, consumed=4 * number, batch_size=4, learning_rate=0.1,
             losses={"lm loss": 1.0 * number}, grad_norm=1.0,
         )  # fmt: skip
-        taken.append(step)
+        speaker.step(step)
         if number % settings.logging.log_interval == 0:
-            speaker.steps(taken)
-            taken = []
+            speaker.line()
     speaker.evaluation({"lm loss": 1.5}, 4, 16)
     speaker.close()
     lines = re.sub(r"\[\d{4}-[^]]*\]", "", capsys.readouterr().out)

@@ -3,6 +3,7 @@
 A wait that torch makes by itself, for a number that goes to the device or comes from it, is an error.
 """
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,9 @@ from elastic.trainer.parallel.layout import Layout, lay_out
 from elastic.trainer.parallel.program import Batch, ForwardStep, LossFunction
 from elastic.trainer.run import optimizer as optimizers
 from elastic.trainer.run.step import Share, Stepper
+from elastic.trainer.run.told import Coming
+from elastic.trainer.run.totals import num_zeros, params_norm
+from elastic.trainer.transfers import ToHost
 from tests.trainer import program
 
 WARM = 2
@@ -55,14 +59,22 @@ def steps(config: GPTConfig, layout: Layout, forward_step: ForwardStep) -> None:
     drawn = torch.randint(config.vocab_size, (LEAVES.batch_size, config.seq_length + 1))
     batch = {name: one.to(device) for name, one in program.batch(drawn).items()}
     mine = Share(LEAVES.of(0, 0, 1), batch)
+    coming: list[tuple[Coming, ToHost]] = []
     for step in range(2 * WARM):
         torch.cuda.set_sync_debug_mode("error" if step >= WARM else "default")
         sums = stepper.accumulate(mine, LEAVES)
-        stepper.clip(sums, LEAVES, 1.0)
+        norm = stepper.clip(sums, LEAVES, 1.0)
+        numbers = Coming(sums, norm, num_zeros(laid))
         optimizers.set_rates(adam, 1e-4, 0.1)
         adam.step()
         adam.zero_grad()
+        coming.append((numbers, ToHost(params_norm(laid))))
     torch.cuda.set_sync_debug_mode("default")
+    for numbers, of_params in coming:
+        means = numbers.means()
+        assert math.isfinite(means["lm loss"] + numbers.norm + float(of_params.read())), means
+    assert numbers.there
+    assert of_params.there
 
 
 def main() -> None:

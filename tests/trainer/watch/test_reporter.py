@@ -60,7 +60,9 @@ def train(reporter: Reporter, now: Hand, first: int, last: int) -> None:
         now.time += 99
         reporter.begin()
         now.time += 0.25
-        reporter.steps(steps)
+        for step in steps:
+            reporter.step(step)
+        reporter.line()
 
 
 def test_everybody_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,13 +120,45 @@ def test_a_restart_doubles_nothing(tmp_path: Path) -> None:
     assert list(jsonl.steps(tmp_path / "metrics.jsonl")) == [2, 4, 6]
 
 
+def test_what_is_taken_back_counts_for_no_line(tmp_path: Path) -> None:
+    """Nor does its time, also where an evaluation lay in it."""
+    now = Hand()
+    told = made(tmp_path, now)
+    told.begin()
+    for number in (1, 2, 3, 4):
+        now.time += number
+        told.step(replace(STEP, iteration=number, consumed=number * 4))
+        told.pause()
+        now.time += 99
+        told.begin()
+    told.back(2, 8)
+    now.time += 99
+    told.begin()
+    now.time += 3
+    told.step(replace(STEP, iteration=3, consumed=12, losses={"lm loss": 5.0}))
+    told.line()
+    told.line()  # of nothing more
+    told.back(2, 8)
+    now.time += 99
+    told.begin()
+    now.time += 4
+    told.step(replace(STEP, iteration=3, consumed=12, losses={"lm loss": 6.0}))
+    told.line()
+    told.close()
+    first, second = jsonl.read(tmp_path / "metrics.jsonl")
+    assert (first["steps"], first["seconds"], first["losses"]) == (3, 2.0, {"lm loss": 3.0})
+    assert (second["steps"], second["seconds"], second["losses"]) == (1, 4.0, {"lm loss": 6.0})
+    assert points(tmp_path / "tb")["lm loss"] == [(1, 2), (2, 2), (3, 6)]
+
+
 def test_phases_are_told_with_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     now, clock = Hand(), PhaseClock(HostStamps())
     told = made(tmp_path, now, clock=clock)
     clock.begin(1)
     with clock.inside("forward"):
         now.time += 1
-    told.steps([replace(STEP, iteration=1)])
+    told.step(replace(STEP, iteration=1))
+    told.line()
     told.close()
     assert " phases of a step (ms): forward" in capsys.readouterr().out
     assert "forward" in list(jsonl.read(tmp_path / "metrics.jsonl"))[-1]["phases"]

@@ -1,0 +1,77 @@
+"""What is made of steps' numbers, which are there at once on a CPU."""
+
+import math
+
+import pytest
+import torch
+
+from elastic.proto.errors import UsageError
+from elastic.trainer.arguments.settings import Settings
+from elastic.trainer.run.plan import Plan
+from elastic.trainer.run.step import Sums
+from elastic.trainer.run.told import Coming, Numbers, Taken
+from elastic.trainer.transfers import ToHost
+from elastic.trainer.watch import guard
+from elastic.trainer.watch.report import Step
+from elastic.trainer.watch.timers import Timers
+from tests.trainer.arguments.test_effects import run
+
+
+def taken(iteration: int, norm: float = 1.0) -> Taken:
+    totals = {
+        "lm loss": torch.tensor([2.0, 3.0]).double(),
+        "lm loss wiki": torch.tensor([2.0, 3.0]).double(),
+        "lm loss code": torch.tensor([0.0, 0.0]).double(),
+    }
+    sums = Sums(totals, torch.tensor(3.0).double())
+    step = Step(
+        iteration=iteration, consumed=8 * iteration, batch_size=8, learning_rate=0.1, losses={}
+    )
+    return Taken(
+        step,
+        Coming(sums, torch.tensor(norm), torch.tensor(4.0).double()),
+        ToHost(torch.tensor(5.0)),
+    )
+
+
+def numbers(settings: Settings, *, saves: bool) -> Numbers:
+    plan = Plan(sizes=settings.schedules.batch_sizes(), steps=100, leaf_size=2)
+    return Numbers(settings, plan, None, Timers(), saves=saves)
+
+
+def test_a_step_has_all_that_the_device_has_said() -> None:
+    whole = taken(1, norm=1 / 3).whole()
+    third = float(torch.tensor(2 / 3))
+    assert whole.losses == {"lm loss": third}
+    assert whole.sources == {"wiki": third}, "the other has no tokens in it"
+    assert whole.grad_norm == float(torch.tensor(1 / 3))
+    assert (whole.num_zeros, whole.params_norm) == (4, 5.0)
+
+
+@pytest.mark.parametrize(("saves", "ends"), [(True, 3), (False, 4)])
+def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_saved_or_with_the_line(
+    saves: bool, ends: int
+) -> None:
+    told = numbers(run("--log-interval 4"), saves=saves)
+
+    def step(iteration: int) -> None:
+        told.take(taken(iteration, math.nan if iteration == 3 else 1.0))
+        told.judged(guard.State())
+        if told.due(iteration):
+            told.line(iteration)
+        else:
+            told.tell()
+
+    for iteration in range(1, ends):
+        step(iteration)
+    said = r"iteration 3: the gradient is not finite \(lm loss 0.666667\)"
+    with pytest.raises(UsageError, match=said):
+        step(ends)
+
+
+def test_the_end_of_a_run_is_a_line() -> None:
+    told = numbers(run("--log-interval 4"), saves=False)
+    told.take(taken(1, math.inf))
+    told.tell()
+    with pytest.raises(UsageError, match="iteration 1: the gradient is not finite"):
+        told.end(1)
