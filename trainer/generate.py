@@ -70,9 +70,11 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     what.add_argument("--prompt", metavar="TEXT", type=text, help="what to go on with")
     what.add_argument("--prompts", metavar="FILE", type=Path, help="one on each line")
     add("--max-new-tokens", type=_positive, default=128, metavar="N", help="at most (128)")
-    add("--temperature", type=_from_0, default=0.8, metavar="T", help="0: always the likeliest (0.8)")
+    add(
+        "--temperature", type=_scale, default=0.8, metavar="T", help="0: always the likeliest (0.8)"
+    )
     add("--top-k", type=_whole, default=40, metavar="K", help="of the K likeliest; 0: of all (40)")
-    add("--top-p", type=_probability, default=1.0, metavar="P", help="of those that together have P (1)")
+    add("--top-p", type=_part, default=1.0, metavar="P", help="of those that together have P (1)")
     add("--seed", type=_whole, default=0, metavar="N", help="decides what is drawn (0)")
     add("--num-samples", type=_few, default=1, metavar="N", help="texts of each prompt (1)")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (cuda where there is one)")
@@ -96,13 +98,13 @@ def _whole(argument: str) -> int:
     return int(argument)
 
 
-def _from_0(argument: str) -> float:
+def _scale(argument: str) -> float:
     if not 0 <= (number := _number(argument)) < float("inf"):
         raise argparse.ArgumentTypeError(f"{argument} is not 0 or above")
     return number
 
 
-def _probability(argument: str) -> float:
+def _part(argument: str) -> float:
     if not 0 < (number := _number(argument)) <= 1:
         raise argparse.ArgumentTypeError(f"{argument} is not above 0 and at most 1")
     return number

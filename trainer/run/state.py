@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,15 @@ import torch
 import torch.distributed as dist
 
 from elastic.checkpoint import Checkpointer
-from elastic.proto.errors import UsageError
+from elastic.proto.errors import CheckpointDamaged, CheckpointError, UsageError
+from elastic.proto.manifest import step_of
 from elastic.trainer.arguments.checkpointing import CheckpointFlags
 from elastic.trainer.checkpoints import check_weights, config_of, identity_of
 from elastic.trainer.convert.reading import CONFIG
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.parallel.layout import Laid, Layout
 from elastic.trainer.run.plan import Plan
+from elastic.trainer.watch.reporter import say
 
 State = dict[str, Any]
 
@@ -76,12 +78,44 @@ def resume(checkpoint: Checkpointer, state: State, flags: CheckpointFlags, *, ex
     UsageError when it is of another run, or in exact mode made under other conditions: what came of it
     would be something else.
     """
-    found: State = {"identity": None, "conditions": None}
-    step = checkpoint.load(found)
-    if step == 0:
-        return 0
-    _check(found, state, step, checkpoint.path, conditions=exact and not flags.other_conditions)
-    return load(checkpoint, state, step)
+
+    def attempt(wanted: int | None) -> int:
+        found: State = {"identity": None, "conditions": None}
+        step = checkpoint.load(found, step=wanted, strict=False)
+        if step == 0:
+            return 0
+        _check(found, state, step, checkpoint.path, conditions=exact and not flags.other_conditions)
+        return load(checkpoint, state, step)
+
+    return _sound(attempt, checkpoint.path)
+
+
+def _sound(attempt: Callable[[int | None], int], where: str) -> int:
+    """What `attempt` comes to with the newest step, or, as often as any rank finds damage in it, with the one
+    before it on storage. A job does that by itself, with its ranks started anew. All ranks call it."""
+    step: int | None = None
+    while True:
+        finished, older, why = 0, 0, "on another rank"
+        try:
+            finished = attempt(step)
+        except CheckpointDamaged as error:
+            if not error.older:
+                raise
+            older, why = error.older, error.what
+        if not (step := _largest(older)):
+            return finished
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            say(f"what is newest in {where} is damaged ({why}): the run goes on from step {step}")
+
+
+def _largest(number: int) -> int:
+    """Of all ranks'."""
+    if not dist.is_initialized():
+        return number
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    every = torch.tensor(number, dtype=torch.int64, device=device)
+    dist.all_reduce(every, op=dist.ReduceOp.MAX)
+    return int(every)
 
 
 def load(checkpoint: Checkpointer, state: State, step: int | None = None) -> int:
@@ -108,26 +142,55 @@ def begin(state: State, flags: CheckpointFlags) -> tuple[int, str]:
     if flags.goes_on:  # where there was nothing
         return 0, _missing(flags, flags.load)
     with Checkpointer(flags.load) as other:
-        found: State = {"identity": None}
-        step = other.load(found, step=flags.ckpt_step)
-        if step == 0:
-            return 0, _missing(flags, flags.load)
-        if flags.finetune:
-            check_weights(found["identity"], config_of(state["identity"], "this run"), other.path)
-            other.load({"model": state["model"]}, step=step)
-            return 0, f"weights of step {step} in {other.path}"
-        _check(found, state, step, other.path, conditions=False)
-        wanted = dict(state)
-        if flags.no_load_optim:
-            wanted.pop("optimizer")
-        load(other, wanted, step)
-        state.update(wanted)
-        return step, ""
+
+        def attempt(step: int | None) -> int:
+            return _take(other, state, flags, step)
+
+        if flags.ckpt_step is None:
+            step = _sound(attempt, other.path)
+        else:
+            try:
+                step = attempt(flags.ckpt_step)
+            except CheckpointDamaged as error:
+                if not error.older:
+                    raise
+                raise CheckpointError(
+                    f"{error.what}; --ckpt-step {error.older} takes the step before it"
+                ) from error
+    if step == 0:
+        return 0, _missing(flags, flags.load)
+    if flags.finetune:
+        return 0, f"weights of step {step} in {other.path}"
+    return step, ""
+
+
+def _take(other: Checkpointer, state: State, flags: CheckpointFlags, step: int | None) -> int:
+    """Load what the run begins from; the step that it is of, 0 without any."""
+    found: State = {"identity": None}
+    step = other.load(found, step=step, strict=False)
+    if step == 0:
+        return 0
+    if flags.finetune:
+        check_weights(found["identity"], config_of(state["identity"], "this run"), other.path)
+        other.load({"model": state["model"]}, step=step)
+        return step
+    _check(found, state, step, other.path, conditions=False)
+    wanted = dict(state)
+    if flags.no_load_optim:
+        wanted.pop("optimizer")
+    load(other, wanted, step)
+    state.update(wanted)
+    return step
 
 
 def _missing(flags: CheckpointFlags, where: str) -> str:
     """What is said where --load has no checkpoint; UsageError where the run would not be what is meant."""
     said = f"--load {where} holds no checkpoint"
+    if (step := step_of(Path(where).name)) is not None:
+        above = where.rstrip("/").rpartition("/")[0] or "."
+        raise UsageError(
+            f"--load {where} is one step: give --load {above}, and --ckpt-step {step} if it is not the newest"
+        )
     if (Path(where) / CONFIG).is_file():
         raise UsageError(
             f"{said}, but a model of Hugging Face's: make it one by `elasticctl hf import {where} DEST`, "
@@ -139,6 +202,14 @@ def _missing(flags: CheckpointFlags, where: str) -> str:
 
 
 def _check(found: State, state: State, step: int, where: str, *, conditions: bool) -> None:
+    if not isinstance(found["identity"], Mapping):
+        raise UsageError(
+            f"{where} is no checkpoint of elastic.trainer: give another --save or --load"
+        )
+    if "seed" in state["identity"] and "seed" not in found["identity"]:
+        raise UsageError(
+            f"{where} holds a model alone: give --load {where} --finetune and another --save"
+        )
     for name, mine in state["identity"].items():
         theirs = found["identity"].get(name)
         if theirs != mine and name == "data":
@@ -155,7 +226,7 @@ def _check(found: State, state: State, step: int, where: str, *, conditions: boo
                 f"step {step} in {where} has {shown}: give the same value, or another --save"
             )
     for name, mine in (state["conditions"] if conditions else {}).items():
-        theirs = found["conditions"].get(name)
+        theirs = (found["conditions"] or {}).get(name)
         if theirs != mine:
             raise UsageError(
                 f"step {step} in {where} was made with {name} {theirs}, not {mine}, so the run would not "

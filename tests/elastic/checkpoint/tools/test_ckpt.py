@@ -168,17 +168,18 @@ def test_a_step_whose_manifest_is_damaged_is_not_passed_over_without_a_word(
     damage.parent.mkdir()
     damage.write_text("{")
     said = f"{path}: step 9 is damaged, and step 7 is taken: "
-    for args, code in (
+    asked: list[tuple[tuple[Any, ...], int]] = [
         (("verify", path), 1),
         (("show", path), 0),
         (("convert", path, tmp_path / "dcp", "--to", "dcp"), 0),
-    ):
+    ]
+    for args, code in asked:
         answer = ask("ckpt", *args)
         assert (answer.code, answer.err.count(said)) == (code, 1), (args, answer)
     document = json.loads(ask("ckpt", "verify", path, "-o", "json").out)
     assert [one.startswith(said) for one in document["passed_over"]] == [True]
-    for args in (("verify", path, "--step", "7"), ("show", path, "--step", "7")):
-        answer = ask("ckpt", *args)
+    for verb in ("verify", "show"):
+        answer = ask("ckpt", verb, path, "--step", "7")
         assert (answer.code, answer.err) == (0, "")
     damage.rename(damage.with_name("manifest.draft"))  # which a crash leaves, and is no step
     assert ask("ckpt", "verify", path).code == 0
