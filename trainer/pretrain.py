@@ -352,6 +352,10 @@ def _checkpointer(settings: Settings) -> Checkpointer | None:
     if flags.save is None:
         print_rank_0("no --save: nothing is saved, and a run that is killed begins again")
         return None
+    if flags.save_interval is None:
+        print_rank_0(
+            "no --save-interval: steps are kept in memory, and on storage at the end, at a drain or a signal only"
+        )
     return Checkpointer(flags.save, persist_every=flags.save_interval, keep=flags.keep)
 
 

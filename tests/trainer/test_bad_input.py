@@ -114,6 +114,10 @@ SAID = {
     "attention that drops": (
         "--attention-dropout 0.1", "holds scores of all pairs of positions; --attention-dropout 0 has it fused",
     ),
+    "nothing on storage before the end": (
+        "--save {base}/rare",
+        "no --save-interval: steps are kept in memory, and on storage at the end, at a drain or a signal only",
+    ),
     "no place for progress": (
         "--log-progress", "--log-progress has no effect: its file is in the folder of --save",
     ),
