@@ -1,7 +1,7 @@
 """Peak memory of a step beside the formula (`trainer/parallel/footprint.py`): `python -m benchmarks.memory`.
 
-Ranks are those of `elastic-run --nproc-per-node RANKS`, one a device. Each layout runs two steps of two leaves;
-its row is that of the rank which is furthest from the formula. Without GPUs the peak is what the profiler tells
+Ranks are those of `elastic-run --nproc-per-node RANKS`, one a device. Each layout runs two steps of two leaves,
+with a pipeline of four; its row is that of the rank which is furthest from the formula. Without GPUs the peak is what the profiler tells
 of the CPU's allocator, of a smaller model.
 """
 
@@ -40,6 +40,7 @@ LARGE = GPTConfig(
     num_layers=12, hidden_size=1024, num_attention_heads=16, seq_length=2048, vocab_size=50304
 )
 LEAF, LEAVES = 8, 2
+"""Samples of a leaf; leaves of a step, times the pipeline's ranks."""
 WITHIN = 0.08
 """How far the formula may be off, relatively."""
 RECOMPUTE = {
@@ -63,30 +64,30 @@ def layouts(ranks: int, *, compiled: bool) -> Iterator[tuple[str, Layout]]:
         if ranks % 2 == 0:
             yield f"{kind}-pp2", replace(base, pp=2)
             yield f"{kind}-pp2-gpipe", replace(base, pp=2, schedule="gpipe")
-            yield (
-                f"{kind}-pp2-interleaved",
-                replace(base, pp=2, virtual=2, schedule="interleaved"),
-            )
+            for virtual, schedule in product((1, 2), ("interleaved", "zero-bubble")):
+                if not (compile_ and schedule == "zero-bubble"):
+                    layout = replace(base, pp=2, virtual=virtual, schedule=schedule)  # type: ignore[arg-type]
+                    yield f"{kind}-pp2-{schedule}-{virtual}", layout
 
 
 def measured(config: GPTConfig, layout: Layout, device: torch.device) -> tuple[int, Footprint]:
     """What this rank's device had at the most, in bytes, and what the formula says of it."""
     torch.compiler.reset()
-    laid = None
+    laid, count = None, LEAVES * layout.pp
 
     def steps() -> None:
         nonlocal laid
         laid = lay_out(
             config, layout, make=lambda part: GPT(config, part.tp, part.layers),
-            forward_step=_forward_step, leaf_size=LEAF, leaves=LEAVES, seed=1, device=device,
+            forward_step=_forward_step, leaf_size=LEAF, leaves=count, seed=1, device=device,
         )  # fmt: skip
         initialize(laid.model, config, 1, 0.02)
         stepper = Stepper(laid, leaf_tokens=LEAF * config.seq_length)
         adam = optimizers.build(laid.model, betas=(0.9, 0.95), eps=1e-8)
-        leaves = Leaves(batch_size=LEAF * LEAVES * laid.grid.dp, leaf_size=LEAF)
+        leaves = Leaves(batch_size=LEAF * count * laid.grid.dp, leaf_size=LEAF)
         mine = leaves.of(0, laid.place.dp, laid.grid.dp)
         drawn = torch.randint(
-            config.vocab_size, (LEAF * LEAVES, config.seq_length + 1), device=device
+            config.vocab_size, (LEAF * count, config.seq_length + 1), device=device
         )
         tokens, labels = drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
         mask = torch.ones_like(labels, dtype=torch.float32)
@@ -100,7 +101,10 @@ def measured(config: GPTConfig, layout: Layout, device: torch.device) -> tuple[i
 
     peak = _peak(steps, device)
     assert laid is not None
-    return peak, footprint(config, layout, laid.grid, laid.place, leaf_size=LEAF, leaves=LEAVES)
+    return peak, footprint(
+        config, layout, laid.grid, laid.place, leaf_size=LEAF, leaves=count,
+        keeps_sent=device.type == "cpu",
+    )  # fmt: skip
 
 
 def _peak(function: Callable[[], None], device: torch.device) -> int:
