@@ -79,13 +79,14 @@ def profiler(settings: Settings, world: World) -> StepProfiler | None:
 
 def footprint_line(config: GPTConfig, layout: Layout, laid: Laid, plan: Plan) -> str:
     """About the stage that takes the most."""
-    leaves = plan.sizes.largest // plan.leaf_size // laid.grid.dp
+    leaves = plan.cut(plan.sizes.largest).per_rank(laid.grid.dp)
     stages = (
         footprint(
-            config, layout, laid.grid, Place(0, stage, 0), leaf_size=plan.leaf_size, leaves=leaves
+            config, layout, laid.grid, Place(0, stage, 0), leaf_size=plan.leaf_size, leaves=leaves,
+            keeps_sent=laid.device.type == "cpu",
         )
         for stage in range(layout.pp)
-    )
+    )  # fmt: skip
     device = None
     if laid.device.type == "cuda":
         device = torch.cuda.get_device_properties(laid.device).total_memory
