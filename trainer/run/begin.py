@@ -25,6 +25,7 @@ from elastic.trainer.run import optimizer as optimizers
 from elastic.trainer.run import state as states
 from elastic.trainer.run.loss_scale import LossScale
 from elastic.trainer.run.plan import Plan
+from elastic.trainer.run.recipe import recipe
 from elastic.trainer.watch import guard
 
 
@@ -167,6 +168,7 @@ def state_of(
     return {
         "identity": identity,
         "conditions": states.conditions(settings.parallel(), plan, laid),
+        "recipe": recipe(settings),
         "model": laid.model,
         "optimizer": adam,
         "tops": laid.gradients.tops,
@@ -201,12 +203,14 @@ def start(
     if checkpoint is None:
         notes.append("no --save: nothing is saved, and a run that is killed begins again")
     else:
-        finished = states.resume(checkpoint, state, flags, exact=settings.parallel().exact)
+        exact = settings.parallel().exact
+        finished, said = states.resume(checkpoint, state, flags, exact=exact)
+        notes += said
     if finished == 0:  # else they are there already, and drawing them takes longer than a restore
         initialize(state["model"], config, model.seed, model.init_method_std)
     if finished == 0 and flags.load is not None:
-        finished, note = states.begin(state, flags)
-        notes += [note] if note else []
+        finished, said = states.begin(state, flags)
+        notes += said
     notes.append(f"resumed from step {finished}" if finished else "starting from step 0")
     if settings.evaluation.skip_train and not finished and not flags.finetune:
         notes.append("--skip-train without a checkpoint: what is evaluated are first weights")
