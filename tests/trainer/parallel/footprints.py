@@ -9,10 +9,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from benchmarks.memory import RECOMPUTE, SMALL, measured
+from benchmarks.memory import RECOMPUTE, SMALL, believe_in, measured
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.parallel.layout import Layout
 from elastic.trainer.parallel.stage import LeanStage
@@ -72,13 +70,6 @@ def find(name: str) -> dict[str, Any]:
     passes.clear()
     peak, said = measured(case.config, case.layout, torch.device("cpu"))
     return {"peak": peak, "formula": said.total, "passes": passes}
-
-
-def believe_in(size: int) -> None:
-    """Be rank 0 of so many, of which the others take and give nothing."""
-    if dist.get_world_size() != size:
-        dist.destroy_process_group()
-        dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
 
 
 passes: list[tuple[str, int, int]] = []
