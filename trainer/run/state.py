@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 
 from elastic.checkpoint import Checkpointer
-from elastic.proto.errors import UsageError
+from elastic.proto.errors import CheckpointError, UsageError
 from elastic.trainer.arguments.checkpointing import CheckpointFlags
 from elastic.trainer.checkpoints import check_weights, config_of, identity_of
 from elastic.trainer.convert.reading import CONFIG
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.parallel.layout import Laid, Layout
+from elastic.trainer.run import recipe
 from elastic.trainer.run.plan import Plan
 
 State = dict[str, Any]
@@ -28,10 +29,13 @@ def identity(config: GPTConfig, plan: Plan, *, seed: int, data: str) -> dict[str
 
 
 def conditions(layout: Layout, plan: Plan, laid: Laid) -> dict[str, Any]:
-    """What the bits of an exact run depend on, beside what it is."""
+    """What the bits of an exact run depend on, beside what it is and its recipe."""
     device = laid.device
     on_gpu = device.type == "cuda"
+    cpu = f"cpu {torch.backends.cpu.get_cpu_capability()}"  # vectors of another width add up otherwise
     return {
+        "reduction": "exact" if layout.exact else "fast",
+        "device": torch.cuda.get_device_name(device) if on_gpu else cpu,
         "tensor parallel": layout.tp,
         "sequence parallel": layout.sequence,
         "pipeline parallel": layout.pp,
@@ -39,10 +43,9 @@ def conditions(layout: Layout, plan: Plan, laid: Laid) -> dict[str, Any]:
         "computes in": str(layout.compute).removeprefix("torch."),
         "compiled": layout.compile,
         "attention kernel": laid.attention,
-        "optimizer on": "cpu" if layout.offload == "all" else device.type,
+        "optimizer on": cpu if layout.offload == "all" or not on_gpu else "cuda",
         "norms reduced every leaf": layout.sequence and layout.zero > 1,
-        "threads": 0 if on_gpu else torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "threads": 0 if on_gpu else torch.get_num_threads(),  # one, but for scripts that set them
         "torch": str(torch.__version__),
     }
 
@@ -60,7 +63,7 @@ def agree(told: Mapping[str, Any], device: torch.device) -> None:
         if others:
             raise UsageError(
                 f"{name} of rank {others[0]} is not that of rank 0: start all nodes with the same arguments, on "
-                "the same data"
+                "the same data and, with --reduction exact, on machines of one kind"
             )
 
 
@@ -70,24 +73,36 @@ def _digest(value: Any) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
 
 
-def resume(checkpoint: Checkpointer, state: State, flags: CheckpointFlags, *, exact: bool) -> int:
-    """Load the newest of --save; returns the number of finished steps, 0 without any.
+def resume(
+    checkpoint: Checkpointer, state: State, flags: CheckpointFlags, *, exact: bool
+) -> tuple[int, list[str]]:
+    """Load the newest of --save; returns the number of finished steps, 0 without any, and what is to be said.
 
     UsageError when it is of another run, or in exact mode made under other conditions: what came of it
     would be something else.
     """
-    found: State = {"identity": None, "conditions": None}
-    step = checkpoint.load(found)
+    found: State = {"identity": None, "conditions": None, "recipe": None}
+    step = checkpoint.load(found, strict=False)
     if step == 0:
-        return 0
+        return 0, []
     _check(found, state, step, checkpoint.path, conditions=exact and not flags.other_conditions)
-    return load(checkpoint, state, step)
+    return load(checkpoint, state, step), _others(found, state)
+
+
+def _others(found: State, state: State) -> list[str]:
+    """What a run that goes on has otherwise than what it goes on from."""
+    said = {
+        "resumed with another recipe": recipe.changed(found["recipe"], state["recipe"]),
+        "resumed under other conditions": recipe.changed(found["conditions"], state["conditions"]),
+    }
+    return [f"{what}: {which}" for what, which in said.items() if which]
 
 
 def load(checkpoint: Checkpointer, state: State, step: int | None = None) -> int:
-    """Load the newest, or that of `step`; its number, 0 without any. What the run is and its conditions stay its
-    own: what is saved from then on is made under them. A loss scale begins anew where there was none."""
-    wanted = {name: one for name, one in state.items() if name not in ("identity", "conditions")}
+    """Load the newest, or that of `step`; its number, 0 without any. What the run is, its conditions and its recipe
+    stay its own: what is saved from then on is made by them. A loss scale begins anew where there was none."""
+    own = ("identity", "conditions", "recipe")
+    wanted = {name: one for name, one in state.items() if name not in own}
     if "loss_scale" in wanted:
         scaled: State = {"loss_scale": None}
         checkpoint.load(scaled, step=step, strict=False)
@@ -98,7 +113,7 @@ def load(checkpoint: Checkpointer, state: State, step: int | None = None) -> int
     return found
 
 
-def begin(state: State, flags: CheckpointFlags) -> tuple[int, str]:
+def begin(state: State, flags: CheckpointFlags) -> tuple[int, list[str]]:
     """Load from --load what it is to begin from; returns the number of finished steps, 0 without any, and
     what is to be said.
 
@@ -106,23 +121,23 @@ def begin(state: State, flags: CheckpointFlags) -> tuple[int, str]:
     """
     assert flags.load is not None
     if flags.goes_on:  # where there was nothing
-        return 0, _missing(flags, flags.load)
+        return 0, [_missing(flags, flags.load)]
     with Checkpointer(flags.load) as other:
-        found: State = {"identity": None}
-        step = other.load(found, step=flags.ckpt_step)
+        found: State = {"identity": None, "conditions": None, "recipe": None}
+        step = other.load(found, step=flags.ckpt_step, strict=False)
         if step == 0:
-            return 0, _missing(flags, flags.load)
+            return 0, [_missing(flags, flags.load)]
         if flags.finetune:
             check_weights(found["identity"], config_of(state["identity"], "this run"), other.path)
             other.load({"model": state["model"]}, step=step)
-            return 0, f"weights of step {step} in {other.path}"
+            return 0, [f"weights of step {step} in {other.path}"]
         _check(found, state, step, other.path, conditions=False)
         wanted = dict(state)
         if flags.no_load_optim:
             wanted.pop("optimizer")
         load(other, wanted, step)
         state.update(wanted)
-        return step, ""
+        return step, _others(found, state)
 
 
 def _missing(flags: CheckpointFlags, where: str) -> str:
@@ -139,13 +154,19 @@ def _missing(flags: CheckpointFlags, where: str) -> str:
 
 
 def _check(found: State, state: State, step: int, where: str, *, conditions: bool) -> None:
+    if not all(isinstance(found[name], Mapping) for name in ("identity", "conditions")):
+        raise CheckpointError(
+            f"step {step} in {where} is of no run, but maybe a model alone: begin from it by --load and "
+            "--finetune, with another --save"
+        )
     for name, mine in state["identity"].items():
         theirs = found["identity"].get(name)
         if theirs != mine and name == "data":
             raise UsageError(
-                f"step {step} in {where} was trained on other samples, or in another order: give the same "
-                "data, --split and tokenizer, and a --train-iters that takes as many epochs of the data; "
-                "or another --save"
+                f"step {step} in {where} was trained on other samples, in another order, or with another loss mask "
+                "or other position ids: give the same data, --split and tokenizer, --eod-mask-loss and "
+                "--reset-position-ids, and a --train-iters that takes as many epochs of the data; or "
+                "another --save"
             )
         if theirs != mine:
             shown = f"{name} {theirs}, not {mine}"
