@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from elastic.data import Leaves
 from elastic.trainer.model.config import GPTConfig
@@ -42,7 +43,7 @@ from tests.trainer.program import forward_step
 
 LEAVES = Leaves(batch_size=8, leaf_size=1)
 STD = 0.02
-_reference = cache(partial(reference, leaves=LEAVES, std=STD))
+_reference = cache(sdpa_kernel(SDPBackend.MATH)(partial(reference, leaves=LEAVES, std=STD)))
 SMALL = GPTConfig(num_layers=4, hidden_size=64, num_attention_heads=4, seq_length=32, vocab_size=512)  # fmt: skip
 LARGE = GPTConfig(
     num_layers=8, hidden_size=768, num_attention_heads=12, seq_length=512, vocab_size=8192

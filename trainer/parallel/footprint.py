@@ -58,6 +58,13 @@ def footprint(
     return _Rank(config, layout, grid, place, leaf_size, leaves, keeps_sent).footprint()
 
 
+def kept_by_block(
+    config: GPTConfig, layout: Layout, grid: Grid, place: Place, *, leaf_size: int
+) -> int:
+    """Bytes that a block's forward of a leaf keeps for backward."""
+    return _Rank(config, layout, grid, place, leaf_size, 1, False).kept(1)
+
+
 @dataclass(frozen=True, slots=True)
 class _Stage:
     """One of a rank's, and what each of its leaves takes in bytes."""
@@ -165,7 +172,7 @@ class _Rank:
         return _Stage(
             blocks, first, last,
             elements=blocks * self._block() + self._ends(first=first, last=last),
-            kept=self._kept(blocks) + (self._of_loss() if last else self._stream()),
+            kept=self.kept(blocks) + (self._of_loss() if last else self._stream()),
             loss=self._loss() if last else 0,
             backward=self._backward(blocks),
             held=self._held(blocks, first=first, last=last),
@@ -272,7 +279,7 @@ class _Rank:
         heads = self.config.num_attention_heads // self.layout.tp
         return self._tokens() * self.config.seq_length * heads
 
-    def _kept(self, blocks: int) -> int:
+    def kept(self, blocks: int) -> int:
         """Bytes that forward of a leaf keeps of a stage's blocks."""
         kept = 0
         for group, again in self.layout.recompute.groups(blocks):
@@ -288,7 +295,7 @@ class _Rank:
     def _held(self, blocks: int, *, first: bool, last: bool) -> int:
         """Bytes of the gradients of what each weight made, until the weights' own are computed of them."""
         if last and LOSS_IN_ONE:
-            return -self._kept(blocks) - self._of_loss()
+            return -self.kept(blocks) - self._of_loss()
         if first:  # computes all at once, later
             return self._stream()
         config = self.config

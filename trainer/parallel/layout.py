@@ -151,7 +151,6 @@ def lay_out(
         device.type, (grid.dp, grid.pp, grid.tp), mesh_dim_names=("dp", "pp", "tp")
     )
     tp = TensorParallel(mesh=mesh["tp"] if layout.tp > 1 else None, sequence=layout.sequence)
-    tied = _tied(grid, place) if config.tied and layout.pp > 1 else None
     programs = []
     for number in range(place.pp, count, layout.pp):
         part = Part(tp=tp, layers=stages[number], first=number == 0, last=number == count - 1)
@@ -167,7 +166,7 @@ def lay_out(
         programs,
         names,
         leaves=sums if layout.exact else None,
-        tied=tied,
+        tied=_tied(grid, place, mesh["pp"]) if config.tied and layout.pp > 1 else None,
         every_leaf=layout.zero > 1,
         compiled=layout.compile,
         device=device,
@@ -237,11 +236,8 @@ def _check(config: GPTConfig, layout: Layout) -> None:
         )
 
 
-def _tied(grid: Grid, place: Place) -> dist.ProcessGroup | None:
-    """The first and the last stage of this rank's replica, if it is one of them."""
+def _tied(grid: Grid, place: Place, mesh: DeviceMesh) -> tuple[int, dist.ProcessGroup] | None:
+    """The rank that has the other end of this one's replica, if it has one of them. mesh: of its stages."""
     if place.pp not in (0, grid.pp - 1):
         return None
-    ends = [grid.rank(place._replace(pp=pp)) for pp in (0, grid.pp - 1)]
-    # Of its members alone: else each rank would make the groups of all replicas, one after the other.
-    group: dist.ProcessGroup = dist.new_group(ends, use_local_synchronization=True)
-    return group
+    return grid.rank(place._replace(pp=grid.pp - 1 - place.pp)), mesh.get_group()

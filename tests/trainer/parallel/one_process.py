@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elastic.data import Leaves
@@ -33,7 +32,6 @@ def share(
     return Share(mine, batch(drawn[places].to(device)))
 
 
-@sdpa_kernel(SDPBackend.MATH)
 def reference(
     config: GPTConfig, leaves: Leaves, *, std: float, device: torch.device | str = "cpu"
 ) -> tuple[float, dict[str, Tensor]]:
