@@ -76,7 +76,7 @@ class Case:
         every_leaf = layout.sequence and layout.zero > 1
         return (
             layout.tp, layout.sequence, layout.pp > 1, layout.compile, str(layout.compute),
-            every_leaf, self.dropout,
+            layout.compile and layout.recompute == SELECTIVE, every_leaf, self.dropout,
         )  # fmt: skip
 
 
@@ -111,7 +111,10 @@ def _of(tp: int, pp: int, dp: int) -> Iterator[Case]:
         changes |= {"zero3-full-bf16": {"zero": 3, "recompute": FULL, "compute": torch.bfloat16}}
         changes |= {f"offload-{what}": {"offload": what} for what in ("optimizer", "all")}
     if tp == pp == 1:
-        changes |= {"fast": {"exact": False}, "compile-bf16": {"compile": True, "compute": torch.bfloat16}}  # fmt: skip
+        compiled = {"compile": True, "compute": torch.bfloat16}
+        changes |= {"fast": {"exact": False}, "compile-bf16": compiled}
+        changes |= {"compile-bf16-full": {**compiled, "recompute": FULL}}
+        changes |= {"compile-bf16-selective": {**compiled, "recompute": SELECTIVE}}
     for what, change in changes.items():
         name = f"tp{tp}-pp{pp}-dp{dp}" + (f"-{what}" if what else "")
         yield Case(dp=dp, layout=replace(base, **change), name=name)

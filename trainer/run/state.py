@@ -42,6 +42,9 @@ def conditions(layout: Layout, plan: Plan, laid: Laid) -> dict[str, Any]:
         "micro-batch size": plan.leaf_size,
         "computes in": str(layout.compute).removeprefix("torch."),
         "compiled": layout.compile,
+        # Kernels are cut elsewhere, and may round elsewhere.
+        "recomputed within compiled blocks": layout.compile
+        and layout.recompute.granularity == "selective",
         "attention kernel": laid.attention,
         "optimizer on": cpu if layout.offload == "all" or not on_gpu else "cuda",
         "norms reduced every leaf": layout.sequence and layout.zero > 1,

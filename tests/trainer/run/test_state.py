@@ -11,6 +11,7 @@ from elastic.checkpoint import Checkpointer
 from elastic.data import Skips
 from elastic.proto.errors import CheckpointError, UsageError
 from elastic.trainer.arguments.checkpointing import CheckpointFlags
+from elastic.trainer.model.recompute import Recompute
 from elastic.trainer.parallel.layout import Layout
 from elastic.trainer.run import state as states
 from elastic.trainer.run.plan import Plan
@@ -121,6 +122,9 @@ CHANGED: dict[str, dict[str, Any]] = {
     "reduction": {"exact": False},
     "tensor parallel": {"tp": 2}, "sequence parallel": {"tp": 2, "sequence": True},
     "pipeline parallel": {"pp": 2}, "computes in": {"compute": torch.float32},
+    "recomputed within compiled blocks": {
+        "compile": True, "recompute": Recompute(granularity="selective")
+    },
     "compiled": {"compile": True}, "micro-batch size": {"leaf_size": 4},
     "attention kernel": {"attention": "math"}, "optimizer on": {"device": "cuda"},
     "norms reduced every leaf": {"tp": 2, "sequence": True, "zero": 2},
