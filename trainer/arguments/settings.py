@@ -55,7 +55,7 @@ class Settings:
     """Refused arguments, as flags, that were given in a way that asks for nothing."""
 
     def __post_init__(self) -> None:
-        self.schedules.leaves()
+        self.schedules.check_leaves()
         self.schedules.check_length()
         self.schedules.learning_rate()
         self.schedules.decay_of_weights()
