@@ -27,7 +27,7 @@ from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.parallel import kernels
 from elastic.trainer.parallel.layout import Layout, Part, lay_out
 from elastic.trainer.parallel.program import ForwardStep
-from elastic.trainer.run import begin
+from elastic.trainer.run import begin, mistakes
 from elastic.trainer.run.loop import Loop, Run
 from elastic.trainer.run.non_loss import NonLoss
 from elastic.trainer.run.step import Stepper
@@ -75,7 +75,7 @@ def pretrain(
         non_loss.check(settings.parallel().pp)
         _pretrain(settings, train_valid_test_dataset_provider, model_provider, non_loss)
     except (UsageError, CheckpointError) as error:
-        sys.stderr.write(f"{error}\n")
+        mistakes.tell(error)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None  # whoever pressed ^C knows

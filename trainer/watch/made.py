@@ -109,4 +109,5 @@ def out_of_memory(error: BaseException, settings: Settings) -> memory.OutOfMemor
             tensor_parallel=layout.tensor_model_parallel_size,
             attention_dropout=settings.model.attention_dropout,
         ),
+        saved=settings.checkpointing.save is not None,
     )  # fmt: skip
