@@ -214,7 +214,8 @@ class Agent:
                 self._uplink.last()
                 await self._retiring.over()
                 await self._stores.unused()
-                await self._snapshots.persisted(PERSIST_TIMEOUT)
+                given_up = f"; ^C or SIGTERM gives it up in {self._settings.shutdown_timeout:g} s"
+                await self._snapshots.persisted(PERSIST_TIMEOUT, given_up)
                 return order
             if order.kind == pb.Directive.WAIT:
                 self._stores.retire()

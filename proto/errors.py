@@ -57,6 +57,12 @@ class CheckpointDamaged(CheckpointError):
     """What a checkpoint holds is not what was written, and there is no good copy: another try would
     find the same."""
 
+    def __init__(self, what: str, *, older: int | None = None) -> None:
+        """older: the step on storage before it, where it is for the caller to take that."""
+        way_out = f"; load(state, step={older}) loads the step on storage before it"
+        super().__init__(what + way_out if older else what)
+        self.what, self.older = what, older
+
 
 class StarterDied(ElasticError):
     """The process that starts ranks died."""

@@ -2,6 +2,7 @@
 written, and written so that training can start from it.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -17,6 +18,8 @@ from elastic.checkpoint.tools import inspection
 from elastic.proto.errors import CheckpointError, UsageError
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.gpt import GPT
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,18 +81,21 @@ def _decisive(config: GPTConfig) -> dict[str, Any]:
 def opened(path: str, step: int | None = None) -> Weights:
     """The model of the newest step in a folder or at a URL, or that of `step`.
 
-    Raises `NotFound` without one, `CheckpointError` where it is damaged or another program's.
+    Newer ones that are damaged are logged. Raises `NotFound` without one, `CheckpointError` where it is
+    damaged or another program's.
     """
     where = canonical(path)
-    found = inspection.pick(connect(where), step).step
-    reader = stored.Stored(where, found)
+    found = inspection.pick(connect(where), step)
+    for complaint in found.passed_over:
+        log.error("%s", complaint)
+    reader = stored.Stored(where, found.step)
     values: dict[str, Any] = {"identity": None}
     if reader.has("identity"):
         reader.load(values)
     return Weights(
         config=config_of(values["identity"], path),
         tensor=lambda name: reader.tensor(f"model.{name}"),
-        step=found,
+        step=found.step,
     )
 
 

@@ -70,10 +70,12 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     what.add_argument("--prompt", metavar="TEXT", type=text, help="what to go on with")
     what.add_argument("--prompts", metavar="FILE", type=Path, help="one on each line")
     add("--max-new-tokens", type=_positive, default=128, metavar="N", help="at most (128)")
-    add("--temperature", type=float, default=0.8, metavar="T", help="0: always the likeliest (0.8)")
-    add("--top-k", type=int, default=40, metavar="K", help="of the K likeliest; 0: of all (40)")
-    add("--top-p", type=float, default=1.0, metavar="P", help="of those that together have P (1)")
-    add("--seed", type=int, default=0, metavar="N", help="decides what is drawn (0)")
+    add(
+        "--temperature", type=_scale, default=0.8, metavar="T", help="0: always the likeliest (0.8)"
+    )
+    add("--top-k", type=_whole, default=40, metavar="K", help="of the K likeliest; 0: of all (40)")
+    add("--top-p", type=_part, default=1.0, metavar="P", help="of those that together have P (1)")
+    add("--seed", type=_whole, default=0, metavar="N", help="decides what is drawn (0)")
     add("--num-samples", type=_few, default=1, metavar="N", help="texts of each prompt (1)")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (cuda where there is one)")
     add(
@@ -88,6 +90,31 @@ def _positive(argument: str) -> int:
     if not argument.isdecimal() or not 1 <= int(argument) < 2**63:
         raise argparse.ArgumentTypeError(f"{argument!r} is no number from 1 up")
     return int(argument)
+
+
+def _whole(argument: str) -> int:
+    if not argument.isdecimal() or not int(argument) < 2**63:
+        raise argparse.ArgumentTypeError(f"{argument!r} is no whole number from 0 up")
+    return int(argument)
+
+
+def _scale(argument: str) -> float:
+    if not 0 <= (number := _number(argument)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{argument} is not 0 or above")
+    return number
+
+
+def _part(argument: str) -> float:
+    if not 0 < (number := _number(argument)) <= 1:
+        raise argparse.ArgumentTypeError(f"{argument} is not above 0 and at most 1")
+    return number
+
+
+def _number(argument: str) -> float:
+    try:
+        return float(argument)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{argument!r} is no number") from None
 
 
 def _few(argument: str) -> int:

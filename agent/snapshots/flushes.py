@@ -330,7 +330,7 @@ class Flushes:
         if error not in self._said:
             self._said.add(error)
             log.error(
-                "checkpoint %s is not on storage yet, and tried again until it is; training goes on: %s",
+                "checkpoint %s is not on storage yet, and tried again until it is: %s",
                 self._checkpoint, error,
             )  # fmt: skip
         self._tries += 1

@@ -325,14 +325,18 @@ class Snapshots:
             known.pending = False
         self._news.set()
 
-    async def persisted(self, timeout: float) -> None:
+    async def persisted(self, timeout: float, way_out: str = "") -> None:
         """Wait until nothing is on its way to storage any more, on this node or another: what is only
-        in memory ends with the nodes. And until what is not to be kept there is deleted."""
+        in memory ends with the nodes. And until what is not to be kept there is deleted.
+
+        way_out: how whoever reads that storage fails ends it, for the end of that line."""
+        told: set[tuple[str, str]] = set()
         try:
             async with asyncio.timeout(timeout):
                 while any(
                     known.pending or known.flushes.busy for known in self._checkpoints.values()
                 ):
+                    self._say_waits(told, timeout, way_out)
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
@@ -344,6 +348,17 @@ class Snapshots:
                     "checkpoint %s: step %d was in memory alone and is lost%s; %s", known.name,
                     newest.step, f": {why}" if (why := known.flushes.complaint.reason) else "",
                     f"step {stored.step} is on storage" if stored.step > 0 else "no step is on storage",
+                )  # fmt: skip
+
+    def _say_waits(self, told: set[tuple[str, str]], timeout: float, way_out: str) -> None:
+        """That no training goes on any more, and this is what the end waits for; each reason once."""
+        for known in self._checkpoints.values():
+            reason = known.flushes.complaint.reason
+            if reason and known.flushes.busy and (known.name, reason) not in told:
+                told.add((known.name, reason))
+                log.error(
+                    "training is over; checkpoint %s: step %d waits for its storage, %g s at most: %s%s",
+                    known.name, known.newest.step, timeout, reason, way_out,
                 )  # fmt: skip
 
     async def look(self, asked: pb.Look) -> pb.Found:

@@ -341,7 +341,7 @@ class Checkpointer:
         """Have all ranks started anew, for something else; where nobody can, say what there is."""
         if not self._session.node:  # no agent's, but the keeper process's, which starts nobody
             older = files.older(self._storage, answer.step + answer.from_memory)
-            raise CheckpointDamaged(f"{error}{older}") from error
+            raise CheckpointDamaged(str(error), older=older) from error
         log.error("%s: all ranks go on from something else", error)
         damaged = keeper.Damaged(
             round=answer.round,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from elastic.data.order import places
+from elastic.data.order import check_rank, places, whole
 from elastic.proto.errors import UsageError
 
 
@@ -43,8 +43,8 @@ class Leaves:
     """Leaves of a rank, at least, as a pipeline with that many stages wants them."""
 
     def __post_init__(self) -> None:
-        if min(self.batch_size, self.leaf_size, self.multiple, self.at_least) < 1:
-            raise UsageError("batch, leaf, multiple and least number of leaves are at least 1")
+        for name in ("batch_size", "leaf_size", "multiple", "at_least"):
+            whole(name, getattr(self, name), least=1)
         if self.batch_size % self.leaf_size:
             raise UsageError(
                 f"a global batch of {self.batch_size} samples is no whole number of micro-batches of "
@@ -58,6 +58,7 @@ class Leaves:
 
     def per_rank(self, size: int) -> int:
         """Leaves that each of `size` ranks runs, padding included."""
+        whole("a number of ranks", size, least=1)
         wanted = max(-(-self.count // size), self.at_least)
         return -(-wanted // self.multiple) * self.multiple
 
@@ -67,8 +68,8 @@ class Leaves:
 
     def of(self, consumed: int, rank: int, size: int) -> list[Leaf]:
         """What one of `size` ranks runs, in order, of the batch that begins after `consumed` samples."""
-        if not 0 <= rank < size:
-            raise UsageError(f"there is no rank {rank} of {size}")
+        whole("consumed", consumed, least=0)
+        check_rank(rank, size)
         numbers = range(rank, size * self.per_rank(size), size)
         return [self._leaf(consumed, number) for number in numbers]
 

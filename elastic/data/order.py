@@ -6,7 +6,9 @@ begin the next, and every batch is full. A place alone gives its id: nothing of 
 """
 
 import math
+import operator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,26 @@ from elastic.proto.errors import UsageError
 
 _ROUNDS = 8
 _WORD = 2**64
+
+
+def whole(name: str, number: Any, *, least: int | None = None) -> int:
+    """A number that counts something. Raises `UsageError` for one that is none, a float or a bool say, and for
+    one below `least`: what comes of it would be other samples, and no error."""
+    try:
+        found = operator.index(number)
+    except TypeError:
+        found = None
+    if found is None or isinstance(number, bool):
+        raise UsageError(f"{name} is a whole number, not {number!r}")
+    if least is not None and found < least:
+        raise UsageError(f"{name} is at least {least}, not {found}")
+    return found
+
+
+def check_rank(rank: Any, size: Any) -> None:
+    """Raises `UsageError` where there is no such rank of `size`."""
+    if not 0 <= whole("a rank", rank) < whole("a number of ranks", size):
+        raise UsageError(f"there is no rank {rank} of {size}")
 
 
 def places(consumed: int, batch: int, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
@@ -37,9 +59,9 @@ class Order:
     """False: by id in every epoch."""
 
     def __post_init__(self) -> None:
-        if self.length < 1:
+        if whole("a dataset's length", self.length, least=0) < 1:
             raise UsageError("a dataset without samples has no order")
-        if not 0 <= self.seed < _WORD:
+        if not 0 <= whole("a seed", self.seed) < _WORD:
             raise UsageError(f"a seed is at least 0 and below 2^64, not {self.seed}")
 
     def ids(self, places: NDArray[np.int64]) -> NDArray[np.int64]:

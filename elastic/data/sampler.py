@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from elastic.data.leaves import Leaves
-from elastic.data.order import Order, places
+from elastic.data.order import Order, check_rank, places, whole
 from elastic.proto import env
 from elastic.proto.errors import UsageError
 
@@ -67,8 +67,8 @@ class ElasticSampler(Sampler[list[int]]):
         if (rank is None) != (num_replicas is None):
             raise UsageError("ElasticSampler takes rank and num_replicas both, or neither")
         self._rank, self._world_size = _world() if rank is None else (rank, num_replicas or 0)
-        if not 0 <= self._rank < self._world_size:
-            raise UsageError(f"there is no rank {self._rank} of {self._world_size}")
+        check_rank(self._rank, self._world_size)
+        whole("batch_size", batch_size, least=1)
         self._leaves = (
             None if leaf_size is None else Leaves(batch_size=batch_size, leaf_size=leaf_size)
         )
@@ -182,15 +182,17 @@ class ElasticSampler(Sampler[list[int]]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a place; with any world and batch size, but only in the same samples.
 
-        Raises `UsageError` where length, seed or shuffle is another.
+        Raises `UsageError` where length, seed or shuffle is another, and where it is no sampler's state.
         """
         for name, mine in self.state_dict().items():
+            if name not in state_dict:
+                raise UsageError(f"a sampler's state has {name}, and this has not: it is another's")
             if name != "consumed" and state_dict[name] != mine:
                 raise UsageError(
                     f"the sampler was saved with {name} {state_dict[name]}, not {mine}: with that "
                     "its samples have another order"
                 )
-        self.consumed = int(state_dict["consumed"])
+        self.consumed = whole("consumed", state_dict["consumed"], least=0)
         self._iteration = None
 
 

@@ -87,7 +87,7 @@ def test_an_object_store_that_is_killed_as_a_save_returns(job: Job) -> None:
         fsspec.filesystem("s3", **json.loads(options)).mkdir("bucket")
         hasty = json.loads(options) | {"config_kwargs": {"retries": {"max_attempts": 0}}}
         loads_from_memory(job, "s3://bucket/run", json.dumps(hasty), str(server))
-        said = "is not on storage yet, and tried again until it is; training goes on: "
+        said = "is not on storage yet, and tried again until it is: "
         job.wait_for("a line about storage", lambda: said in job.nodes[0].said() or None)
         job.wait_for_more_steps(2, 2)
         job.nodes[0].signal(signal.SIGTERM)

@@ -40,6 +40,21 @@ REFUSED = {
     "nothing in --save, asked to be there": (
         "--load {base}/none --save {base}/none --exit-on-missing-checkpoint", "none holds no checkpoint",
     ),
+    "finetuning of nothing, saved": (
+        "--load {base}/nothing --finetune --save {base}/new", "nothing holds no checkpoint",
+    ),
+    "one step": (
+        "--load {base}/saved/step-00000002",
+        "saved/step-00000002 is one step: give --load {base}/saved, and --ckpt-step 2 if",
+    ),
+    "a model alone": (
+        TUNED.replace("--finetune ", "").replace("tuned", "other"),
+        "{base}/imported holds a model alone: give --load {base}/imported --finetune and another --save",
+    ),
+    "a model alone, to go on from": (
+        f"{LLAMA} --save {{base}}/imported",
+        "{base}/imported holds a model alone: give --load {base}/imported --finetune and another --save",
+    ),
     "a folder of Hugging Face's": (
         "--load {base}/llama", "a model of Hugging Face's: make it one by `elasticctl hf import",
     ),
@@ -123,6 +138,10 @@ SAID = {
     "attention that drops": (
         "--attention-dropout 0.1", "holds scores of all pairs of positions; --attention-dropout 0 has it fused",
     ),
+    "nothing on storage before the end": (
+        "--save {base}/rare",
+        "no --save-interval: steps are kept in memory, and on storage at the end, at a drain or a signal only",
+    ),
     "no place for progress": (
         "--log-progress", "--log-progress has no effect: its file is in the folder of --save",
     ),
@@ -149,10 +168,12 @@ def told(base: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_is_refused_in_one_line(name: str, told: dict[str, Any]) -> None:
+def test_it_is_refused_in_one_line(name: str, base: Path, told: dict[str, Any]) -> None:
     found = told[name]
     assert found["status"] == 2, found["text"]
-    assert REFUSED[name][1] in found["text"].splitlines()[-1], found["text"]
+    assert REFUSED[name][1].replace("{base}", str(base)) in found["text"].splitlines()[-1], found[
+        "text"
+    ]
 
 
 @pytest.mark.parametrize("name", SAID)

@@ -130,10 +130,55 @@ def test_the_exported_model_writes_the_same(path: Path) -> None:
     for name, _ in stage(range(2)).named_parameters():
         words = 280 if name == "embedding.words.weight" else None  # the rest only pads
         assert torch.equal(before.tensor(name)[:words], after.tensor(name)[:words]), name
-    with pytest.raises(CheckpointError, match="has a step 9 already"):
-        hf(back.context, argv)
     with pytest.raises(CheckpointError, match="is there already"):
         hf(export.context, ["export", str(path), str(path.parent / "hf")])
+
+
+@pytest.fixture
+def theirs(path: Path) -> Path:
+    """The model as a folder of Hugging Face's."""
+    assert hf(Told().context, ["export", str(path), str(path.parent / "hf")]) == 0
+    return path.parent / "hf"
+
+
+def test_a_model_is_imported_into_a_folder_of_its_own(path: Path, theirs: Path) -> None:
+    """In a run's it would be the newest step, from which the run cannot go on."""
+    words = (path / "tokenizer.json").read_bytes()
+    (theirs / "model.safetensors").write_bytes(b"not looked at")
+    with pytest.raises(CheckpointError, match="is there already: name a folder that is not"):
+        hf(Told().context, ["import", str(theirs), str(path)])
+    assert (path / "tokenizer.json").read_bytes() == words
+    assert not (path / manifest.folder(1)).exists()
+
+
+def test_nor_is_one_imported_over_what_lies_behind_a_url(theirs: Path) -> None:
+    argv = ["import", str(theirs), "memory://f4-import/run"]
+    assert hf(Told().context, [*argv, "--step", "3"]) == 0
+    with pytest.raises(CheckpointError, match="holds a checkpoint already: name another place"):
+        hf(Told().context, argv)
+
+
+def test_a_tokenizer_that_is_none_is_not_imported(theirs: Path) -> None:
+    (theirs / "tokenizer.json").write_text("garbage")
+    with pytest.raises(UsageError, match=r"tokenizer\.json is no tokenizer of Hugging Face's"):
+        hf(Told().context, ["import", str(theirs), str(theirs.parent / "back")])
+    assert not (theirs.parent / "back").exists()
+
+
+def test_a_damaged_step_is_not_passed_over_without_a_word(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether text is wanted of it or a folder of Hugging Face's."""
+    (path / manifest.folder(8)).mkdir()
+    (path / manifest.folder(8) / manifest.NAME).write_text("{")
+    told("--load", path, "--prompt", "x", "--max-new-tokens", 1)
+    assert "run: step 8 is damaged, and step 5 is taken: " in caplog.text
+    caplog.clear()
+    assert hf(Told().context, ["export", str(path), str(path.parent / "hf")]) == 0
+    assert "run: step 8 is damaged, and step 5 is taken: " in caplog.text
+    caplog.clear()
+    told("--load", path, "--prompt", "x", "--max-new-tokens", 1, "--step", 5)
+    assert caplog.text == ""
 
 
 def test_what_is_missing_is_one_line(path: Path) -> None:
@@ -161,8 +206,15 @@ def test_what_is_missing_is_one_line(path: Path) -> None:
 @pytest.mark.parametrize(
     "argv",
     [[], ["--load", "x"], ["--load", "x", "--prompt", "a", "--prompts", "b"],
-     ["--load", "x", "--prompt", "a", "--max-new-tokens", "0"]],
+     *(["--load", "x", "--prompt", "a", flag, value] for flag, value in (
+         ("--max-new-tokens", "0"), ("--num-samples", "0"), ("--temperature", "-1"),
+         ("--temperature", "nan"), ("--temperature", "inf"), ("--temperature", "x"),
+         ("--top-k", "-1"), ("--top-p", "0"), ("--top-p", "1.1"), ("--seed", "-1"),
+         ("--seed", str(2**63)),
+     ))],
 )  # fmt: skip
 def test_usage(argv: list[str]) -> None:
-    with pytest.raises(SystemExit):
+    """Told at once: not once torch is imported and the model is there."""
+    with pytest.raises(SystemExit) as ended:
         generate(Told().context, argv)
+    assert ended.value.code == 2

@@ -41,7 +41,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 def _add_import(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="PATH", type=Path, help="a folder that save_pretrained wrote")
-    add("dest", metavar="DEST", help="the checkpoint's folder or URL, for --load with --finetune")
+    add("dest", metavar="DEST", help="a folder to be made, or a URL: --load with --finetune")
     add("--step", type=number, default=1, metavar="N", help="which it is to be (1)")
     add("--seq-length", type=number, metavar="N", help="of the samples to train on (all positions)")
     add(
@@ -97,11 +97,18 @@ def _export(out: Output, args: argparse.Namespace) -> int:
 
 def _import(out: Output, args: argparse.Namespace) -> int:
     """Make a checkpoint that training and `generate` start from, of a folder with safetensors."""
+    from elastic.checkpoint.storage.connect import connect
+    from elastic.checkpoint.storage.protocol import canonical
+    from elastic.checkpoint.tools import inspection
     from elastic.trainer import checkpoints
     from elastic.trainer.convert import reading, writing
+    from elastic.trainer.data import tokenizers
 
+    inspection.vacant(connect(canonical(args.dest)))
     weights, _ = reading.read(args.path, divisible_by=args.divisible_by, seq_length=args.seq_length)
     tokenizer = writing.tokenizer_files(args.path)
+    if any(file.name == tokenizers.MODEL_NAME for file in tokenizer):
+        tokenizers.load(args.path)  # what comes along is one
     if "://" in args.dest and tokenizer:
         out.note(f"the tokenizer stays in {args.path}: {args.dest} is no folder")
     checkpoints.save_model(args.dest, weights, step=args.step)

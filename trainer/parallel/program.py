@@ -8,6 +8,7 @@ Shapes: b samples of a leaf.
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import repeat
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +48,7 @@ class Program(nn.Module):
         """last: whether the model ends with the loss, not with the residual stream; clock: is told of
         forward, and of backward, which is what a schedule does between two leaves' forward."""
         super().__init__()
+        _check_model(model)
         self.model, self.last = model, last
         self._clock = clock or NoClock()
         self._step, self._tokens = forward_step, 1
@@ -80,36 +82,92 @@ class Program(nn.Module):
         model.set_input_tensor(hidden)
         model.expect(weight / self._tokens, batch.get("loss_mask"))
         model.drop(next(self._keys))
-        output, loss_function = self._step(iter([batch]), self.model)
+        output: Tensor
+        output, loss_function = returned(self._step(iter([batch]), self.model), last=self.last)
         if not self.last:
             return output
         loss, counted, reports = _parts(loss_function(output))
         if counted:
             loss = loss / self._tokens
         tokens = counted[0].detach() if counted else loss.new_full((), self._tokens)
-        fractions = {name: _fraction(value, loss.device) for name, value in reports.items()}
+        fractions = {name: _fraction(name, value, loss.device) for name, value in reports.items()}
         self.told.append(Told(tokens.double(), fractions))
         return loss * weight
+
+
+# What a script's functions return is looked at for each leaf: it costs no look at a device.
+
+
+def _check_model(model: object) -> None:
+    missing = [name for name in ("set_input_tensor", "expect", "drop") if not hasattr(model, name)]
+    if missing:
+        raise UsageError(
+            f"model_provider returned {_kind(model)}, without {missing[0]}: return a GPTModel, of the part that "
+            "pre_process and post_process ask for"
+        )
+
+
+def returned(found: Any, *, last: bool = True) -> tuple[Any, LossFunction]:
+    """What a forward_step_func returned. last: its output is the script's own matter, else the next stage's."""
+    match found:
+        case (output, loss) if callable(loss) and (last or isinstance(output, Tensor)):
+            return output, loss
+    raise UsageError(
+        f"forward_step returned {_kinds(found)}: return (the model's output, a function from that to the loss)"
+    )
 
 
 def _parts(found: Any) -> tuple[Tensor, tuple[Tensor, ...], Mapping[str, Any]]:
     """What a loss function returned: the loss, the number of tokens if that is a sum, reports."""
     match found:
         case (Tensor() as loss, Tensor() as tokens, Mapping() as reports):
+            _check_loss(loss, tokens)
             return loss, (tokens,), reports
         case (Tensor() as loss, Mapping() as reports):
+            _check_loss(loss)
             return loss, (), reports
-    kinds = [type(one).__name__ for one in (found if isinstance(found, tuple) else (found,))]
     raise UsageError(
-        f"the loss function returned ({', '.join(kinds)}): return (sum of the losses, number of tokens, "
+        f"the loss function returned {_kinds(found)}: return (sum of the losses, number of tokens, "
         "{name: value}), or (their mean, {name: value}), with tensors for both numbers"
     )
 
 
-def _fraction(value: Any, device: torch.device) -> Tensor:
+def _check_loss(*numbers: Tensor) -> None:
+    for name, number in zip(("loss", "number of tokens"), numbers, strict=False):
+        if number.numel() != 1:
+            raise UsageError(
+                f"the loss function returned a {name} of shape {list(number.shape)}: return one number"
+            )
+    if torch.is_grad_enabled() and not numbers[0].requires_grad:
+        raise UsageError(
+            "the loss function returned a loss that no gradient comes of: compute it of the model's output, and "
+            "detach() what is reported alone"
+        )
+
+
+def _kinds(found: object) -> str:
+    parts = found if isinstance(found, tuple) else (found,)
+    return f"({', '.join(type(one).__name__ for one in parts)})"
+
+
+def _kind(found: object) -> str:
+    return "None" if found is None else f"a {type(found).__name__}"
+
+
+def _fraction(name: object, value: Any, device: torch.device) -> Tensor:
+    """A report: a sum and what it is to be divided by, fp64 [2]."""
+    if not isinstance(name, str):
+        raise UsageError(f"the loss function reports something as {name!r}: the names are texts")
     parts = value if isinstance(value, (tuple, list)) else (value,)
+    count = sum(one.numel() if isinstance(one, Tensor) else 1 for one in parts)
+    if count not in (1, 2) or not all(isinstance(one, (Tensor, Real)) for one in parts):
+        shown = f"a tensor of {count} numbers" if isinstance(value, Tensor) else _kinds(value)
+        raise UsageError(
+            f"the loss function reports {name!r} as {shown}: report a number, or two, a sum and what it is to be "
+            "divided by"
+        )
     found = torch.cat([_wide(one, device).view(-1) for one in parts])
-    return found if len(found) == 2 else torch.cat((found, torch.ones_like(found)))
+    return found if count == 2 else torch.cat((found, torch.ones_like(found)))
 
 
 def _wide(number: Any, device: torch.device) -> Tensor:

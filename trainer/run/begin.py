@@ -206,6 +206,11 @@ def start(
         exact = settings.parallel().exact
         finished, said = states.resume(checkpoint, state, flags, exact=exact)
         notes += said
+        if flags.save_interval is None:
+            notes.append(
+                "no --save-interval: steps are kept in memory, and on storage at the end, at a drain or a "
+                "signal only"
+            )
     if finished == 0:  # else they are there already, and drawing them takes longer than a restore
         initialize(state["model"], config, model.seed, model.init_method_std)
     if finished == 0 and flags.load is not None:

@@ -17,7 +17,7 @@ from elastic.data import Leaves
 from elastic.proto.errors import UsageError
 from elastic.trainer.data.items import Dataset
 from elastic.trainer.parallel.layout import Laid
-from elastic.trainer.parallel.program import Batch, ForwardStep, LossFunction
+from elastic.trainer.parallel.program import Batch, ForwardStep, LossFunction, returned
 from elastic.trainer.run.feed import Feed
 from elastic.trainer.watch.evaluation import Reading
 
@@ -46,7 +46,7 @@ class NonLoss:
         self, batches: Iterator[Batch], model: nn.Module
     ) -> tuple[Tensor, LossFunction]:
         """`step`, whose loss functions are asked for the other thing while that is collected."""
-        output, of_loss = self.step(batches, model)
+        output, of_loss = returned(self.step(batches, model))
         found = self._found
         if found is None:
             return output, of_loss

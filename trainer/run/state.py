@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from elastic.checkpoint import Checkpointer
-from elastic.proto.errors import CheckpointError, UsageError
+from elastic.proto.errors import CheckpointDamaged, CheckpointError, UsageError
+from elastic.proto.manifest import step_of
 from elastic.trainer.arguments.checkpointing import CheckpointFlags
 from elastic.trainer.checkpoints import check_weights, config_of, identity_of
 from elastic.trainer.convert.reading import CONFIG
@@ -18,6 +19,7 @@ from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.parallel.layout import Laid, Layout
 from elastic.trainer.run import recipe
 from elastic.trainer.run.plan import Plan
+from elastic.trainer.watch.reporter import say
 
 State = dict[str, Any]
 
@@ -84,12 +86,18 @@ def resume(
     UsageError when it is of another run, or in exact mode made under other conditions: what came of it
     would be something else.
     """
-    found: State = {"identity": None, "conditions": None, "recipe": None}
-    step = checkpoint.load(found, strict=False)
-    if step == 0:
-        return 0, []
-    _check(found, state, step, checkpoint.path, conditions=exact and not flags.other_conditions)
-    return load(checkpoint, state, step), _others(found, state)
+    said: list[str] = []
+
+    def attempt(wanted: int | None) -> int:
+        found: State = {"identity": None, "conditions": None, "recipe": None}
+        step = checkpoint.load(found, step=wanted, strict=False)
+        if step == 0:
+            return 0
+        _check(found, state, step, checkpoint.path, conditions=exact and not flags.other_conditions)
+        said[:] = _others(found, state)
+        return load(checkpoint, state, step)
+
+    return _sound(attempt, checkpoint.path), said
 
 
 def _others(found: State, state: State) -> list[str]:
@@ -99,6 +107,34 @@ def _others(found: State, state: State) -> list[str]:
         "resumed under other conditions": recipe.changed(found["conditions"], state["conditions"]),
     }
     return [f"{what}: {which}" for what, which in said.items() if which]
+
+
+def _sound(attempt: Callable[[int | None], int], where: str) -> int:
+    """What `attempt` comes to with the newest step, or, as often as any rank finds damage in it, with the one
+    before it on storage. A job does that by itself, with its ranks started anew. All ranks call it."""
+    step: int | None = None
+    while True:
+        finished, older, why = 0, 0, "on another rank"
+        try:
+            finished = attempt(step)
+        except CheckpointDamaged as error:
+            if not error.older:
+                raise
+            older, why = error.older, error.what
+        if not (step := _largest(older)):
+            return finished
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            say(f"what is newest in {where} is damaged ({why}): the run goes on from step {step}")
+
+
+def _largest(number: int) -> int:
+    """Of all ranks'."""
+    if not dist.is_initialized():
+        return number
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    every = torch.tensor(number, dtype=torch.int64, device=device)
+    dist.all_reduce(every, op=dist.ReduceOp.MAX)
+    return int(every)
 
 
 def load(checkpoint: Checkpointer, state: State, step: int | None = None) -> int:
@@ -126,26 +162,59 @@ def begin(state: State, flags: CheckpointFlags) -> tuple[int, list[str]]:
     if flags.goes_on:  # where there was nothing
         return 0, [_missing(flags, flags.load)]
     with Checkpointer(flags.load) as other:
-        found: State = {"identity": None, "conditions": None, "recipe": None}
-        step = other.load(found, step=flags.ckpt_step, strict=False)
-        if step == 0:
-            return 0, [_missing(flags, flags.load)]
-        if flags.finetune:
-            check_weights(found["identity"], config_of(state["identity"], "this run"), other.path)
-            other.load({"model": state["model"]}, step=step)
-            return 0, [f"weights of step {step} in {other.path}"]
-        _check(found, state, step, other.path, conditions=False)
-        wanted = dict(state)
-        if flags.no_load_optim:
-            wanted.pop("optimizer")
-        load(other, wanted, step)
-        state.update(wanted)
-        return step, _others(found, state)
+        said: list[str] = []
+
+        def attempt(wanted: int | None) -> int:
+            step, said[:] = _take(other, state, flags, wanted)
+            return step
+
+        if flags.ckpt_step is None:
+            step = _sound(attempt, other.path)
+        else:
+            try:
+                step = attempt(flags.ckpt_step)
+            except CheckpointDamaged as error:
+                if not error.older:
+                    raise
+                raise CheckpointError(
+                    f"{error.what}; --ckpt-step {error.older} takes the step before it"
+                ) from error
+    if step == 0:
+        return 0, [_missing(flags, flags.load)]
+    if flags.finetune:
+        return 0, [f"weights of step {step} in {other.path}"]
+    return step, said
+
+
+def _take(
+    other: Checkpointer, state: State, flags: CheckpointFlags, wanted: int | None
+) -> tuple[int, list[str]]:
+    """Load what the run begins from; the step that it is of, 0 without any, and what is to be said."""
+    found: State = {"identity": None, "conditions": None, "recipe": None}
+    step = other.load(found, step=wanted, strict=False)
+    if step == 0:
+        return 0, []
+    if flags.finetune:
+        check_weights(found["identity"], config_of(state["identity"], "this run"), other.path)
+        other.load({"model": state["model"]}, step=step)
+        return step, []
+    _check(found, state, step, other.path, conditions=False)
+    taken = dict(state)
+    if flags.no_load_optim:
+        taken.pop("optimizer")
+    load(other, taken, step)
+    state.update(taken)
+    return step, _others(found, state)
 
 
 def _missing(flags: CheckpointFlags, where: str) -> str:
     """What is said where --load has no checkpoint; UsageError where the run would not be what is meant."""
     said = f"--load {where} holds no checkpoint"
+    if (step := step_of(Path(where).name)) is not None:
+        above = where.rstrip("/").rpartition("/")[0] or "."
+        raise UsageError(
+            f"--load {where} is one step: give --load {above}, and --ckpt-step {step} if it is not the newest"
+        )
     if (Path(where) / CONFIG).is_file():
         raise UsageError(
             f"{said}, but a model of Hugging Face's: make it one by `elasticctl hf import {where} DEST`, "
@@ -157,10 +226,13 @@ def _missing(flags: CheckpointFlags, where: str) -> str:
 
 
 def _check(found: State, state: State, step: int, where: str, *, conditions: bool) -> None:
-    if not all(isinstance(found[name], Mapping) for name in ("identity", "conditions")):
-        raise CheckpointError(
-            f"step {step} in {where} is of no run, but maybe a model alone: begin from it by --load and "
-            "--finetune, with another --save"
+    if not isinstance(found["identity"], Mapping):
+        raise UsageError(
+            f"{where} is no checkpoint of elastic.trainer: give another --save or --load"
+        )
+    if not isinstance(found["conditions"], Mapping):
+        raise UsageError(
+            f"{where} holds a model alone: give --load {where} --finetune and another --save"
         )
     for name, mine in state["identity"].items():
         theirs = found["identity"].get(name)

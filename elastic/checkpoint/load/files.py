@@ -60,15 +60,13 @@ def covered(sources: list[Source]) -> bool:
     return not missing
 
 
-def older(storage: Storage, step: int) -> str:
-    """What a person can do about a step that cannot be loaded, as the end of a sentence."""
+def older(storage: Storage, step: int) -> int | None:
+    """The step that can be taken in the place of one that cannot be loaded."""
     try:
         steps = [s for s, names in storage.listing().items() if manifest.NAME in names and s < step]
     except OSError:
-        return ""
-    if not steps:
-        return ""
-    return f"; load(state, step={max(steps)}) loads the step on storage before it"
+        return None
+    return max(steps, default=None)
 
 
 def sources(

@@ -158,6 +158,7 @@ def _document(step: Step) -> dict[str, Any]:
         "time": step.time,
         "job": told and told.job,
         "problem": step.problem,
+        "passed_over": list(step.passed_over),
     }
 
 
@@ -185,6 +186,7 @@ def _show(out: Output, args: argparse.Namespace) -> int:
     values.sort(key=lambda value: (value.name, value.ranks))
     if args.only and not tensors and not values:
         raise NotFound(f"step {step.step} in {args.path} has nothing under {args.only}")
+    _say_passed_over(out, step)
     if out.json:
         listed = [
             {"name": t.name, "dtype": t.dtype, "shape": t.shape, "ranks": t.ranks, "tie": t.tie}
@@ -252,6 +254,7 @@ def _verify(out: Output, args: argparse.Namespace) -> int:
         step = inspection.pick(storage, args.step)
         assert step.manifest is not None
         damaged = inspection.verify(storage, step.manifest)
+    _say_passed_over(out, step)
     if out.json:
         listed = [{"file": d.file, "what": d.what, "problem": d.problem} for d in damaged]
         out.document(_document(step) | {"damaged": listed})
@@ -264,7 +267,12 @@ def _verify(out: Output, args: argparse.Namespace) -> int:
             f"step {step.step}, {_size(_bytes(step))}, files: {len(step.manifest.shards)}: all as it was "
             "written"
         )
-    return 1 if damaged else 0
+    return 1 if damaged or step.passed_over else 0
+
+
+def _say_passed_over(out: Output, step: Step) -> None:
+    for complaint in step.passed_over:
+        out.note(complaint)
 
 
 def _convert(out: Output, args: argparse.Namespace) -> int:
@@ -284,11 +292,12 @@ def _convert(out: Output, args: argparse.Namespace) -> int:
         if args.to == "elastic":
             made = convert.from_dcp(args.path, args.dest, args.step, options)
         else:
-            step = inspection.pick(_storage(args), args.step).step
+            step = inspection.pick(_storage(args), args.step)
+            _say_passed_over(out, step)
             if args.to == "dcp":
-                made = convert.to_dcp(args.path, step, args.dest, options)
+                made = convert.to_dcp(args.path, step.step, args.dest, options)
             else:
-                made = convert.to_safetensors(args.path, step, args.dest, args.only, options)
+                made = convert.to_safetensors(args.path, step.step, args.dest, args.only, options)
     if out.json:
         out.document({"path": args.dest, "message": made})
     else:

@@ -47,6 +47,7 @@ from elastic.checkpoint.storage.connect import connect
 from elastic.checkpoint.storage.protocol import canonical
 from elastic.checkpoint.tools import foreign
 from elastic.checkpoint.tools.foreign import Entry
+from elastic.checkpoint.tools.inspection import filled
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError, NotFound
 
@@ -316,7 +317,7 @@ def new_folder(dest: str) -> Iterator[Path]:
     """A new or an empty one; gone again, or empty, if it does not get whole."""
     folder = _local(dest).resolve()  # no link is emptied
     before = folder.exists()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if filled(folder):
         raise CheckpointError(f"{dest} is there already: name a folder that is not, or is empty")
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ class Step:
     """Of its manifest."""
     newest: bool = False
     """It is the one that a load takes."""
+    passed_over: tuple[str, ...] = ()
+    """What is wrong with those of higher numbers, where nobody has asked for this one."""
 
 
 def steps(storage: Storage) -> list[Step]:
@@ -90,7 +92,7 @@ def pick(storage: Storage, number: int | None) -> Step:
         found = next((step for step in there if step.newest), None)
         if found is None:
             raise NotFound(f"no step in {path} is committed: `elasticctl ckpt ls {path}`")
-        return found
+        return replace(found, passed_over=_passed_over(path, there, found))
     found = next((step for step in there if step.step == number), None)
     if found is None:
         raise NotFound(f"{path} has no step {number}: `elasticctl ckpt ls {path}`")
@@ -99,6 +101,31 @@ def pick(storage: Storage, number: int | None) -> Step:
     if found.manifest is None:
         raise NotFound(f"step {number} in {path} is not committed, so nothing can be said of it")
     return found
+
+
+def _passed_over(path: str, there: Sequence[Step], found: Step) -> tuple[str, ...]:
+    return tuple(
+        f"{path}: step {one.step} is damaged, and step {found.step} is taken: {one.problem}"
+        for one in there
+        if one.problem and one.step > found.step
+    )
+
+
+def vacant(storage: Storage) -> None:
+    """Raises `CheckpointError` where anything is there: what is begun in it would be the newest of somebody's
+    run. OSError."""
+    if isinstance(storage, Folder):
+        if filled(Path(storage.url)):
+            raise CheckpointError(
+                f"{storage.url} is there already: name a folder that is not, or is empty"
+            )
+    elif any(manifest.NAME in names for names in storage.listing().values()):
+        raise CheckpointError(f"{storage.url} holds a checkpoint already: name another place")
+
+
+def filled(folder: Path) -> bool:
+    """Whether nothing new can be begun there."""
+    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
 
 
 # --- files ---------------------------------------------------------------------------------------

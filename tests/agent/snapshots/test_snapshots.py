@@ -15,16 +15,17 @@ from pathlib import Path
 import pytest
 
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
+from elastic.agent.snapshots import flushes as flushing
 from elastic.agent.snapshots import memory
 from elastic.agent.snapshots.shelf import Slot
 from elastic.agent.snapshots.snapshots import Snapshots
 from elastic.agent.snapshots.vault import Vault
-from elastic.proto import keeper, slot, sums
+from elastic.proto import flusher, keeper, slot, sums
 from elastic.proto import master_pb2 as pb
 from elastic.proto.moment import Moment
 from elastic.proto.security import Security
 from elastic.proto.sums import Chunk
-from elastic.proto.terms import Terms
+from elastic.proto.terms import Retention, Terms
 from tests.master.serving import within
 
 NAME = "/data/run"
@@ -682,6 +683,29 @@ async def test_the_end_says_what_was_in_memory_alone(caplog: pytest.LogCaptureFi
         a.snapshots.obey(pb.SnapshotOrders(checkpoint=NAME, restore=loaded))
         await a.snapshots.persisted(0)
         assert not caplog.messages, "what was loaded from storage is there"
+
+
+@within(60)
+async def test_an_end_that_waits_for_storage_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """And how it is ended: what was said of that storage before was said of a job that trains."""
+    async with nodes(1, several_nodes=False) as (a,):
+        await saved(a, 0, 5)
+        a.snapshots.obey(order(whole=FIVE))
+        message = flusher.Delete(
+            id=1, checkpoint=NAME, storage_options="{}", retention=Retention(last=1)
+        )
+        flushes = a.snapshots._of(NAME).flushes
+        flushes._tasks[1] = flushing._Task(moment=FIVE, message=message, complaint="it is full")
+        persisted = asyncio.create_task(a.snapshots.persisted(600, "; ^C gives it up"))
+        await asyncio.sleep(0)
+        said = f"training is over; checkpoint {NAME}: step 5 waits for its storage, 600 s at most: it is full"
+        assert caplog.messages[-1] == f"{said}; ^C gives it up"
+        a.snapshots._news.set()
+        await asyncio.sleep(0)
+        assert caplog.text.count("training is over") == 1
+        del flushes._tasks[1]
+        a.snapshots._news.set()
+        await persisted
 
 
 @within(60)

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +89,28 @@ def test_leaves_are_fixed_for_all_time() -> None:
 def test_what_cannot_be_cut_is_said(batch: int, leaf: int, rank: int, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         Leaves(batch_size=batch, leaf_size=leaf).of(0, rank, 3)
+
+
+@pytest.mark.parametrize("name", ["batch_size", "leaf_size", "multiple", "at_least"])
+@pytest.mark.parametrize("number", [0, -1, 8.0, 2.5, True, "2", None])
+def test_leaves_are_counted_in_whole_numbers(name: str, number: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{name} is (a whole number|at least 1), not "):
+        Leaves(**{"batch_size": 8, "leaf_size": 2, name: number})
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.0, None])
+def test_and_so_are_ranks_and_samples(size: Any) -> None:
+    leaves = Leaves(batch_size=np.int64(8), leaf_size=2)  # type: ignore[arg-type]
+    for call in (leaves.per_rank, leaves.waste):
+        with pytest.raises(UsageError, match=r"^a number of ranks is "):
+            call(size)
+    with pytest.raises(UsageError, match=r"no rank 0 of|number of ranks is"):
+        leaves.of(0, 0, size)
+    for consumed in (-1, 0.5, True):
+        with pytest.raises(UsageError, match=r"^consumed is "):
+            leaves.of(consumed, 0, 1)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"^a rank is a whole number"):
+        leaves.of(0, 0.5, 1)  # type: ignore[arg-type]
 
 
 LENGTH, BATCH, LEAF = 50, 12, 2

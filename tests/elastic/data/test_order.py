@@ -1,5 +1,7 @@
 """Places to sample ids: every epoch has every sample once, whoever trains and whatever interrupts."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -84,8 +86,12 @@ def test_the_order_is_fixed_for_all_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "seed", "why"), [(0, 0, "without samples"), (1, -1, "seed"), (1, 2**64, "seed")]
-)
-def test_what_has_no_order_is_said(length: int, seed: int, why: str) -> None:
+    ("length", "seed", "why"),
+    [
+        (0, 0, "without samples"), (1, -1, "seed"), (1, 2**64, "seed"), (2.5, 0, "length is a whole number"),
+        (1, 0.5, "seed is a whole number"), (1, None, "seed is a whole number"),
+    ],
+)  # fmt: skip
+def test_what_has_no_order_is_said(length: Any, seed: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         Order(length=length, seed=seed)

@@ -172,12 +172,32 @@ def test_a_place_in_other_samples_is_refused(other: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"consumed": -5}, "consumed is at least 0, not -5"),
+        ({"consumed": 5.5}, r"consumed is a whole number, not 5\.5"),
+        ({"consumed": None}, "consumed is a whole number, not None"),
+    ],
+)
+def test_a_state_that_is_none_is_refused(other: dict[str, Any], why: str) -> None:
+    sampler = ElasticSampler(12, 4)
+    with pytest.raises(UsageError, match=why):
+        sampler.load_state_dict(sampler.state_dict() | other)
+    with pytest.raises(UsageError, match=r"^a sampler's state has consumed, and this has not"):
+        sampler.load_state_dict({})
+    assert sampler.consumed == 0
+
+
+@pytest.mark.parametrize(
     ("options", "why"),
     [
         ({"batch_size": 2, "rank": 0, "num_replicas": 3}, "a step over all ranks"),
         ({"batch_size": 4, "rank": 3, "num_replicas": 3}, "no rank 3 of 3"),
         ({"batch_size": 4, "rank": 0}, "both, or neither"),
-        ({"batch_size": 0}, "a batch of 0"),
+        ({"batch_size": 0}, "batch_size is at least 1, not 0"),
+        ({"batch_size": 4.0}, r"batch_size is a whole number, not 4\.0"),
+        ({"batch_size": 4, "leaf_size": "2"}, "leaf_size is a whole number, not '2'"),
+        ({"batch_size": 4, "rank": 0, "num_replicas": "1"}, "ranks is a whole number, not '1'"),
     ],
 )
 def test_a_sampler_that_cannot_be_is_refused(options: dict[str, Any], why: str) -> None:

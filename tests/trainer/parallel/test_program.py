@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from elastic.proto.errors import UsageError
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.model.init import initialize
 from elastic.trainer.parallel.program import Batch, Program, Told
+from elastic.trainer.run.non_loss import NonLoss
 from tests.trainer.model.shapes import GPT2
 
 Loss = Callable[[Tensor, Tensor], Any]
@@ -102,3 +104,68 @@ def test_what_else_is_returned_is_refused_in_a_line(returned: Any, kinds: str) -
     )
     with pytest.raises(UsageError, match=message):
         trained(lambda losses, mask: returned, torch.ones(2, 16))
+
+
+def told(loss: Tensor, reports: Any) -> Any:
+    return loss.mean(), reports
+
+
+@pytest.mark.parametrize(
+    ("returned", "what"),
+    [
+        (lambda one: told(one.detach(), {}), r"a loss that no gradient comes of: .* detach\(\) what"),
+        (lambda one: (one, {}), r"a loss of shape \[2, 16\]: return one number"),
+        (lambda one: (one.sum(), one, {}), r"a number of tokens of shape \[2, 16\]: return one"),
+        (lambda one: told(one, {3: 1.0}), "reports something as 3: the names are texts"),
+        (lambda one: told(one, {"a": "x"}), r"reports 'a' as \(str\): report a number, or two"),
+        (lambda one: told(one, {"a": None}), r"reports 'a' as \(NoneType\): report a number"),
+        (lambda one: told(one, {"a": (1, 2, 3)}), r"reports 'a' as \(int, int, int\): report a"),
+        (lambda one: told(one, {"a": torch.ones(3)}), "reports 'a' as a tensor of 3 numbers: report"),
+        (lambda one: told(one, {"a": ()}), r"reports 'a' as \(\): report a number"),
+    ],
+)  # fmt: skip
+def test_losses_and_reports_that_are_none_are_refused_in_a_line(
+    returned: Callable[[Tensor], Any], what: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^the loss function .*{what}"):
+        trained(lambda losses, mask: returned(losses), torch.ones(2, 16))
+
+
+@pytest.mark.parametrize("value", [2, 2.0, True, np.float32(2), torch.tensor([2])])
+def test_a_number_of_any_kind_may_be_reported(value: Any) -> None:
+    found, _ = trained(lambda losses, mask: told(losses, {"a": value}), torch.ones(2, 16))
+    assert found.reports["a"].tolist() == [float(value), 1]
+
+
+@pytest.mark.parametrize(
+    ("returned", "kinds"),
+    [(None, "NoneType"), (torch.ones(()), "Tensor"), ((torch.ones(()), 3), "Tensor, int"), ((), "")],
+)  # fmt: skip
+def test_a_forward_step_that_returns_something_else_is_refused_in_a_line(
+    returned: Any, kinds: str
+) -> None:
+    program = Program(GPT(GPT2), lambda batches, model: returned, last=True)
+    whole = NonLoss(process=None, of_model=None, step=lambda batches, model: returned)
+    what = rf"^forward_step returned \({kinds}\): return \(the model's output, a function from that"
+    program.begin(torch.ones(1), 1)
+    with pytest.raises(UsageError, match=what):
+        program()
+    with pytest.raises(UsageError, match=what):
+        whole.forward_step(iter([]), nn.Module())
+
+
+def test_a_stage_between_hands_a_tensor_on() -> None:
+    step: Any = lambda batches, model: ([], print)
+    program = Program(GPT(GPT2), step, last=False)
+    program.begin(torch.ones(1), 1)
+    with pytest.raises(
+        UsageError, match=r"^forward_step returned \(list, builtin_function_or_method\)"
+    ):
+        program()
+
+
+@pytest.mark.parametrize(("model", "what"), [(None, "None"), (nn.Linear(1, 1), "a Linear")])
+def test_a_provider_that_returns_something_else_is_refused_in_a_line(model: Any, what: str) -> None:
+    message = f"^model_provider returned {what}, without set_input_tensor: return a GPTModel"
+    with pytest.raises(UsageError, match=message):
+        Program(model, lambda batches, model: next(iter(())), last=True)

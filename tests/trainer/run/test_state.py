@@ -17,6 +17,7 @@ from elastic.trainer.run import state as states
 from elastic.trainer.run.plan import Plan
 from elastic.trainer.schedules import BatchSizes
 from elastic.trainer.watch import guard
+from tests.elastic.checkpoint.steps import flip
 from tests.trainer import forks
 from tests.trainer.run.agreeing import SIZES
 
@@ -67,6 +68,53 @@ def test_samples_that_were_left_out_stay_so_where_a_run_is_begun_from_another(
     assert torch.equal(now["model"].weight, before["model"].weight)
 
 
+def damaged(folder: Path, *steps: int) -> None:
+    """Of steps on storage, which are 3 and 4."""
+    held = state("of now")
+    with Checkpointer(folder) as checkpoint:
+        for step in (3, 4):
+            held["model"].weight.data.fill_(step)
+            checkpoint.save(step, held, persist=True)
+            checkpoint.wait()
+    for step in steps:
+        (file,) = (folder / f"step-{step:08}").glob("shard-*")
+        flip(file, "model.weight")
+
+
+def test_a_damaged_step_is_passed_over_where_nobody_starts_ranks_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged(tmp_path, 4)
+    now, begun = state("of now"), state("of now")
+    flags = CheckpointFlags(save=str(tmp_path))
+    with Checkpointer(tmp_path) as checkpoint:
+        assert states.resume(checkpoint, now, flags, exact=True) == (3, [])
+    assert now["model"].weight.unique().tolist() == [3]
+    said = capsys.readouterr().out
+    assert said.startswith(
+        f"what is newest in {tmp_path} is damaged ({tmp_path}/step-00000004/shard-"
+    )
+    assert said.endswith("no other copy of it): the run goes on from step 3\n")
+    assert states.begin(begun, CheckpointFlags(load=str(tmp_path))) == (3, [])
+    assert begun["model"].weight.unique().tolist() == [3]
+
+
+def test_a_damaged_step_that_is_asked_for_is_an_error_with_the_one_before_it(
+    tmp_path: Path,
+) -> None:
+    damaged(tmp_path, 4)
+    flags = CheckpointFlags(load=str(tmp_path), ckpt_step=4)
+    with pytest.raises(CheckpointError, match=r"is damaged.*; --ckpt-step 3 takes the step before"):
+        states.begin(state("of now"), flags)
+
+
+def test_where_all_steps_are_damaged_nothing_begins_anew(tmp_path: Path) -> None:
+    damaged(tmp_path, 3, 4)
+    flags, now = CheckpointFlags(save=str(tmp_path)), state("of now")
+    with Checkpointer(tmp_path) as checkpoint, pytest.raises(CheckpointError, match="is damaged"):
+        states.resume(checkpoint, now, flags, exact=True)
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_loss_scale_begins_anew_where_there_was_none(tmp_path: Path, scaled: bool) -> None:
     before = state("of before")
@@ -107,14 +155,20 @@ def test_a_checkpoint_that_says_no_recipe_is_gone_on_from(tmp_path: Path) -> Non
         assert states.resume(checkpoint, now, flags, exact=True) == (3, [])
 
 
-@pytest.mark.parametrize("name", ["identity", "conditions"])
-def test_a_model_alone_is_no_run_to_go_on_with(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("identity", "no checkpoint of elastic.trainer"),
+        ("conditions", "a model alone: give --load"),
+    ],
+)
+def test_a_model_alone_is_no_run_to_go_on_with(tmp_path: Path, name: str, said: str) -> None:
     before, now = state(""), state("")
     del before[name]
     with Checkpointer(tmp_path) as checkpoint:
         checkpoint.save(3, before, persist=True)
         checkpoint.wait()
-        with pytest.raises(CheckpointError, match=r"step 3 in .* is of no run"):
+        with pytest.raises(UsageError, match=said):
             states.resume(checkpoint, now, CheckpointFlags(save=str(tmp_path)), exact=False)
 
 

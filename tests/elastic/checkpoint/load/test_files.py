@@ -321,8 +321,7 @@ def test_a_step_that_is_not_whole_is_named_and_the_one_before_it_taken(
     assert found.step == 20
     assert wrong[0].startswith(f"{folder / file}: ")
     assert what in wrong[0]
-    assert files.older(here, 30) == "; load(state, step=20) loads the step on storage before it"
-    assert files.older(here, 10) == ""
+    assert (files.older(here, 30), files.older(here, 10)) == (20, None)
 
 
 def test_what_another_shard_has_is_no_reason_to_go_back(tmp_path: Path) -> None:

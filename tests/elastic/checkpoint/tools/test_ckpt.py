@@ -160,6 +160,31 @@ def test_mistakes_get_one_line(path: Path, tmp_path: Path, ask: Ask) -> None:
     assert not (tmp_path / "x").exists()
 
 
+def test_a_step_whose_manifest_is_damaged_is_not_passed_over_without_a_word(
+    path: Path, tmp_path: Path, ask: Ask
+) -> None:
+    """`verify` of the newest is that of the newest by name: all is well is not what it says then."""
+    damage = path / manifest.folder(9) / manifest.NAME
+    damage.parent.mkdir()
+    damage.write_text("{")
+    said = f"{path}: step 9 is damaged, and step 7 is taken: "
+    asked: list[tuple[tuple[Any, ...], int]] = [
+        (("verify", path), 1),
+        (("show", path), 0),
+        (("convert", path, tmp_path / "dcp", "--to", "dcp"), 0),
+    ]
+    for args, code in asked:
+        answer = ask("ckpt", *args)
+        assert (answer.code, answer.err.count(said)) == (code, 1), (args, answer)
+    document = json.loads(ask("ckpt", "verify", path, "-o", "json").out)
+    assert [one.startswith(said) for one in document["passed_over"]] == [True]
+    for verb in ("verify", "show"):
+        answer = ask("ckpt", verb, path, "--step", "7")
+        assert (answer.code, answer.err) == (0, "")
+    damage.rename(damage.with_name("manifest.draft"))  # which a crash leaves, and is no step
+    assert ask("ckpt", "verify", path).code == 0
+
+
 # --- verify --------------------------------------------------------------------------------------
 
 
