@@ -51,36 +51,37 @@ def one_by_one(gradients: Sequence[Tensor], sums: Sequence[Tensor], *_: Tensor) 
         total += gradient
 
 
+def ways(kernels: accumulators.Kernels) -> dict[str, tuple[torch.dtype, Callable[..., None]]]:
+    def fast(gradients: Sequence[Tensor], sums: Sequence[Tensor], *_: Tensor) -> None:
+        kernels.add(gradients, sums)
+
+    def rounded(gradients: Sequence[Tensor], sums: Sequence[Tensor], *grids: Tensor) -> None:
+        kernels.round(gradients, *grids)
+        one_by_one(gradients, sums)
+
+    return {
+        "fast, tensor by tensor": (torch.float32, one_by_one),
+        "fast": (torch.float32, fast),
+        "exact, rounded and then tensor by tensor": (torch.float64, rounded),
+        "exact": (torch.float64, kernels.add_rounded),
+    }
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.adding", description=__doc__)
     parser.add_argument("names", nargs="*", default=["125m", "1.3b"])
     for name in parser.parse_args().names:
-        shape, kernels = SHAPES[name], accumulators.kernels(compiled=True)
-
-        def rounded_first(*group: Tensor, kernels: accumulators.Kernels = kernels) -> None:
-            gradients, sums, *grids = group
-            kernels.round(gradients, *grids)
-            one_by_one(gradients, sums)
-
-        for what, wide, ways in (
-            ("fast", torch.float32, {
-                "tensor by tensor": one_by_one,
-                "here": lambda gradients, sums, *_, add=kernels.add: add(gradients, sums),
-            }),
-            ("exact", torch.float64, {
-                "rounded, then tensor by tensor": rounded_first, "here": kernels.add_rounded,
-            }),
-        ):  # fmt: skip
-            having = groups(shape, wide)
+        for way, (wide, function) in ways(accumulators.kernels(compiled=True)).items():
+            having = groups(SHAPES[name], wide)
+            spent = milliseconds(partial(each, function, having))
             numel = sum(one.numel() for gradients, *_ in having for one in gradients)
-            moved = torch.empty(numel * (1 + wide.itemsize), dtype=BF16, device="cuda")
-            least = milliseconds(partial(torch.Tensor.copy_, moved[: len(moved) // 2], moved[len(moved) // 2 :][: len(moved) // 2]))  # fmt: skip
-            del moved
-            for way, function in ways.items():
-                spent = milliseconds(partial(each, function, having))
-                print(f"{name} {what:<6} {way:<32} {spent:7.3f} ms, bytes alone {least:.3f}", flush=True)  # fmt: skip
             del having
+            # A gradient is read, its sum is read and written.
+            source = torch.empty(numel * (1 + wide.itemsize) // 2, dtype=BF16, device="cuda")
+            least = milliseconds(partial(source.copy_, torch.empty_like(source)))
+            print(f"{name} {way:<42} {spent:7.3f} ms, bytes alone {least:.3f}", flush=True)
+            del source
     return 0
 
 

@@ -15,11 +15,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +26,33 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
-from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from elastic.data import Leaves
 from elastic.trainer.model.config import GPTConfig
-from elastic.trainer.model.dropout import Keys
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.model.init import initialize
 from elastic.trainer.model.recompute import Recompute
 from elastic.trainer.parallel.layout import Laid, Layout, lay_out
 from elastic.trainer.parallel.pipeline import legal
-from elastic.trainer.parallel.program import Batch, LossFunction
 from elastic.trainer.run.host_adamw import HostAdamW
 from elastic.trainer.run.step import Share, Stepper
+from tests.trainer.forks import whole
+from tests.trainer.parallel.one_process import SEED, Counted, reference, share
+from tests.trainer.program import forward_step
 
 LEAVES = Leaves(batch_size=8, leaf_size=1)
-SEED, STD = 1234, 0.02
+STD = 0.02
+_reference = cache(sdpa_kernel(SDPBackend.MATH)(partial(reference, leaves=LEAVES, std=STD)))
 SMALL = GPTConfig(num_layers=4, hidden_size=64, num_attention_heads=4, seq_length=32, vocab_size=512)  # fmt: skip
 LARGE = GPTConfig(
     num_layers=8, hidden_size=768, num_attention_heads=12, seq_length=512, vocab_size=8192
 )
 FULL, SELECTIVE = Recompute(granularity="full"), Recompute(granularity="selective")
 PLAIN = Layout(compute=torch.float32)
-_COLLECTIVES = {
+_SHORT = {
     "all_reduce": "AR", "all_gather_into_tensor": "AG", "reduce_scatter_tensor": "RS",
+    "all_to_all_single": "A2A",
 }  # fmt: skip
 
 
@@ -76,7 +76,7 @@ class Case:
         every_leaf = layout.sequence and layout.zero > 1
         return (
             layout.tp, layout.sequence, layout.pp > 1, layout.compile, str(layout.compute),
-            every_leaf, self.dropout,
+            layout.compile and layout.recompute == SELECTIVE, every_leaf, self.dropout,
         )  # fmt: skip
 
 
@@ -111,7 +111,10 @@ def _of(tp: int, pp: int, dp: int) -> Iterator[Case]:
         changes |= {"zero3-full-bf16": {"zero": 3, "recompute": FULL, "compute": torch.bfloat16}}
         changes |= {f"offload-{what}": {"offload": what} for what in ("optimizer", "all")}
     if tp == pp == 1:
-        changes |= {"fast": {"exact": False}, "compile-bf16": {"compile": True, "compute": torch.bfloat16}}  # fmt: skip
+        compiled = {"compile": True, "compute": torch.bfloat16}
+        changes |= {"fast": {"exact": False}, "compile-bf16": compiled}
+        changes |= {"compile-bf16-full": {**compiled, "recompute": FULL}}
+        changes |= {"compile-bf16-selective": {**compiled, "recompute": SELECTIVE}}
     for what, change in changes.items():
         name = f"tp{tp}-pp{pp}-dp{dp}" + (f"-{what}" if what else "")
         yield Case(dp=dp, layout=replace(base, **change), name=name)
@@ -167,7 +170,7 @@ def measured(case: Case, config: GPTConfig, device: torch.device) -> dict[str, A
     optimizer = kind(laid.model.parameters(), lr=1e-4, **options)
     mine = share(leaves, laid.place.dp, laid.grid.dp, config, device)
     loss, norm = step(stepper, mine, leaves)
-    first = {n: _whole(p.grad) for n, p in laid.model.named_parameters() if p.grad is not None}
+    first = {n: whole(p.grad) for n, p in laid.model.named_parameters() if p.grad is not None}
     optimizer.step()
     optimizer.zero_grad()
     began = time.perf_counter()
@@ -176,12 +179,12 @@ def measured(case: Case, config: GPTConfig, device: torch.device) -> dict[str, A
     seconds = time.perf_counter() - began
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     digests = {n: _digest(gradient) for n, gradient in first.items()}
-    parameters = {n: _digest(_whole(p.detach())) for n, p in laid.model.named_parameters()}
-    wanted_loss, wanted = reference(config, device)
+    parameters = {n: _digest(whole(p.detach())) for n, p in laid.model.named_parameters()}
+    wanted_loss, wanted = _reference(config, device=device)
     return {
         "loss": abs(loss / wanted_loss - 1),
         "gradients": max(
-            float((first[n].cpu() - wanted[n]).norm() / wanted[n].norm()) for n in first
+            float((first[n].cpu() - wanted[n].cpu()).norm() / wanted[n].cpu().norm()) for n in first
         ),
         "bits": {"steps": [loss.hex(), norm.hex(), *(x.hex() for x in later)]},
         "digests": {"gradients": digests, "parameters": parameters},
@@ -191,55 +194,11 @@ def measured(case: Case, config: GPTConfig, device: torch.device) -> dict[str, A
     }
 
 
-def forward_step(batches: Iterator[Batch], model: Any) -> tuple[Tensor, LossFunction]:
-    one = next(batches)
-    mask = one["loss_mask"]
-
-    def loss(losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        total, count = (losses * mask).sum(), mask.sum()
-        return total, count, {"lm loss": torch.stack((total.detach(), count))}
-
-    return model(one["tokens"], None, None, labels=one["labels"], loss_mask=mask), loss
-
-
 def step(stepper: Stepper, mine: Share, leaves: Leaves) -> tuple[float, float]:
     """A step's loss and norm; the gradients are those of the mean."""
     sums = stepper.accumulate(mine, leaves)
     norm = stepper.clip(sums, leaves, 0.0)
     return float(sums.loss["lm loss"]), float(norm)
-
-
-def share(leaves: Leaves, rank: int, size: int, config: GPTConfig, device: torch.device) -> Share:
-    """This replica's leaves, drawn anew by whoever wants them."""
-    mine = leaves.of(0, rank, size)
-    shape = (leaves.batch_size, config.seq_length + 1)
-    drawn = torch.randint(0, config.vocab_size, shape, generator=torch.Generator().manual_seed(7))
-    samples = drawn[torch.cat([torch.as_tensor(leaf.places) for leaf in mine])].to(device)
-    tokens, labels = samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
-    mask = torch.ones_like(labels, dtype=torch.float32)
-    return Share(mine, {"tokens": tokens, "labels": labels, "loss_mask": mask})
-
-
-@cache
-@sdpa_kernel(SDPBackend.MATH)
-def reference(config: GPTConfig, device: torch.device) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of one process in fp32, on the CPU."""
-    model = GPT(config).to(device)
-    initialize(model, config, SEED, STD)
-    whole = share(LEAVES, 0, 1, config, device)
-    keys = Keys(seed=SEED, layers=config.num_layers, device=device)
-    total = 0.0
-    for number, leaf in enumerate(whole.leaves):
-        if config.drops:
-            model.drop(keys.of([int(leaf.places[0])])[0])
-        one = {name: tensor[number : number + 1] for name, tensor in whole.batch.items()}
-        loss = model(one["tokens"], labels=one["labels"]).mean() / LEAVES.count
-        loss.backward()
-        total += float(loss.detach())
-    gradients = {n: p.grad.cpu() for n, p in model.named_parameters() if p.grad is not None}
-    if config.tied:
-        gradients["head.weight"] = gradients["embedding.words.weight"]
-    return total, gradients
 
 
 def collectives(laid: Laid, case: Case, config: GPTConfig) -> str:
@@ -249,27 +208,9 @@ def collectives(laid: Laid, case: Case, config: GPTConfig) -> str:
     model: Any = laid.model
     block = next(iter(model.blocks.values()))
     length = config.seq_length // (case.layout.tp if case.layout.sequence else 1)
-    with _Counted() as counted, torch.no_grad():
+    with Counted() as counted, torch.no_grad():
         block(torch.zeros(1, length, config.hidden_size, device=laid.device, dtype=case.layout.compute))  # fmt: skip
-    return " ".join(f"{times} {name}" for name, times in sorted(counted.calls.items()))
-
-
-class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        name = _COLLECTIVES.get(func.__name__.removesuffix(".default"))
-        if func.namespace == "_c10d_functional" and name:
-            self.calls[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return " ".join(f"{times} {_SHORT[name]}" for name, times in sorted(counted.calls.items()))
 
 
 def _digest(tensor: Tensor) -> int:

@@ -49,7 +49,7 @@ if __name__ == "__main__":
     note("import")
     vars(pretrain)["joined"] = joining
     noted(pretrain, "lay_out", "lay out")
-    noted(states, "resume", "restore", lambda _, step: step)
+    noted(states, "resume", "restore", lambda _, found: found[0])
     noted(Checkpointer, "save", "save", lambda checkpoint, _: checkpoint.ready)
     noted(Loop, "_step", "step")
     pretrain.pretrain(

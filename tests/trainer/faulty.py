@@ -4,15 +4,20 @@ backward, the rank's whole node, and by `pause`, in the middle of forward, it is
 FAULTS: `PHASE@STEP:RANK`, one behind the other; each strikes once, the next one after it. STEP: finished
 optimizer steps of the run at the earliest. FAULTS_FOLDER: where what has struck is noted, with the rank's pid.
 
+CONSUMED: a file, if it is given, to which each rank appends a line of each step that it has finished: which samples
+it has trained on in it.
+
 The functions of a phase are wrapped: a timer that begins with one sends the signal somewhere in it.
 """
 
 import functools
+import hashlib
+import json
 import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +30,7 @@ from elastic.trainer.parallel.program import Program
 from elastic.trainer.pretrain import pretrain
 from elastic.trainer.run.feed import Feed
 from elastic.trainer.run.loop import Loop
+from elastic.trainer.run.step import Share
 
 PHASES: dict[str, tuple[object, str]] = {
     "forward": (Program, "forward"),
@@ -121,15 +127,45 @@ def strike(phase: str) -> None:
     rank.kill()
 
 
+def note_consumed(step: int, shares: Sequence[Share]) -> None:
+    """What counts of them: samples that only fill up do not."""
+    if "CONSUMED" not in os.environ:
+        return
+    samples = []
+    for share in shares:
+        rows = iter(share.batch["tokens"].cpu().numpy())
+        for leaf in share.leaves:
+            for place, row in zip(leaf.places.tolist(), rows, strict=False):
+                if leaf.weight:
+                    samples.append((place, hashlib.sha256(row.tobytes()).hexdigest()[:16]))
+    line = {
+        "step": step, "life": [int(os.environ[one]) for one in ("PART", "ELASTIC_ROUND")],
+        "ranks": int(os.environ["WORLD_SIZE"]), "samples": samples,
+    }  # fmt: skip
+    with Path(os.environ["CONSUMED"]).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
 def count_steps(faults: Faults) -> None:
     """So that `faults` knows them."""
     inner = Loop._step
 
+    shares: list[Share] = []
+    draw = Feed.__next__
+
+    def drawn(feed: Feed) -> Share:
+        shares.append(draw(feed))
+        return shares[-1]
+
     @functools.wraps(inner)
     def counted(loop: Loop, feed: Feed, step: int) -> None:
         faults.step = step
+        shares.clear()
         inner(loop, feed, step)
+        note_consumed(step, shares)
         faults.step = step + 1
+
+    setattr(Feed, "__next__", drawn)  # noqa: B010
 
     setattr(Loop, "_step", counted)  # noqa: B010 - the type of what wraps differs
 

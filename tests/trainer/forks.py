@@ -77,7 +77,7 @@ def _run_by_size(sizes: Mapping[str, int], folder: Path, act: Callable[[str], No
             if os.fork() == 0:
                 _be(rank, size, store, act, names)
         ended = [os.wait()[1] for _ in range(size)]
-        store.unlink()  # there may be another such world
+        store.unlink(missing_ok=True)  # there may be another such world
         if any(ended):
             raise SystemExit(f"ranks of {size} ended with {ended}")
 

@@ -14,7 +14,7 @@ def batch(samples: Tensor) -> Batch:
     return {
         "tokens": samples[:, :-1].contiguous(),
         "labels": samples[:, 1:].contiguous(),
-        "loss_mask": torch.ones(len(samples), samples.shape[1] - 1),
+        "loss_mask": torch.ones_like(samples[:, 1:], dtype=torch.float32),
     }
 
 

@@ -62,7 +62,23 @@ REFUSED = {
         f"{SAVED} --global-batch-size 8", "has batches of 4 samples, not 8: give the same value",
     ),
     "other data": (
-        f"{SAVED} --vocab-size 61", "was trained on other samples, or in another order",
+        f"{SAVED} --vocab-size 61", "was trained on other samples, in another order, or",
+    ),
+    "another loss mask": (
+        f"{SAVED} --eod-mask-loss", "with another loss mask or other position ids: give the same data",
+    ),
+    "other position ids": (
+        f"{SAVED} --reset-position-ids", "with another loss mask or other position ids: give the same data",
+    ),
+    "another micro-batch": (f"{SAVED} --micro-batch-size 4", "with micro-batch size 2, not 4, so the"),
+    "another precision": (f"{SAVED} --bf16", "made with computes in float32, not bfloat16, so"),
+    "compiled now": (f"{SAVED} --compile", "made with compiled False, not True, so the run would not"),
+    "another kernel": (
+        f"{SAVED} --attention-backend unfused", "made with attention kernel flash, not math, so the run",
+    ),
+    "a script's threads": (f"{SAVED} --own-threads 2", "made with threads 1, not 2, so the run would"),
+    "fast until now": (
+        "--save {base}/fast --train-iters 6", "made with reduction fast, not exact, so the run would not",
     ),
     "another base": (
         f"{TUNED} --save {{base}}/other --rotary-base 10000", "is of a model with rotary_base 500000.0, not 10000.0",
@@ -100,6 +116,14 @@ SAID = {
     "finished": (SAVED, "nothing to train: 3 of 3 iterations are finished"),
     "more than finished": (
         f"{SAVED} --train-iters 2", "nothing to train: 3 of 2 iterations are finished",
+    ),
+    "fast": ("--save {base}/fast --reduction fast", "starting from step 0"),
+    "fast from now on": (
+        f"{SAVED} --reduction fast", "resumed under other conditions: reduction exact -> fast",
+    ),
+    "another recipe": (
+        f"{SAVED} --lr 2e-2 --clip-grad 0.5",
+        "resumed with another recipe: lr 0.01 -> 0.02, clip-grad 1.0 -> 0.5",
     ),
     "nothing to load": (
         "--load {base}/nothing", "nothing holds no checkpoint: the run begins from first weights",

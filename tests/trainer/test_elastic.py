@@ -1,6 +1,8 @@
 """Jobs that are killed and resized end with the bits of the one that never was."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from tests.trainer.launch import assert_same, finish, start
 
@@ -20,15 +22,43 @@ def run(base: Path, save: str, ranks: int, faults: str, *flags: str) -> str:
     folder = base / f"{save}-faults"
     folder.mkdir(exist_ok=True)
     before = len(struck(folder))
-    env = {"FAULTS": faults, "FAULTS_FOLDER": str(folder)}
+    part = sum(1 for _ in base.glob(f"{save}-part*"))
+    (base / f"{save}-part{part}").touch()
+    env = {
+        "FAULTS": faults, "FAULTS_FOLDER": str(folder), "CONSUMED": str(base / f"{save}-consumed"),
+        "PART": str(part),
+    }  # fmt: skip
     output = finish(start(base, save, *flags, nproc=ranks, script=FAULTY, env=env))
     assert len(struck(folder)) == max(before, len(faults.split())), output
     return output
 
 
+def consumed(base: Path, save: str) -> dict[int, list[list[Any]]]:
+    """Of each step the samples that counted, as its last life had them in which every rank finished it: what came of
+    the others was lost with them."""
+    lives: dict[tuple[int, tuple[int, ...]], list[Any]] = {}
+    for line in map(json.loads, (base / f"{save}-consumed").read_text().splitlines()):
+        lives.setdefault((line["step"], tuple(line["life"])), []).append(line)
+    whole = {key: lines for key, lines in lives.items() if len(lines) == lines[0]["ranks"]}
+    newest = {step: max(life for other, life in whole if other == step) for step, _ in whole}
+    return {
+        step: sorted(one for line in whole[step, life] for one in line["samples"])
+        for step, life in newest.items()
+    }
+
+
+def assert_consumed(base: Path) -> None:
+    """No sample is lost, and none trained on twice, by its place and by its tokens."""
+    whole, resized = consumed(base, "whole"), consumed(base, "resized")
+    assert sorted(resized) == list(range(STEPS))
+    assert resized == whole
+    places = [place for step in range(STEPS) for place, _ in resized[step]]
+    assert places == list(range(len(places)))
+
+
 def test_4_5_7_3_replicas_with_a_kill_in_each_phase(tmp_path: Path) -> None:
     length = (f"--train-iters={STEPS}", "--eval-iters=1", "--eval-interval=2")
-    finish(start(tmp_path, "whole", *length, nproc=4))
+    run(tmp_path, "whole", 4, "", *length)
     faults = ""
     parts = [
         (4, "forward@1:3", 3), (5, "backward@4:1 restore@0:2", 6), (7, "optimizer@7:6 evaluate@8:2", 9),
@@ -40,3 +70,4 @@ def test_4_5_7_3_replicas_with_a_kill_in_each_phase(tmp_path: Path) -> None:
         assert f"iteration {until:8d}/" in output
     assert sorted(struck(tmp_path / "resized-faults")) == sorted(PHASES)
     assert_same(tmp_path, "whole", "resized")
+    assert_consumed(tmp_path)

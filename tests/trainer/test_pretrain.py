@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from elastic.checkpoint.storage import manifests
 from elastic.checkpoint.storage.folder import Folder
@@ -80,8 +81,10 @@ def test_a_run_that_is_killed_whole_goes_on_from_storage_and_ends_the_same(base:
 
 
 def test_a_finished_run_started_again_has_nothing_to_do(base: Path) -> None:
-    output = finish(start(base, "whole", *LENGTH))
+    """Whatever number of threads it is offered: exact mode takes one."""
+    output = finish(start(base, "whole", *LENGTH, env={"OMP_NUM_THREADS": "2"}))
     assert "resumed from step 40\n" in output
+    assert "resumed with" not in output
     assert "nothing to train: 40 of 40 iterations are finished" in output
     assert "] iteration " not in output  # no log line
 
@@ -106,6 +109,34 @@ def test_in_exact_mode_another_layout_has_to_be_asked_for(base: Path) -> None:
     assert "was made with tensor parallel 1, not 2" in errors
     output = finish(start(base, "whole", *two, "--other-conditions", nproc=2))
     assert "resumed from step 40\n" in output
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="this CPU has no vectors"
+)
+def test_in_exact_mode_a_cpu_of_other_vectors_is_another_one(base: Path) -> None:
+    errors = refused(start(base, "whole", *LENGTH, env={"ATEN_CPU_CAPABILITY": "default"}))
+    assert re.search(r"was made with device cpu \w+, not cpu DEFAULT, so the run would", errors)
+
+
+def test_in_exact_mode_ranks_share_layers_as_they_did(base: Path) -> None:
+    two = ("--tensor-model-parallel-size=2", "--train-iters=3")
+    finish(start(base, "shared", *two, "--sequence-parallel", nproc=2))
+    for now, said in (
+        ((*two,), "sequence parallel True, not False"),
+        (
+            (*two, "--sequence-parallel", "--zero-stage=2"),
+            "norms reduced every leaf False, not True",
+        ),
+        (("--pipeline-model-parallel-size=2", "--train-iters=3"), "tensor parallel 2, not 1"),
+    ):
+        assert f"was made with {said}, so" in refused(start(base, "shared", *now, nproc=2))
+
+
+def test_in_exact_mode_a_pipeline_has_as_many_ranks_as_before(base: Path) -> None:
+    two = ("--pipeline-model-parallel-size=2", "--train-iters=40")
+    errors = refused(start(base, "whole", *two, nproc=2))
+    assert "was made with pipeline parallel 1, not 2, so" in errors
 
 
 def test_weights_that_nobody_has_looked_at_are_not_saved(base: Path) -> None:

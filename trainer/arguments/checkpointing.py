@@ -27,8 +27,8 @@ class CheckpointFlags:
     no_load_optim: bool = False
     """Do not take the optimizer's state of --load."""
     other_conditions: bool = False
-    """Go on with --reduction exact though layout, micro-batch, threads, device or torch are others than
-    the checkpoint's: with other bits from there on."""
+    """Go on with --reduction exact though layout, micro-batch, threads, device, torch or --reduction are
+    others than the checkpoint's: with other bits from there on."""
     exit_on_missing_checkpoint: bool = False
     """End where --load has no checkpoint, in place of beginning from first weights."""
     exit_interval: int | None = None

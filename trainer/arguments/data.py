@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.proto.errors import UsageError
+from elastic.trainer.arguments.options import flag_of
 
 DEFAULT_SPLIT = "969, 30, 1"
 """Megatron's, where `--data-path` comes without `--split`."""
@@ -40,6 +41,14 @@ class TokenizerFlags:
             raise UsageError("--make-vocab-size-divisible-by is at least 1")
         if self.vocab_size is not None and self.vocab_size < 1:
             raise UsageError("--vocab-size is at least 1")
+        files = [
+            flag_of(one) for one in ("vocab_file", "merge_file") if getattr(self, one) is not None
+        ]
+        if self.tokenizer_model is not None and files:
+            raise UsageError(
+                f"{' and '.join(files)} with --tokenizer-model are two tokenizers: give GPT-2's files, or "
+                "Hugging Face's"
+            )
         needs = {
             "GPT2BPETokenizer": ("vocab_file", "merge_file"),
             "HuggingFaceTokenizer": ("tokenizer_model",),

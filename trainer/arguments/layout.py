@@ -125,6 +125,11 @@ class LayoutFlags:
             raise UsageError(f"{' and '.join(said)} are different stages of ZeRO: give one of them")
         return next(iter(said.values()), 0)
 
+    @property
+    def fused(self) -> bool:
+        """Whether a kernel is asked for by name that computes attention as one."""
+        return _KERNEL[self.attention_backend] not in (None, "math")
+
     def virtual(self, num_layers: int) -> int:
         """Stages of a rank."""
         layers = self.num_layers_per_virtual_pipeline_stage
@@ -169,8 +174,10 @@ class LayoutFlags:
             if self.data_parallel_size:
                 given += f" x --data-parallel-size {self.data_parallel_size}"
                 raise UsageError(f"{given} are {wanted} ranks, and the world has {size}")
+            ranks = "1 rank was" if size == 1 else f"{size} ranks were"
             raise UsageError(
-                f"{size} ranks are no multiple of {given}: start {replica} or a multiple"
+                f"{given}: {ranks} started, which is no multiple of {replica}: start {replica} or a multiple, "
+                f"such as by elastic-run --nproc-per-node={replica}"
             )
 
     def _check_recompute(self) -> None:

@@ -10,7 +10,7 @@ import argparse
 import ast
 import inspect
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from elastic.proto.errors import UsageError
+from elastic.trainer.arguments import refused
 
 
 def spelled(
@@ -39,6 +40,10 @@ class Parser(argparse.ArgumentParser):
     """Whose errors are `UsageError`, for whoever called to say."""
 
     def error(self, message: str) -> NoReturn:
+        flags, _, rest = message.removeprefix("argument ").partition(": invalid choice: '")
+        value, named, _ = rest.partition("'")
+        if named and (said := refused.of_value(flags.split("/")[0], value)):
+            raise UsageError(said)
         raise UsageError(message.removeprefix("argument "))
 
 
@@ -72,6 +77,32 @@ def add(group: Any, subject: type, *, but: Collection[str] = ()) -> None:
             for other in types:  # fields that it names are arguments to whoever reads it
                 doc = doc.replace(f"`{other}`", flag_of(other))
             _add_field(group, one, types[one.name], doc)
+
+
+def check_agree(subjects: Iterable[type], words: Sequence[str]) -> None:
+    """Raises `UsageError` where words of one source give an argument, and a flag that stands for another value of
+    it: the later one would win without a word."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for subject in subjects:
+        types = get_type_hints(subject)
+        for one in fields(subject):
+            if one.metadata.get("meaning"):
+                _add_field(parser, one, types[one.name], "")
+    said: dict[str, dict[str, Any]] = {}
+    for flag, action in parser._option_string_actions.items():
+        for place, word in enumerate(words):
+            if word.partition("=")[0] == flag:
+                value = [one for one in words[place + 1 : place + 2] if not one.startswith("--")]
+                found = vars(parser.parse_known_args([word, *value])[0])
+                if action.dest in found:  # else --flag false
+                    said.setdefault(action.dest, {})[flag] = found[action.dest]
+    for given in said.values():
+        (flag, value), *others = given.items()
+        for other, instead in others:
+            if value != instead:
+                raise UsageError(
+                    f"{flag} asks for {value} and {other} for {instead}: give one of them"
+                )
 
 
 def flag_of(name: str) -> str:

@@ -28,8 +28,12 @@ def parse(
     parser, own = _parser(extra_args_provider)
     passed: list[str] = []
     words = _words(parser, args_defaults or {}, passed)
+    sources = [arguments]
     if file := _file(arguments):
-        words += _words(parser, yaml_file.read(file), passed)
+        sources.append(_words(parser, yaml_file.read(file), passed))
+        words += sources[-1]
+    for source in sources:
+        options.check_agree(subjects().values(), source)
     given, rest = parser.parse_known_args([*words, *arguments])
     _check_rest(parser, rest, passed)
     found = vars(given)

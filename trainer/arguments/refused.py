@@ -110,7 +110,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     """),
     ("data parallelism is FSDP2 at every stage: see --data-parallel-sharding-strategy", """
         use-megatron-fsdp use-torch-fsdp2 use-custom-fsdp torch-fsdp2-no-reshard-after-forward
-        megatron-fsdp-* DDP-impl
+        megatron-fsdp-*
     """),
     (_STAGES, """
         decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers
@@ -255,6 +255,17 @@ FAMILIES: Mapping[str, str] = {
     name[:-1]: reason for reason, names in _REASONS for name in names.split() if name.endswith("*")
 }
 """Why, of all names that begin so."""
+
+_VALUES: Mapping[tuple[str, str], str] = {
+    ("offload", "nvme"): f"offload to NVMe {_LATER}; the nearest is --offload all",
+}
+"""Values that are asked for and are not there yet, by name without its dashes: why, and what is."""
+
+
+def of_value(name: str, value: str) -> str | None:
+    """What is said of a value that an accepted argument does not take; None: nothing in particular."""
+    why = _VALUES.get((bare(name), value.lower()))
+    return None if why is None else f"--{bare(name)} {value} is refused: {why}"
 
 
 def reason(name: str) -> str | None:

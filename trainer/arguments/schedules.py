@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from elastic.data import Leaves
 from elastic.proto.errors import UsageError
 from elastic.trainer.schedules import (
     BatchSizes,
@@ -130,18 +129,16 @@ class ScheduleFlags:
                 f"--train-samples {self.train_samples} are fewer than the first batch has"
             )
 
-    def leaves(self) -> dict[int, Leaves]:
-        """How each size of batch is cut."""
+    def check_leaves(self) -> None:
+        """UsageError for a batch that is no whole number of micro-batches."""
         if self.micro_batch_size < 1:
             raise UsageError("--micro-batch-size is at least 1")
-        sizes = {batch for _, batch in self.batch_sizes().stages}
-        for size in sorted(sizes):
+        for _, size in sorted(self.batch_sizes().stages, key=lambda stage: stage[1]):
             if size % self.micro_batch_size:
                 raise UsageError(
                     f"a batch of {size} samples is no multiple of --micro-batch-size "
                     f"{self.micro_batch_size}: take one that divides every batch of the run"
                 )
-        return {size: Leaves(batch_size=size, leaf_size=self.micro_batch_size) for size in sizes}
 
     def steps(self) -> int:
         """Steps of the whole run; of a run counted in samples, those that are whole."""

@@ -55,12 +55,17 @@ class Settings:
     """Refused arguments, as flags, that were given in a way that asks for nothing."""
 
     def __post_init__(self) -> None:
-        self.schedules.leaves()
+        self.schedules.check_leaves()
         self.schedules.check_length()
         self.schedules.learning_rate()
         self.schedules.decay_of_weights()
         if self.watching.use_pytorch_profiler and self.logging.tensorboard_dir is None:
             raise UsageError("--use-pytorch-profiler writes to --tensorboard-dir: give it")
+        if self.model.attention_dropout > 0 and self.layout.fused:
+            raise UsageError(
+                f"--attention-backend {self.layout.attention_backend} computes no --attention-dropout, which is "
+                f"{self.model.attention_dropout:g}: give --attention-dropout 0, or --attention-backend unfused"
+            )
         layout = self.parallel()
         # With a vocabulary that fits; the tokenizer's own is checked when it is known.
         self.config(vocab_size=layout.tp).check_split(layout.tp)
@@ -78,6 +83,12 @@ class Settings:
         if self.passed:
             notes.append(
                 f"as it is here anyway, or of nothing that is here: {', '.join(self.passed)}"
+            )
+        position = self.model.position_embedding_type
+        if self.data.reset_position_ids and position != "learned_absolute":
+            notes.append(
+                f"--reset-position-ids has no effect with --position-embedding-type {position}: as in Megatron, "
+                "only learned positions look at it"
             )
         if self.layout.sequence_parallel and self.layout.tensor_model_parallel_size == 1:
             notes.append(
@@ -101,6 +112,7 @@ class Settings:
             )
         if self.checkpointing.save is None and self.checkpointing.save_interval is not None:
             notes.append("--save-interval has no effect: there is no --save")
+        notes += self._unwatched()
         if self.checkpointing.save is not None and self.checkpointing.folder is None:
             notes.append(
                 "--save is a URL, where no tokenizer is kept: give it to whoever reads the checkpoints"
@@ -110,6 +122,22 @@ class Settings:
         if self.checkpointing.folder is None and self.logging.log_progress:
             notes.append("--log-progress has no effect: its file is in the folder of --save")
         return tuple(notes)
+
+    def _unwatched(self) -> list[str]:
+        """As `notes`, of guard and probes."""
+        notes = []
+        given = [flag_of(name) for name in _changed(self.guard)]
+        if self.guard.guard == "off" and given:
+            notes.append(
+                f"without --guard no step is judged, so there is no effect of {', '.join(given)}"
+            )
+        if self.guard.guard == "rollback" and self.checkpointing.save is None:
+            notes.append(
+                "--guard rollback has nothing to go back to without --save: where it would, the run ends"
+            )
+        if self.watching.probe_file is None and "probe_interval" in _changed(self.watching):
+            notes.append("--probe-interval has no effect: there is no --probe-file")
+        return notes
 
     def common(self) -> dict[str, Any]:
         """By flag, what each node has to be told alike: all that ranks do together follows from it. Of a path,
@@ -132,3 +160,8 @@ def subjects() -> Mapping[str, type]:
     """The dataclasses that options are made from, by their names in `Settings`."""
     types = get_type_hints(Settings)
     return {one.name: types[one.name] for one in fields(Settings) if is_dataclass(types[one.name])}
+
+
+def _changed(subject: Any) -> list[str]:
+    """Fields that are not at their default."""
+    return [one.name for one in fields(subject) if getattr(subject, one.name) != one.default]

@@ -41,6 +41,10 @@ UNUSED: Mapping[str, Unused] = {
         words=True, why="a rank's number comes with its environment",
         spelled=("--local-rank", "--local_rank"),
     ),
+    "DDP_impl": Unused(
+        words=True, only=("local", "torch"),
+        why="both add the same gradients up, and here FSDP2 does, at every stage of ZeRO",
+    ),
     "use_mcore_models": Unused(why="there is one model"),
     "transformer_impl": Unused(
         words=True, only=("local", "transformer_engine"), why="there is one model"

@@ -68,14 +68,25 @@ def _flat(path: str, found: Mapping[Any, Any]) -> Mapping[str, Any]:
         raise UsageError(f"--yaml-cfg {path} names another file by yaml_cfg: put all into one")
     for name, value in found.items():
         if name in SECTIONS and isinstance(value, dict):
-            flat |= dict(_argument(str(core), one) for core, one in value.items())
+            for core, one in value.items():
+                _put(path, flat, *_argument(str(core), one))
         elif isinstance(value, dict):
             raise UsageError(
                 f"--yaml-cfg {path}: {name} is no section; there are {' and '.join(SECTIONS)}, or none"
             )
         else:
-            flat[str(name).replace("-", "_")] = value
+            _put(path, flat, str(name).replace("-", "_"), value)
     return flat
+
+
+def _put(path: str, flat: dict[str, Any], name: str, value: Any) -> None:
+    """Not as two values, from two sections or under two names. null is "not given"."""
+    before = flat.get(name)
+    if before is not None and value is not None and before != value:
+        raise UsageError(
+            f"--yaml-cfg {path} gives {name} twice, as {before} and as {value}: leave one of them"
+        )
+    flat[name] = before if value is None else value
 
 
 def _argument(core: str, value: Any) -> tuple[str, Any]:

@@ -52,6 +52,10 @@ def parse(values: Sequence[str]) -> tuple[list[str], list[float] | None]:
     """
     prefixes = [value.strip() for value in values]
     weights = [_number(value) for value in prefixes[::2]]
+    if len(prefixes) > 1 and len(prefixes) % 2 and all(weight is not None for weight in weights):
+        raise UsageError(
+            f"--data-path {' '.join(values)}: weights and prefixes come in pairs, and the last weight has no prefix"
+        )
     if len(prefixes) % 2 or all(weight is None for weight in weights):
         return prefixes, None
     given = [weight for weight in weights if weight is not None]

@@ -89,8 +89,8 @@ class GPTDataset:
     form: Form
     digest: str
     """What two runs with the same samples in the same order agree on: a function of the data, the split,
-    the epochs, the samples' length and the seed, not of where files lie, nor of how many samples of an
-    epoch are asked for."""
+    the epochs, the samples' length and form and the seed, not of where files lie, nor of how many samples of
+    an epoch are asked for."""
 
     @cached_property
     def _opened(self) -> tuple[Samples, ...]:
@@ -240,7 +240,7 @@ def _dataset(
         weights=None if weights is None else tuple(weights),
         samples=count if blended else None,
         form=form,
-        digest=_digest(sources, opened, weights),
+        digest=_digest(sources, opened, weights, form),
     )
     if len(made) < (count or 0):
         raise UsageError(
@@ -270,6 +270,7 @@ def _digest(
     sources: Sequence[Source],
     opened: Sequence[Indexed],
     weights: Sequence[float] | None,
+    form: Form,
 ) -> str:
     """A blend chooses one sample after the other, so how many are asked for decides no order but the epochs'."""
     told = [
@@ -281,7 +282,7 @@ def _digest(
         }
         for source, data in zip(sources, opened, strict=True)
     ]
-    text = json.dumps({"sources": told, "weights": weights})
+    text = json.dumps({"sources": told, "weights": weights, "form": form.told})
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

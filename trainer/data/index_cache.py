@@ -9,12 +9,14 @@ Megatron's own is not taken for ours.
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import xxhash
 from numpy.typing import NDArray
 
@@ -23,6 +25,8 @@ from elastic.trainer.data.blend import Blend, by_size, by_weight, shares
 from elastic.trainer.data.samples import Indices, Request, build, index_types, plan
 from elastic.trainer.files import exclusive, replace_atomically
 
+MAKING = 5
+"""Times the memory that arrays take in the end, they take while they are made: see `samples.build`."""
 Shape = tuple[np.dtype[Any], tuple[int, ...]]
 """Type and shape of an array."""
 
@@ -126,13 +130,28 @@ def _get(kept: _Kept, make: Callable[[], list[NDArray[Any]]]) -> list[NDArray[An
         with exclusive(kept.directory / f".{kept.base}.lock"):
             found = _mapped(kept)
             if found is None:
-                found = make()
+                found = _made(kept, make)
                 _write(kept, found)
             return _mapped(kept) or found
     except OSError as error:
         raise UsageError(
             f"cannot keep the data's indices in {kept.directory}: {error.strerror}; "
             "give another folder for them"
+        ) from error
+
+
+def _made(kept: _Kept, make: Callable[[], list[NDArray[Any]]]) -> list[NDArray[Any]]:
+    """The arrays; UsageError where there is no memory to make them in."""
+    sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in kept.shapes.values()]
+    needed, (*_, (_, (samples, *_))) = MAKING * sum(sizes), kept.shapes.values()
+    try:
+        if needed > psutil.virtual_memory().available:
+            raise MemoryError
+        return make()
+    except MemoryError as error:
+        raise UsageError(
+            f"the indices of {samples} samples ({kept.split}) take {needed / 1e9:.1f} GB of memory to make, more "
+            "than can be had: make the run shorter"
         ) from error
 
 

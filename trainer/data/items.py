@@ -51,6 +51,11 @@ class Form:
     reset_position_ids: bool = False
     """Positions count from 0 after each end of document."""
 
+    @property
+    def told(self) -> str:
+        """What items of the same tokens are made the same by."""
+        return f"eod {self.eod}, masked {self.eod_mask_loss}, reset {self.reset_position_ids}"
+
     def item(self, text: NDArray[np.int64], dataset: int, name: str) -> Item:
         """Of S + 1 tokens of a sample. name: of where they come from, for a message.
 

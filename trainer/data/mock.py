@@ -38,7 +38,8 @@ class MockDataset:
     @property
     def digest(self) -> str:
         """What two runs of the same data agree on."""
-        return f"mock-{self.name}-{self.seed}-{self.seq_length}-{self.form.vocab_size}"
+        whole = f"mock-{self.name}-{self.seed}-{self.seq_length}-{self.form.vocab_size}"
+        return f"{whole} ({self.form.told})"
 
     def __len__(self) -> int:
         return self.samples

@@ -20,6 +20,8 @@ from elastic.trainer.files import replace_atomically
 MODEL_NAME = "tokenizer.json"
 CONFIG_NAME = "tokenizer_config.json"
 GPT2_FILES = ("vocab.json", "merges.txt")
+LONGEST_SHOWN = 80
+"""Characters of a line that is shown."""
 GPT2_END = "<|endoftext|>"
 ENDS = (GPT2_END, "</s>", "<|end_of_text|>", "<eos>")
 """What ends a document, where a tokenizer.json stands alone."""
@@ -189,6 +191,12 @@ def padding_line(vocab_size: int, divisible_by: int) -> str:
     )
 
 
+def _cut(line: str) -> str:
+    """As Python shows it, and no longer than a line of a terminal."""
+    shown = repr(line)
+    return shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
+
+
 def _gpt2(vocab_file: Path, merge_file: Path) -> TextTokenizer:
     """GPT-2's: no token is special in a text, so none ends its document before its end."""
     vocabulary = _vocabulary(vocab_file)
@@ -199,7 +207,9 @@ def _gpt2(vocab_file: Path, merge_file: Path) -> TextTokenizer:
             continue
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:
-            raise UsageError(f"{merge_file}, line {number}: {line!r} is not two tokens to merge")
+            raise UsageError(
+                f"{merge_file}, line {number}: {_cut(line)} is not two tokens to merge"
+            )
         for token in (left, right, left + right):
             if token not in vocabulary:
                 raise UsageError(

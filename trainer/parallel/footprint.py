@@ -1,20 +1,28 @@
 """Device memory that a step takes at its peak, as a formula of the model, the layout and the batch.
 
-The peak is in the last leaf, where its forward ends: the parameters, what leaves before have added to the
-gradients, all that forward has kept, and what the loss, or the first block's backward, makes on top of it.
+The passes of a step are gone through in their order (`order.py`): each finds the parameters, what passes before
+have added to the gradients, all that forward has kept and backward has not used, and makes something of its own on
+top of it. Then comes the gradient's norm, with nothing but parameters, moments and the gradient beside it. What
+finds and makes the most is the peak.
 
 Shapes as in `layers.py`; b samples of a leaf, s positions of the residual stream on this rank.
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.loss import tokens_of_chunk
 from elastic.trainer.parallel.grid import Grid, Place
 from elastic.trainer.parallel.layout import Layout
+from elastic.trainer.parallel.order import order
 from elastic.trainer.parallel.pipeline import cut
+from elastic.trainer.parallel.zero_bubble import LOSS_IN_ONE
 
 _FP32 = 4
+_SQUARED = 2**24
+"""Elements whose squares are summed up at once, as `gradients.py` has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +36,7 @@ class Footprint:
     activations: int
     """What forward keeps of all leaves that are under way."""
     working: int
-    """What the loss or the backward of a block has on top of it."""
+    """What the loss, the backward of a block or the gradient's norm has on top of it."""
 
     @property
     def total(self) -> int:
@@ -36,10 +44,59 @@ class Footprint:
 
 
 def footprint(
-    config: GPTConfig, layout: Layout, grid: Grid, place: Place, *, leaf_size: int, leaves: int
+    config: GPTConfig,
+    layout: Layout,
+    grid: Grid,
+    place: Place,
+    *,
+    leaf_size: int,
+    leaves: int,
+    keeps_sent: bool = False,
 ) -> Footprint:
-    """Of the rank at `place`; leaf_size: samples of a leaf; leaves: of this replica in a step."""
-    return _Rank(config, layout, grid, place, leaf_size, leaves).footprint()
+    """Of the rank at `place`; leaf_size: samples of a leaf; leaves: of this replica in a step; keeps_sent:
+    whether what a rank has sent stays until the step ends, as it does with Gloo where stages interleave."""
+    return _Rank(config, layout, grid, place, leaf_size, leaves, keeps_sent).footprint()
+
+
+def kept_by_block(
+    config: GPTConfig, layout: Layout, grid: Grid, place: Place, *, leaf_size: int
+) -> int:
+    """Bytes that a block's forward of a leaf keeps for backward."""
+    return _Rank(config, layout, grid, place, leaf_size, 1, False).kept(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """One of a rank's, and what each of its leaves takes in bytes."""
+
+    blocks: int
+    first: bool
+    last: bool
+    elements: int
+    """Of its parameters on this rank."""
+    kept: int = 0
+    """From forward until backward."""
+    loss: int = 0
+    """While forward has the logits of a chunk."""
+    backward: int = 0
+    """While backward of a block works."""
+    held: int = 0
+    """From the pass for what came in to that for the weights, beside what forward kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What there is at a time, beside parameters and moments."""
+
+    gradients: int
+    activations: int
+    working: int
+    gathered: int
+    """Of parameters, as they are computed with."""
+
+    @property
+    def total(self) -> int:
+        return self.gradients + self.activations + self.working + self.gathered
 
 
 class _Rank:
@@ -51,70 +108,143 @@ class _Rank:
         place: Place,
         leaf_size: int,
         leaves: int,
+        keeps_sent: bool,
     ) -> None:
         self.config, self.layout, self.grid, self.place = config, layout, grid, place
         self.leaf_size, self.leaves = leaf_size, leaves
-        stages = layout.pp * layout.virtual
-        mine = range(place.pp, stages, layout.pp)
-        self.stages = stages
-        self.blocks = sum(len(cut(config.num_layers, stages)[number]) for number in mine)
-        self.first, self.last = place.pp == 0, mine[-1] == stages - 1
         self.width = layout.compute.itemsize
         self.reduced = 8 if layout.exact else _FP32
+        self.stages = [
+            self._stage(number) for number in range(place.pp, layout.pp * layout.virtual, layout.pp)
+        ]
+        waits = layout.schedule in ("gpipe", "1f1b")  # and lets go of it
+        self.sent = self._stream() if keeps_sent and not waits else 0
 
     def footprint(self) -> Footprint:
         layout = self.layout
-        count = self.blocks * self._block() + self._ends()
-        shard = count if layout.zero == 0 else count // self.grid.dp
-        whole = count if layout.zero < 3 else self._ends() + 2 * self._block()
-        kept = 0 if layout.offload == "all" else shard
+        count = sum(stage.elements for stage in self.stages)
+        shard = self._shard(count)
+        whole = count if layout.zero < 3 else self._outside() + 2 * self._block()
         moments = 0 if layout.offload != "none" else shard
-        gradients, leaf, most = self._gradients(count, shard), self._kept(), self._under_way()
-        if self.leaves <= most:  # no backward has begun then, and fewer leaves are there afterwards
-            gradients, most = max(
-                (0, most), (gradients, most - 1), key=lambda m: m[0] + leaf * m[1]
-            )
+        own = 0 if layout.offload == "all" else _FP32 * shard
+        norm = _Moment(own, 0, self._norm(), 0)
+        peak = max(*self._moments(self.width * whole), norm, key=lambda moment: moment.total)
         return Footprint(
-            parameters=_FP32 * kept + self.width * whole,
+            parameters=own + peak.gathered,
             optimizer=2 * _FP32 * moments,
-            gradients=gradients,
-            activations=round(leaf * most),
-            working=max(self._loss(), self._backward()),
+            gradients=peak.gradients,
+            activations=peak.activations,
+            working=peak.working,
         )
+
+    def _moments(self, gathered: int) -> Iterator[_Moment]:
+        """The largest of each pass of a step: where it begins or ends."""
+        layout = self.layout
+        schedule = layout.schedule if layout.pp > 1 else "1f1b"
+        kept, begun = 0, [False] * len(self.stages)
+        for one in order(
+            schedule, rank=self.place.pp, pp=layout.pp, virtual=layout.virtual, leaves=self.leaves
+        ):
+            stage, added = self.stages[one.stage], self._added(begun)
+            if one.kind == "forward":
+                kept += stage.kept
+                left = self._left() if any(begun) else 0
+                yield _Moment(added, kept, stage.loss + left, gathered)
+                continue
+            if one.kind == "inputs":
+                kept += stage.held
+            yield _Moment(added, kept, stage.backward, gathered)
+            if one.kind != "weights" and not stage.first:
+                kept += self.sent
+            if one.kind != "inputs":
+                kept -= stage.kept + (stage.held if one.kind == "weights" else 0)
+                kept += (
+                    0 if stage.last else self.sent
+                )  # what came out, so far a part of what is kept
+                begun[one.stage] = True
+                yield _Moment(self._added(begun), kept, stage.backward, gathered)
+
+    def _stage(self, number: int) -> _Stage:
+        """By its number in the pipeline."""
+        stages = self.layout.pp * self.layout.virtual
+        blocks = len(cut(self.config.num_layers, stages)[number])
+        first, last = number == 0, number == stages - 1
+        return _Stage(
+            blocks, first, last,
+            elements=blocks * self._block() + self._ends(first=first, last=last),
+            kept=self.kept(blocks) + (self._of_loss() if last else self._stream()),
+            loss=self._loss() if last else 0,
+            backward=self._backward(blocks),
+            held=self._held(blocks, first=first, last=last),
+        )  # fmt: skip
 
     # --- parameters ------------------------------------------------------------------------------
 
+    def _matrices(self) -> list[int]:
+        """Elements of each matrix of a block on this rank."""
+        config = self.config
+        mixed = config.num_attention_heads * config.head_width
+        of_mlp = [config.mlp_width] * (3 if config.activation == "swiglu" else 2)
+        widths = [config.qkv_width, mixed, *of_mlp]
+        return [config.hidden_size * width // self.layout.tp for width in widths]
+
     def _block(self) -> int:
         """Elements of a block on this rank."""
-        config, tp = self.config, self.layout.tp
-        hidden, mixed = config.hidden_size, config.num_attention_heads * config.head_width
-        into_mlp = 2 if config.activation == "swiglu" else 1
-        matrices = hidden * (config.qkv_width + mixed + (into_mlp + 1) * config.mlp_width) // tp
+        config, hidden = self.config, self.config.hidden_size
         norms = 2 * hidden * (2 if config.normalization == "LayerNorm" else 1)
         biases = 0
         if config.bias:
-            biases = (config.qkv_width + into_mlp * config.mlp_width) // tp + 2 * hidden
-        return matrices + norms + biases
+            into_mlp = 2 if config.activation == "swiglu" else 1
+            biases = (config.qkv_width + into_mlp * config.mlp_width) // self.layout.tp + 2 * hidden
+        return sum(self._matrices()) + norms + biases
 
-    def _ends(self) -> int:
-        """Elements of what this rank has around the blocks."""
+    def _ends(self, *, first: bool, last: bool) -> int:
+        """Elements of what a stage has around the blocks."""
         config = self.config
         words = config.vocab_size * config.hidden_size // self.layout.tp
         own_head = not config.tied or self.layout.pp > 1
         ends = 0
-        if self.first:
+        if first:
             learned = config.positions if config.position == "learned" else 0
             ends += words + learned * config.hidden_size
-        if self.last:
+        if last:
             ends += 2 * config.hidden_size + (words if own_head else 0)
         return ends
 
-    def _gradients(self, count: int, shard: int) -> int:
-        """Bytes once a leaf's backward has been."""
-        if self.layout.zero < 2:
+    def _shard(self, count: int) -> int:
+        """Elements of so many that are this replica's to keep."""
+        return count if self.layout.zero == 0 else count // self.grid.dp
+
+    def _outside(self) -> int:
+        """Elements of this rank that are in no block."""
+        return sum(stage.elements - stage.blocks * self._block() for stage in self.stages)
+
+    def _added(self, begun: list[bool]) -> int:
+        """Bytes of gradients where some stages had a leaf's backward."""
+        layout = self.layout
+        count = sum(
+            stage.elements for stage, there in zip(self.stages, begun, strict=True) if there
+        )
+        if layout.zero < 2:
             return self.reduced * count
-        own = 0 if self.layout.offload == "all" else _FP32 * shard
-        return own + (self.reduced * shard if self.layout.exact else 0)
+        shard = self._shard(count)
+        own = 0 if layout.offload == "all" else _FP32 * shard
+        return own + (self.reduced * shard if layout.exact else 0)
+
+    def _norm(self) -> int:
+        """Bytes while the squares of gradients of one size are summed up: the gradients, and unless they are
+        compiled four times fp64 of them."""
+        words = self.config.vocab_size * self.config.hidden_size // self.layout.tp
+        sizes = self._matrices() * sum(stage.blocks for stage in self.stages)
+        sizes += [words] * (self._outside() // words)
+        alike = Counter(map(self._shard, sizes))
+        most = max(size * min(count, max(1, _SQUARED // size)) for size, count in alike.items())
+        return (_FP32 + (0 if self.layout.compile else 4 * 8)) * most
+
+    def _left(self) -> int:
+        """Bytes that FSDP holds of one leaf's backward until the next one's: what it reduced last, which is of
+        the parameters around the blocks."""
+        return self.reduced * self._outside() if self.layout.zero > 1 else 0
 
     # --- what a leaf keeps -----------------------------------------------------------------------
 
@@ -149,43 +279,48 @@ class _Rank:
         heads = self.config.num_attention_heads // self.layout.tp
         return self._tokens() * self.config.seq_length * heads
 
-    def _kept(self) -> int:
-        """Bytes that forward of a leaf keeps on this rank, by all its blocks."""
-        recompute = self.layout.recompute
+    def kept(self, blocks: int) -> int:
+        """Bytes that forward of a leaf keeps of a stage's blocks."""
         kept = 0
-        for group, again in recompute.groups(self.blocks):
+        for group, again in self.layout.recompute.groups(blocks):
             kept += self._stream() if again else len(group) * self._of_block()
         return kept
 
-    def _under_way(self) -> float:
-        """Leaves whose forward is done and whose backward is not, at most."""
-        layout, place = self.layout, self.place
-        if layout.pp == 1 or layout.schedule == "gpipe":
-            return 1 if layout.pp == 1 else self.leaves
-        if layout.schedule == "1f1b":
-            return min(self.leaves, layout.pp - place.pp)
-        ahead = 2 * (layout.pp - place.pp - 1) + (layout.virtual - 1) * layout.pp + 1
-        return min(self.leaves * layout.virtual, ahead) / layout.virtual
+    def _of_loss(self) -> int:
+        """Bytes that forward of a leaf keeps of the last norm and the loss: what came in, two gradients."""
+        words = self.config.vocab_size // self.layout.tp
+        entered = self._tokens() + words
+        return self._stream() + self.width * entered * self.config.hidden_size
+
+    def _held(self, blocks: int, *, first: bool, last: bool) -> int:
+        """Bytes of the gradients of what each weight made, until the weights' own are computed of them."""
+        if last and LOSS_IN_ONE:
+            return -self.kept(blocks) - self._of_loss()
+        if first:  # computes all at once, later
+            return self._stream()
+        config = self.config
+        into_mlp = 2 if config.activation == "swiglu" else 1
+        made = (config.qkv_width + into_mlp * config.mlp_width) // self.layout.tp
+        return blocks * (4 * self._stream() + self._tokens() * made * self.width)
 
     # --- what comes on top -----------------------------------------------------------------------
 
     def _loss(self) -> int:
-        """Bytes while a chunk's logits are there."""
-        if not self.last:
-            return 0
+        """Bytes while a chunk's logits are there, beside what is kept of it."""
         config = self.config
         words = config.vocab_size // self.layout.tp
         head = words * config.hidden_size
         entered = self._tokens() * config.hidden_size * self.width
         chunk = min(tokens_of_chunk(words), self._tokens()) * words
         each = 2 * self.width if self.layout.compile else 4 * _FP32
-        return self._stream() + 2 * entered + _FP32 * head + each * chunk
+        return entered + (_FP32 - self.width) * head + each * chunk
 
-    def _backward(self) -> int:
+    def _backward(self, blocks: int) -> int:
         """Bytes that a block's backward has at most, and what it has computed again."""
         config = self.config
-        again = max((len(g) for g, a in self.layout.recompute.groups(self.blocks) if a), default=0)
-        mlp = 2 * config.mlp_width // self.layout.tp + config.hidden_size
+        again = max((len(g) for g, a in self.layout.recompute.groups(blocks) if a), default=0)
+        into_mlp = 2 if config.activation == "swiglu" else 1
+        mlp = into_mlp * config.mlp_width // self.layout.tp + config.hidden_size
         working = self._tokens() * mlp * self.width + self._stream() + self.width * self._block()
         if self.layout.zero > 1:
             working += self.reduced * self._block()

@@ -44,7 +44,7 @@ class Gradients:
         names: Sequence[str],
         *,
         leaves: int | None,
-        tied: dist.ProcessGroup | None = None,
+        tied: tuple[int, dist.ProcessGroup] | None = None,
         every_leaf: bool = False,
         compiled: bool = False,
         device: torch.device,
@@ -53,9 +53,9 @@ class Gradients:
         the whole model.
 
         leaves: the most that a batch of the run has, times the tensor-parallel ranks that each add a
-        part to it; None: fast mode, which rounds nothing. tied: the first and the last stage of a
-        pipeline, where both have the words' embedding and this rank is one of them. every_leaf:
-        whether FSDP reduces after each leaf (ZeRO 2 and 3). device: where is computed, and what
+        part to it; None: fast mode, which rounds nothing. tied: the rank that has the other end of a
+        pipeline, where both ends have the words' embedding and this rank one of them, and the group that the
+        two are in. every_leaf: whether FSDP reduces after each leaf (ZeRO 2 and 3). device: where is computed, and what
         ranks agree on; parameters may be in host memory.
         """
         self._number = {name: number for number, name in enumerate(names)}
@@ -131,9 +131,16 @@ class Gradients:
             words = self._parameters["head.weight" if self.copied else WORDS]
             assert words.grad is not None
             own = local(words.grad)
-            summed = own.to(self._device)
-            dist.all_reduce(summed, group=self._tied)
-            own.copy_(summed)
+            sent = own.to(self._device)
+            there = torch.empty_like(sent)
+            peer, group = self._tied
+            ways = (
+                dist.P2POp(dist.isend, sent, peer, group),
+                dist.P2POp(dist.irecv, there, peer, group),
+            )
+            for work in dist.batch_isend_irecv(list(ways)):
+                work.wait()
+            own.add_(there.to(own.device))  # the same on both: of two, the order makes no bits
 
     def norm(self) -> Tensor:
         """Of the whole gradient, fp32 [], on all ranks; NaN where not all of it is finite."""

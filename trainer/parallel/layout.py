@@ -151,25 +151,12 @@ def lay_out(
         device.type, (grid.dp, grid.pp, grid.tp), mesh_dim_names=("dp", "pp", "tp")
     )
     tp = TensorParallel(mesh=mesh["tp"] if layout.tp > 1 else None, sequence=layout.sequence)
-    tied = _tied(grid, place) if config.tied and layout.pp > 1 else None
     programs = []
     for number in range(place.pp, count, layout.pp):
-        part = Part(
-            tp=tp, layers=stages[number], first=number == 0, last=number == count - 1
-        )  # fmt: skip
+        part = Part(tp=tp, layers=stages[number], first=number == 0, last=number == count - 1)
         with torch.device("meta"):
             program = Program(make(part), forward_step, last=part.last, clock=clock)
-        if layout.recompute.granularity != "none":
-            program.model.recompute(layout.recompute)  # type: ignore[operator]
-        if layout.compile:
-            compile_each(program, blocks(program))
-        reduce = torch.float64 if layout.exact else torch.float32
-        on_host = layout.offload == "all"
-        shard(
-            program, mesh["dp"], stage=layout.zero, compute=layout.compute, reduce=reduce,
-            on_host=on_host,
-        )  # fmt: skip
-        program.to_empty(device="cpu" if on_host else device)
+        _prepare(program, layout, mesh["dp"], device)
         programs.append(program)
     whole = Part(tp=TensorParallel(), layers=range(config.num_layers), first=True, last=True)
     with torch.device("meta"):
@@ -179,27 +166,51 @@ def lay_out(
         programs,
         names,
         leaves=sums if layout.exact else None,
-        tied=tied,
+        tied=_tied(grid, place, mesh["pp"]) if config.tied and layout.pp > 1 else None,
         every_leaf=layout.zero > 1,
         compiled=layout.compile,
         device=device,
     )
-    length = config.seq_length // (layout.tp if layout.sequence else 1)
-    runner: Pipeline | Whole = Whole(
-        programs[0], stage=layout.zero, tokens=leaf_size * config.seq_length
-    )
-    if layout.pp > 1:
-        runner = Pipeline(
-            programs, mesh["pp"], schedule=layout.schedule,
-            hidden=(leaf_size, length, config.hidden_size), dtype=layout.compute,
-            tokens=leaf_size * config.seq_length,
-        )  # fmt: skip
     return Laid(
         grid=grid, place=place, mesh=mesh,
-        model=_merged([program.model for program in programs]), programs=programs, runner=runner,
+        model=_merged([program.model for program in programs]), programs=programs,
+        runner=_runner(programs, config, layout, mesh["pp"], leaf_size=leaf_size),
         gradients=gradients, device=device, attention=kernel,
         dropout=Keys(seed=seed, layers=config.num_layers, device=device) if config.drops else None,
         clock=clock,
+    )  # fmt: skip
+
+
+def _prepare(program: Program, layout: Layout, mesh: DeviceMesh, device: torch.device) -> None:
+    """Recompute, compile, FSDP2 and memory, in this order. mesh: of data parallelism."""
+    if layout.recompute.granularity != "none":
+        program.model.recompute(layout.recompute)  # type: ignore[operator]
+    if layout.compile:
+        compile_each(program, blocks(program))
+    on_host = layout.offload == "all"
+    shard(
+        program, mesh, stage=layout.zero, compute=layout.compute,
+        reduce=torch.float64 if layout.exact else torch.float32, on_host=on_host,
+    )  # fmt: skip
+    program.to_empty(device="cpu" if on_host else device)
+
+
+def _runner(
+    programs: Sequence[Program],
+    config: GPTConfig,
+    layout: Layout,
+    mesh: DeviceMesh,
+    *,
+    leaf_size: int,
+) -> Pipeline | Whole:
+    """mesh: of pipeline parallelism."""
+    tokens = leaf_size * config.seq_length
+    if layout.pp == 1:
+        return Whole(programs[0], stage=layout.zero, tokens=tokens)
+    length = config.seq_length // (layout.tp if layout.sequence else 1)
+    return Pipeline(
+        programs, mesh, schedule=layout.schedule, hidden=(leaf_size, length, config.hidden_size),
+        dtype=layout.compute, tokens=tokens,
     )  # fmt: skip
 
 
@@ -225,13 +236,8 @@ def _check(config: GPTConfig, layout: Layout) -> None:
         )
 
 
-def _tied(grid: Grid, place: Place) -> dist.ProcessGroup | None:
-    """The first and the last stage of this rank's replica, if it is one of them."""
-    mine = None
-    for dp in range(grid.dp):
-        for tp in range(grid.tp):
-            ends = [grid.rank(Place(dp, pp, tp)) for pp in (0, grid.pp - 1)]
-            group = dist.new_group(ends)
-            if place in (Place(dp, 0, tp), Place(dp, grid.pp - 1, tp)):
-                mine = group
-    return mine
+def _tied(grid: Grid, place: Place, mesh: DeviceMesh) -> tuple[int, dist.ProcessGroup] | None:
+    """The rank that has the other end of this one's replica, if it has one of them. mesh: of its stages."""
+    if place.pp not in (0, grid.pp - 1):
+        return None
+    return grid.rank(place._replace(pp=grid.pp - 1 - place.pp)), mesh.get_group()

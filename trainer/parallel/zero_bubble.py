@@ -11,7 +11,7 @@ import torch
 from elastic.trainer.parallel.accumulators import accumulate
 from elastic.trainer.parallel.stage import LeanStage
 
-_LOSS_IN_ONE = torch.__version__ < "2.13"
+LOSS_IN_ONE = torch.__version__ < "2.13"
 """Before, torch cannot begin at an autograd.Function, as the loss and its head are."""
 
 
@@ -30,7 +30,7 @@ class Stage(LeanStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
-        whole = full_backward or (self.is_last and _LOSS_IN_ONE)
+        whole = full_backward or (self.is_last and LOSS_IN_ONE)
         super().backward_one_chunk(bwd_chunk_id, loss, whole, last_backward)
         if whole and not full_backward:
             self._done.add(bwd_chunk_id)

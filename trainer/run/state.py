@@ -17,6 +17,7 @@ from elastic.trainer.checkpoints import check_weights, config_of, identity_of
 from elastic.trainer.convert.reading import CONFIG
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.parallel.layout import Laid, Layout
+from elastic.trainer.run import recipe
 from elastic.trainer.run.plan import Plan
 from elastic.trainer.watch.reporter import say
 
@@ -30,21 +31,26 @@ def identity(config: GPTConfig, plan: Plan, *, seed: int, data: str) -> dict[str
 
 
 def conditions(layout: Layout, plan: Plan, laid: Laid) -> dict[str, Any]:
-    """What the bits of an exact run depend on, beside what it is."""
+    """What the bits of an exact run depend on, beside what it is and its recipe."""
     device = laid.device
     on_gpu = device.type == "cuda"
+    cpu = f"cpu {torch.backends.cpu.get_cpu_capability()}"  # vectors of another width add up otherwise
     return {
+        "reduction": "exact" if layout.exact else "fast",
+        "device": torch.cuda.get_device_name(device) if on_gpu else cpu,
         "tensor parallel": layout.tp,
         "sequence parallel": layout.sequence,
         "pipeline parallel": layout.pp,
         "micro-batch size": plan.leaf_size,
         "computes in": str(layout.compute).removeprefix("torch."),
         "compiled": layout.compile,
+        # Kernels are cut elsewhere, and may round elsewhere.
+        "recomputed within compiled blocks": layout.compile
+        and layout.recompute.granularity == "selective",
         "attention kernel": laid.attention,
-        "optimizer on": "cpu" if layout.offload == "all" else device.type,
+        "optimizer on": cpu if layout.offload == "all" or not on_gpu else "cuda",
         "norms reduced every leaf": layout.sequence and layout.zero > 1,
-        "threads": 0 if on_gpu else torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "threads": 0 if on_gpu else torch.get_num_threads(),  # one, but for scripts that set them
         "torch": str(torch.__version__),
     }
 
@@ -62,7 +68,7 @@ def agree(told: Mapping[str, Any], device: torch.device) -> None:
         if others:
             raise UsageError(
                 f"{name} of rank {others[0]} is not that of rank 0: start all nodes with the same arguments, on "
-                "the same data"
+                "the same data and, with --reduction exact, on machines of one kind"
             )
 
 
@@ -72,22 +78,35 @@ def _digest(value: Any) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
 
 
-def resume(checkpoint: Checkpointer, state: State, flags: CheckpointFlags, *, exact: bool) -> int:
-    """Load the newest of --save; returns the number of finished steps, 0 without any.
+def resume(
+    checkpoint: Checkpointer, state: State, flags: CheckpointFlags, *, exact: bool
+) -> tuple[int, list[str]]:
+    """Load the newest of --save; returns the number of finished steps, 0 without any, and what is to be said.
 
     UsageError when it is of another run, or in exact mode made under other conditions: what came of it
     would be something else.
     """
+    said: list[str] = []
 
     def attempt(wanted: int | None) -> int:
-        found: State = {"identity": None, "conditions": None}
+        found: State = {"identity": None, "conditions": None, "recipe": None}
         step = checkpoint.load(found, step=wanted, strict=False)
         if step == 0:
             return 0
         _check(found, state, step, checkpoint.path, conditions=exact and not flags.other_conditions)
+        said[:] = _others(found, state)
         return load(checkpoint, state, step)
 
-    return _sound(attempt, checkpoint.path)
+    return _sound(attempt, checkpoint.path), said
+
+
+def _others(found: State, state: State) -> list[str]:
+    """What a run that goes on has otherwise than what it goes on from."""
+    said = {
+        "resumed with another recipe": recipe.changed(found["recipe"], state["recipe"]),
+        "resumed under other conditions": recipe.changed(found["conditions"], state["conditions"]),
+    }
+    return [f"{what}: {which}" for what, which in said.items() if which]
 
 
 def _sound(attempt: Callable[[int | None], int], where: str) -> int:
@@ -119,9 +138,10 @@ def _largest(number: int) -> int:
 
 
 def load(checkpoint: Checkpointer, state: State, step: int | None = None) -> int:
-    """Load the newest, or that of `step`; its number, 0 without any. What the run is and its conditions stay its
-    own: what is saved from then on is made under them. A loss scale begins anew where there was none."""
-    wanted = {name: one for name, one in state.items() if name not in ("identity", "conditions")}
+    """Load the newest, or that of `step`; its number, 0 without any. What the run is, its conditions and its recipe
+    stay its own: what is saved from then on is made by them. A loss scale begins anew where there was none."""
+    own = ("identity", "conditions", "recipe")
+    wanted = {name: one for name, one in state.items() if name not in own}
     if "loss_scale" in wanted:
         scaled: State = {"loss_scale": None}
         checkpoint.load(scaled, step=step, strict=False)
@@ -132,7 +152,7 @@ def load(checkpoint: Checkpointer, state: State, step: int | None = None) -> int
     return found
 
 
-def begin(state: State, flags: CheckpointFlags) -> tuple[int, str]:
+def begin(state: State, flags: CheckpointFlags) -> tuple[int, list[str]]:
     """Load from --load what it is to begin from; returns the number of finished steps, 0 without any, and
     what is to be said.
 
@@ -140,11 +160,13 @@ def begin(state: State, flags: CheckpointFlags) -> tuple[int, str]:
     """
     assert flags.load is not None
     if flags.goes_on:  # where there was nothing
-        return 0, _missing(flags, flags.load)
+        return 0, [_missing(flags, flags.load)]
     with Checkpointer(flags.load) as other:
+        said: list[str] = []
 
-        def attempt(step: int | None) -> int:
-            return _take(other, state, flags, step)
+        def attempt(wanted: int | None) -> int:
+            step, said[:] = _take(other, state, flags, wanted)
+            return step
 
         if flags.ckpt_step is None:
             step = _sound(attempt, other.path)
@@ -158,29 +180,31 @@ def begin(state: State, flags: CheckpointFlags) -> tuple[int, str]:
                     f"{error.what}; --ckpt-step {error.older} takes the step before it"
                 ) from error
     if step == 0:
-        return 0, _missing(flags, flags.load)
+        return 0, [_missing(flags, flags.load)]
     if flags.finetune:
-        return 0, f"weights of step {step} in {other.path}"
-    return step, ""
+        return 0, [f"weights of step {step} in {other.path}"]
+    return step, said
 
 
-def _take(other: Checkpointer, state: State, flags: CheckpointFlags, step: int | None) -> int:
-    """Load what the run begins from; the step that it is of, 0 without any."""
-    found: State = {"identity": None}
-    step = other.load(found, step=step, strict=False)
+def _take(
+    other: Checkpointer, state: State, flags: CheckpointFlags, wanted: int | None
+) -> tuple[int, list[str]]:
+    """Load what the run begins from; the step that it is of, 0 without any, and what is to be said."""
+    found: State = {"identity": None, "conditions": None, "recipe": None}
+    step = other.load(found, step=wanted, strict=False)
     if step == 0:
-        return 0
+        return 0, []
     if flags.finetune:
         check_weights(found["identity"], config_of(state["identity"], "this run"), other.path)
         other.load({"model": state["model"]}, step=step)
-        return step
+        return step, []
     _check(found, state, step, other.path, conditions=False)
-    wanted = dict(state)
+    taken = dict(state)
     if flags.no_load_optim:
-        wanted.pop("optimizer")
-    load(other, wanted, step)
-    state.update(wanted)
-    return step
+        taken.pop("optimizer")
+    load(other, taken, step)
+    state.update(taken)
+    return step, _others(found, state)
 
 
 def _missing(flags: CheckpointFlags, where: str) -> str:
@@ -206,7 +230,7 @@ def _check(found: State, state: State, step: int, where: str, *, conditions: boo
         raise UsageError(
             f"{where} is no checkpoint of elastic.trainer: give another --save or --load"
         )
-    if "seed" in state["identity"] and "seed" not in found["identity"]:
+    if not isinstance(found["conditions"], Mapping):
         raise UsageError(
             f"{where} holds a model alone: give --load {where} --finetune and another --save"
         )
@@ -214,9 +238,10 @@ def _check(found: State, state: State, step: int, where: str, *, conditions: boo
         theirs = found["identity"].get(name)
         if theirs != mine and name == "data":
             raise UsageError(
-                f"step {step} in {where} was trained on other samples, or in another order: give the same "
-                "data, --split and tokenizer, and a --train-iters that takes as many epochs of the data; "
-                "or another --save"
+                f"step {step} in {where} was trained on other samples, in another order, or with another loss mask "
+                "or other position ids: give the same data, --split and tokenizer, --eod-mask-loss and "
+                "--reset-position-ids, and a --train-iters that takes as many epochs of the data; or "
+                "another --save"
             )
         if theirs != mine:
             shown = f"{name} {theirs}, not {mine}"
@@ -226,7 +251,7 @@ def _check(found: State, state: State, step: int, where: str, *, conditions: boo
                 f"step {step} in {where} has {shown}: give the same value, or another --save"
             )
     for name, mine in (state["conditions"] if conditions else {}).items():
-        theirs = (found["conditions"] or {}).get(name)
+        theirs = found["conditions"].get(name)
         if theirs != mine:
             raise UsageError(
                 f"step {step} in {where} was made with {name} {theirs}, not {mine}, so the run would not "

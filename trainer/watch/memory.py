@@ -1,6 +1,7 @@
 """Device memory: what is in use, its history for torch's viewer, and what is said when it runs out."""
 
 import contextlib
+import io
 import logging
 import re
 import sys
@@ -150,10 +151,11 @@ def explained(
     where: str,
     memory: Memory | None,
     advice: Sequence[str],
+    saved: bool,
 ) -> OutOfMemoryError:
     """The one line about it.
 
-    where: such as `rank 3`.
+    where: such as `rank 3`. saved: whether there are checkpoints.
     """
     kind = "CPU" if isinstance(error, MemoryError) or _HOST.search(str(error)) else "CUDA"
     text = f"{kind} out of memory ({where})"
@@ -167,7 +169,7 @@ def explained(
         )
     if advice:
         text += f"; {', or '.join(advice)}"
-    return OutOfMemoryError(f"{text}; the last checkpoint is kept")
+    return OutOfMemoryError(text + ("; the last checkpoint is kept" if saved else ""))
 
 
 def advice(
@@ -191,13 +193,19 @@ def advice(
         found.append("give --recompute-granularity full --recompute-method uniform")
     if zero < 3 and data_parallel > 1:
         found.append(f"raise --zero-stage above {zero}")
-    found.append(f"raise --tensor-model-parallel-size above {tensor_parallel}")
+    more = "raise" if data_parallel > 1 else "start more ranks and raise"
+    found.append(f"{more} --tensor-model-parallel-size above {tensor_parallel}")
     return found
 
 
 def end(error: OutOfMemoryError) -> int:
     """Say it, to the agent too, which takes it for what it is; the status to exit with."""
-    sys.excepthook(type(error), error.with_traceback(None), None)
+    with contextlib.redirect_stderr(
+        io.StringIO()
+    ):  # hooks say it with its kind, and torch's with the rank
+        sys.excepthook(type(error), error.with_traceback(None), None)
+    sys.stderr.write(f"{error}\n")
+    sys.stderr.flush()
     return 1
 
 

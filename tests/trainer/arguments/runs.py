@@ -3,7 +3,7 @@
     python runs.py RUNS.json TOLD.json
 
 RUNS: names to arguments. TOLD: of each, what it printed without times, how it ended, and its files.
---own-data and --own-loss are those of a script that is not quite right.
+--own-data, --own-loss and --own-threads are those of a script that is not quite right.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from elastic.trainer.pretrain import get_args, pretrain
@@ -44,6 +45,7 @@ class Own:
 def own_arguments(parser: ArgumentParser) -> ArgumentParser:
     parser.add_argument("--own-data")
     parser.add_argument("--own-loss")
+    parser.add_argument("--own-threads", type=int)
     return parser
 
 
@@ -55,6 +57,12 @@ def own_data(numbers: Any) -> Any:
         "novalidation": (train, Own(train, 0), test),
     }  # fmt: skip
     return found[get_args().own_data]
+
+
+def own_model(**parts: Any) -> Any:
+    if get_args().own_threads is not None:
+        torch.set_num_threads(get_args().own_threads)
+    return model_provider(**parts)
 
 
 def own_step(batches: Any, model: Any) -> Any:
@@ -70,7 +78,7 @@ def told(arguments: list[str], folder: Path) -> dict[str, Any]:
     output, status = io.StringIO(), 0
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
-            pretrain(own_data, model_provider, None, own_step, extra_args_provider=own_arguments)
+            pretrain(own_data, own_model, None, own_step, extra_args_provider=own_arguments)
         except SystemExit as ended:
             status = int(ended.code or 0)
             if dist.is_initialized():

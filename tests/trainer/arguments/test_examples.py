@@ -9,6 +9,7 @@ import pytest
 
 from elastic.trainer.arguments.parse import parse
 from elastic.trainer.arguments.settings import Settings
+from elastic.trainer.run import begin
 
 FOLDER = Path(__file__).parents[3] / "examples" / "gpt"
 WORDS = 50304
@@ -65,9 +66,8 @@ def test_a_configuration_fits_its_worlds(name: str) -> None:
     for world in WORLDS[name]:
         settings.layout.check_world(world)
         replicas = world // (layout.tp * layout.pp)
-        for leaves in settings.schedules.leaves().values():
-            if leaves.batch_size == settings.schedules.global_batch_size:
-                assert leaves.waste(replicas) == 0
+        leaves = begin.plan_of(settings, layout).cut(settings.schedules.global_batch_size or 0)
+        assert leaves.waste(replicas) == 0
 
 
 def test_each_configuration_runs_dry_on_fake_ranks() -> None:

@@ -89,6 +89,22 @@ def test_what_costs_or_has_no_effect_is_said() -> None:
 
     assert said("") == ""
     assert "--attention-dropout 0 has it fused" in said("--attention-dropout 0.1")
+    learned = "--position-embedding-type learned_absolute --reset-position-ids"
+    assert said(learned) == said("--position-embedding-type rope") == ""
+    for kind in ("rope", "none"):
+        assert (
+            f"--reset-position-ids has no effect with --position-embedding-type {kind}: as in"
+            in said(f"--position-embedding-type {kind} --reset-position-ids")
+        )
+    assert "--probe-interval has no effect: there is no --probe-file" in said("--probe-interval 7")
+    assert said("--probe-interval 7 --probe-file p") == ""
+    assert "there is no effect of --guard-window, --guard-spike" in said(
+        "--guard-spike 3 --guard-window 64"
+    )
+    assert "--guard rollback has nothing to go back to without --save" in said("--guard rollback")
+    assert said("--guard rollback --save s") == said("--guard warn --guard-spike 3") == ""
+    for kind in ("local", "torch"):
+        assert "--DDP-impl has no effect here" in said(f"--DDP-impl {kind}")
     shared = "--recompute-activations --tensor-model-parallel-size 2"
     assert "--recompute-granularity selective has no effect" in said(f"{shared} --compile")
     assert said(shared) == said("--recompute-activations --compile") == ""
@@ -120,6 +136,32 @@ def test_help_is_by_subject_and_names_every_field(capsys: pytest.CaptureFixture[
     [
         ("--global-batch-size 9", "no multiple of --micro-batch-size 2"),
         ("--rampup-batch-size 3 1 100", "a batch of 3 samples is no multiple"),
+        ("--DDP-impl apex", "--DDP-impl: invalid choice: 'apex'"),
+        (
+            "--offload nvme",
+            "--offload nvme is refused: offload to NVMe comes later; the nearest is --offload all",
+        ),
+        (
+            "--vocab-file v --tokenizer-model t",
+            "--vocab-file with --tokenizer-model are two tokenizers",
+        ),
+        ("--merge-file v --vocab-file m --tokenizer-model t", "are two tokenizers"),
+        (
+            "--attention-backend flash --attention-dropout 0.1",
+            "--attention-backend flash computes no --attention-dropout, which is 0.1: give",
+        ),
+        ("--use-flash-attn", "--attention-backend flash computes no --attention-dropout"),
+        ("--attention-backend fused", "give --attention-dropout 0"),
+        (
+            "--use-flash-attn --attention-backend unfused",
+            "--attention-backend asks for unfused and --use-flash-attn for flash: give one of them",
+        ),
+        ("--attention-backend=unfused --use-flash-attn", "asks for unfused and"),
+        ("--optimizer-cpu-offload --offload all", "--optimizer-cpu-offload for optimizer"),
+        (
+            "--checkpoint-activations --recompute-activations",
+            "for selective and --checkpoint-activations for full",
+        ),
         ("--micro-batch-size 0", "--micro-batch-size is at least 1"),
         ("--fp16 --bf16", "give one of them"),
         ("--hidden-size 65", "give kv_channels"),
@@ -192,9 +234,34 @@ def test_what_has_to_be_given_is_said() -> None:
 def test_a_world_is_checked_once_it_is_known() -> None:
     flags = parse(given("--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2")).layout
     flags.check_world(12)
-    with pytest.raises(UsageError, match=r"6 ranks are no multiple .* start 4 or a multiple"):
+    with pytest.raises(
+        UsageError, match=r"6 ranks were started, .* no multiple of 4: start 4 or a multiple"
+    ):
         flags.check_world(6)
     flags = parse(given("--tensor-model-parallel-size 2 --data-parallel-size 3")).layout
     flags.check_world(6)
     with pytest.raises(UsageError, match="are 6 ranks, and the world has 8"):
         flags.check_world(8)
+
+
+def test_what_stands_for_a_value_agrees_with_it_and_a_command_line_wins_over_a_file(
+    tmp_path: Path,
+) -> None:
+    for more in (
+        "--use-flash-attn --attention-backend flash",
+        "--use-flash-attn false --attention-backend unfused",
+        "--attention-backend unfused --attention-backend flash",  # of one flag, the last one counts
+    ):
+        parse(given(f"{more} --attention-dropout 0"))
+    file = tmp_path / "a.yaml"
+    file.write_text("attention_backend: unfused\n")
+    more = f"--use-flash-attn --attention-dropout 0 --yaml-cfg {file}"
+    assert parse(given(more)).layout.attention_backend == "flash"
+    file.write_text("attention_backend: unfused\nuse_flash_attn: true\n")
+    with pytest.raises(UsageError, match="--use-flash-attn for flash"):
+        parse(given(f"--attention-dropout 0 --yaml-cfg {file}"))
+
+
+def test_one_rank_is_told_to_start_more() -> None:
+    with pytest.raises(UsageError, match=r"size 1: 1 rank was started, .* start 2 or a multiple"):
+        parse(given("--tensor-model-parallel-size 2")).layout.check_world(1)

@@ -94,6 +94,14 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
         ("language_model: {moe_router_topk: 8}", "--moe-router-topk is Megatron's, and refused"),
         ("deep: {num_layers: 4}", "deep is no section"),
         ("[1, 2]", "is no mapping"),
+        (
+            "language_model: {num_layers: 2}\nnum_layers: 3",
+            "gives num_layers twice, as 2 and as 3: leave one of them",
+        ),
+        (
+            "norm_epsilon: 1.0e-6\nlanguage_model: {layernorm_epsilon: 1.0e-5}",
+            "gives norm_epsilon twice, as 1e-06 and as 1e-05",
+        ),
         ("a: b: c", "is no YAML: mapping values are not allowed"),
         ("swiglu: 3", "3 is neither true nor false"),
     ],

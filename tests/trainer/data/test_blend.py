@@ -52,6 +52,13 @@ def test_too_many_or_no_datasets_are_refused(count: int) -> None:
         blend.by_size([1] * count)
 
 
+@pytest.mark.parametrize("given", [["0.5", "a", "0.5"], ["1", "2", "3"]])
+def test_a_weight_without_a_prefix_is_refused(given: list[str]) -> None:
+    with pytest.raises(UsageError, match="weights and prefixes come in pairs"):
+        blend.parse(given)
+    assert blend.parse(["7"]) == (["7"], None), "a prefix may be a number"
+
+
 def test_a_weight_for_some_is_refused() -> None:
     with pytest.raises(
         UsageError, match="30 a b c: give each prefix a weight before it, or give none"

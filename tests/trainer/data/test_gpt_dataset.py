@@ -83,11 +83,29 @@ def test_a_digest_is_of_the_order_and_not_of_the_place(tmp_path: Path) -> None:
         "seed": train(flags(prefix, seed=1)).digest,
         "length": train(flags(prefix, seq_length=7)).digest,
         "split": train(flags(prefix, split="9,1,0")).digest,
+        "loss mask": train(flags(prefix, eod_mask_loss=True)).digest,
+        "position ids": train(flags(prefix, reset_position_ids=True)).digest,
         "weight": train(flags("1", prefix)).digest,
         "tokens": train(flags(store(tmp_path / "t", first=1))).digest,
         "documents": train(flags(store(tmp_path / "d", documents=61))).digest,
     }
     assert len({mine, *others.values()}) == 1 + len(others), others
+
+
+def test_a_digest_of_mock_data_is_of_all_that_makes_them() -> None:
+    words: list[dict[str, Any]] = [
+        {}, {"seed": 1}, {"seq_length": 7}, {"eod_mask_loss": True}, {"reset_position_ids": True},
+        {"eod_mask_loss": True, "reset_position_ids": True},
+    ]  # fmt: skip
+    found = set()
+    for one in words:
+        mock = datasets(
+            DataFlags(**{"mock_data": True, "seq_length": 6, **one}), Words(), Splits(9, 9, 0)
+        )
+        for split in mock[:2]:
+            assert isinstance(split, MockDataset)
+            found.add(split.digest)
+    assert len(found) == 2 * len(words)
 
 
 @pytest.mark.parametrize("path", ["{a}", "{a} {b}", "2 {a} 1 {b}"])

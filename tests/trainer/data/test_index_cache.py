@@ -5,11 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
 from elastic.proto.errors import UsageError
+from elastic.trainer.data import index_cache
 from elastic.trainer.data.blend import by_weight
 from elastic.trainer.data.index_cache import blended, cached
 from elastic.trainer.data.samples import Indices, Request, build
@@ -131,3 +134,25 @@ def test_a_blend_is_kept_as_well(tmp_path: Path) -> None:
     assert len(inodes(tmp_path)) == 2 * len(before)
     with pytest.raises(UsageError, match="takes 40 samples of dataset 0, which has 30"):
         blended(tmp_path, "valid", sizes, [2.0, 1.0], 60)
+
+
+@pytest.mark.parametrize("left", [1000, 10**18])
+def test_indices_that_there_is_no_memory_for_are_told_before_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    made: list[str] = []
+
+    def make(*_: object) -> Indices:
+        made.append("")
+        raise MemoryError
+
+    monkeypatch.setattr(index_cache, "build", make)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=left))
+    request = replace(REQUEST, samples=10**9)
+    with pytest.raises(
+        UsageError,
+        match=r"indices of 1000\d* samples \(train\) take 62\.1 GB .*: make the run shorter",
+    ):
+        cached(tmp_path, "train", LENGTHS, request)
+    assert bool(made) == (left > 10**15)
+    assert not list(tmp_path.glob("*.npy"))

@@ -100,6 +100,7 @@ def test_ids_as_text(tmp_path: Path) -> None:
         ("vocab.json", '{"a": 0}', r"does not have '!': a GPT-2 vocabulary has all bytes"),
         ("merges.txt", "#version: 0.2\nq zz\n", "line 2 makes 'zz', which .* does not have"),
         ("merges.txt", "abc\n", "line 1: 'abc' is not two tokens"),
+        ("merges.txt", "a" * 200, "line 1: '" + "a" * 79 + r"\.\.\. is not two tokens"),
         ("merges.txt", None, r"cannot read .*merges\.txt: No such file"),
     ],
 )

@@ -1,6 +1,7 @@
 """Megatron's names: what is here, and what is said of the rest."""
 
 import importlib
+import inspect
 import re
 import runpy
 import sys
@@ -67,6 +68,14 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Current]:
         return found
 
     return made
+
+
+def test_pretrain_has_its_parameters_in_megatrons_order() -> None:
+    assert list(inspect.signature(pretrain).parameters) == [
+        "train_valid_test_dataset_provider", "model_provider", "model_type", "forward_step_func",
+        "process_non_loss_data_func", "extra_args_provider", "args_defaults", "get_embedding_ranks",
+        "get_position_embedding_ranks", "non_loss_data_func",
+    ]  # fmt: skip
 
 
 def documented() -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ pass of a block made.
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,22 +19,22 @@ from torch.utils._pytree import tree_leaves
 
 from elastic.data import Leaves
 from elastic.trainer.model.config import GPTConfig
-from elastic.trainer.model.dropout import Keys
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.model.init import initialize
 from elastic.trainer.model.recompute import Recompute
-from elastic.trainer.parallel.footprint import footprint
+from elastic.trainer.parallel.footprint import kept_by_block
 from elastic.trainer.parallel.layout import Laid, Layout, lay_out
 from elastic.trainer.parallel.pipeline import legal
 from elastic.trainer.run.step import Share, Stepper
 from elastic.trainer.run.totals import num_zeros, params_norm
 from tests.trainer.forks import main, whole
-from tests.trainer.model.shapes import ALL
+from tests.trainer.model.shapes import ALL, GPT2
 from tests.trainer.model.test_attention import SWITCHES
-from tests.trainer.program import batch, forward_step
+from tests.trainer.parallel import one_process
+from tests.trainer.parallel.one_process import SEED, Counted, reference
+from tests.trainer.program import forward_step
 
 LEAVES = Leaves(batch_size=8, leaf_size=2)
-COLLECTIVES = {"all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"}
 PLAIN = Layout(compute=torch.float32)
 SP2 = replace(PLAIN, tp=2, sequence=True)
 
@@ -80,30 +81,8 @@ CASES = {
 SIZES = {name: case.dp * case.layout.tp * case.layout.pp for name, case in CASES.items()}
 
 
-def share(leaves: Leaves, rank: int, size: int) -> Share:
-    """What one of `size` replicas runs."""
-    mine = leaves.of(0, rank, size)
-    tokens = torch.randint(0, 320, (8, 17), generator=torch.Generator().manual_seed(7))
-    return Share(mine, batch(tokens[torch.cat([torch.as_tensor(leaf.places) for leaf in mine])]))
-
-
-def reference(config: GPTConfig) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of one process, which knows nothing of layouts."""
-    model = GPT(config)
-    initialize(model, config, 1234, 0.05)
-    whole = share(LEAVES, 0, 1)
-    keys = Keys(seed=1234, layers=config.num_layers, device=torch.device("cpu"))
-    loss = torch.zeros(())
-    for number, leaf in enumerate(whole.leaves):
-        if config.drops:
-            model.drop(keys.of([int(leaf.places[0])])[0])
-        samples = {k: v.chunk(LEAVES.count)[number] for k, v in whole.batch.items()}
-        loss = loss + model(samples["tokens"], labels=samples["labels"]).mean() / LEAVES.count
-    torch.autograd.backward(loss)
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    if config.tied:
-        gradients["head.weight"] = gradients["embedding.words.weight"]
-    return float(loss.detach()), gradients
+share = partial(one_process.share, config=GPT2)
+"""The shapes have as many words and positions."""
 
 
 def off(case: Case) -> dict[str, Any]:
@@ -111,18 +90,20 @@ def off(case: Case) -> dict[str, Any]:
     config, layout = ALL[case.shape], case.layout
     laid = lay_out(
         config, layout, make=lambda part: GPT(config, part.tp, part.layers),
-        forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=1234,
+        forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=SEED,
         device=torch.device("cpu"),
     )  # fmt: skip
-    initialize(laid.model, config, 1234, 0.05)
+    initialize(laid.model, config, SEED, 0.05)
     multiple, least = legal(layout.schedule, layout.pp)
     leaves = replace(LEAVES, multiple=multiple, at_least=least)
     mine = share(leaves, laid.place.dp, laid.grid.dp)
     stepper = Stepper(laid, leaf_tokens=2 * config.seq_length)
     sums = stepper.accumulate(mine, leaves)
     found = stepper.clip(sums, leaves, 0.0)
-    wanted, by_name = reference(config)
-    undropped, _ = reference(replace(config, hidden_dropout=0.0, attention_dropout=0.0))
+    wanted, by_name = reference(config, LEAVES, std=0.05)
+    undropped, _ = reference(
+        replace(config, hidden_dropout=0.0, attention_dropout=0.0), LEAVES, std=0.05
+    )
     gradients = {
         name: float((whole(p.grad) - by_name[name]).norm() / by_name[name].norm())
         for name, p in laid.model.named_parameters()
@@ -132,7 +113,7 @@ def off(case: Case) -> dict[str, Any]:
         [g.norm() for name, g in by_name.items() if not (config.tied and name == "head.weight")]
     ).norm()
     weights = GPT(config)
-    initialize(weights, config, 1234, 0.05)
+    initialize(weights, config, SEED, 0.05)
     params = torch.stack([p.norm() for p in weights.parameters()]).norm()
     return {
         "params": abs(float(params_norm(laid) / params) - 1),
@@ -191,8 +172,7 @@ def kept(laid: Laid, config: GPTConfig, layout: Layout) -> float:
     for one in block.parameters():
         weight = one.to_local() if isinstance(one, DTensor) else one
         held.pop(weight.untyped_storage().data_ptr(), None)
-    said = footprint(config, layout, laid.grid, laid.place, leaf_size=2, leaves=LEAVES.count)
-    return sum(held.values()) * len(model.blocks) / said.activations
+    return sum(held.values()) / kept_by_block(config, layout, laid.grid, laid.place, leaf_size=2)
 
 
 def traffic(laid: Laid, stepper: Stepper, mine: Share, leaves: Leaves) -> dict[str, float]:
@@ -219,22 +199,6 @@ class Moved(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.elements[func.__name__.removesuffix(".default")] += max(
                 (one.numel() for one in whole), default=0
             )
-        return func(*args, **(kwargs or {}))
-
-
-class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the collectives that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        name = func.__name__.removesuffix(".default")
-        if func.namespace == "_c10d_functional" and name in COLLECTIVES:
-            self.calls[name] += 1
         return func(*args, **(kwargs or {}))
 
 

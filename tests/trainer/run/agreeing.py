@@ -7,14 +7,16 @@ from elastic.proto.errors import UsageError
 from elastic.trainer.run.state import agree
 from tests.trainer.forks import main
 
-SIZES = {"alike": 2, "other data": 3}
+SIZES = {"alike": 2, "other data": 3, "another processor": 2}
 
 
 def find(name: str) -> str:
     """What a rank hears."""
     data = f"node {dist.get_rank() > 1}" if name == "other data" else "one"
+    processor = f"cpu {dist.get_rank()}" if name == "another processor" else "cpu"
+    told = {"seed": 1, "data": data, "batch_sizes": [[0, 8]], "device": processor}
     try:
-        agree({"seed": 1, "data": data, "batch_sizes": [[0, 8]]}, torch.device("cpu"))
+        agree(told, torch.device("cpu"))
     except UsageError as error:
         return str(error)
     return ""

@@ -11,6 +11,7 @@ from elastic.checkpoint import Checkpointer
 from elastic.data import Skips
 from elastic.proto.errors import CheckpointError, UsageError
 from elastic.trainer.arguments.checkpointing import CheckpointFlags
+from elastic.trainer.model.recompute import Recompute
 from elastic.trainer.parallel.layout import Layout
 from elastic.trainer.run import state as states
 from elastic.trainer.run.plan import Plan
@@ -26,7 +27,7 @@ CONFIG = {"num_layers": 1}
 def state(conditions: str, *, skips: tuple[tuple[int, int], ...] = ()) -> dict[str, Any]:
     model = torch.nn.Linear(2, 2)
     return {
-        "identity": CONFIG, "conditions": {"tensor parallel": conditions}, "model": model,
+        "identity": CONFIG, "conditions": {"tensor parallel": conditions}, "recipe": {"lr": 0.1}, "model": model,
         "optimizer": torch.optim.AdamW(model.parameters()), "tops": torch.zeros(2, dtype=torch.int64),
         "guard": guard.to_json(guard.State(skips=Skips(ranges=skips))),
     }  # fmt: skip
@@ -47,7 +48,9 @@ def test_conditions_that_are_asked_for_are_those_of_what_is_saved_from_then_on(
     before, now = saved(tmp_path), state("of now")
     flags = CheckpointFlags(save=str(tmp_path), other_conditions=True)
     with Checkpointer(tmp_path) as checkpoint:
-        assert states.resume(checkpoint, now, flags, exact=True) == 3
+        found = states.resume(checkpoint, now, flags, exact=True)
+    said = "resumed under other conditions: tensor parallel of before -> of now"
+    assert found == (3, [said])
     assert now["conditions"] == {"tensor parallel": "of now"}
     assert now["guard"] == before["guard"]
     assert torch.equal(now["model"].weight, before["model"].weight)
@@ -58,7 +61,8 @@ def test_samples_that_were_left_out_stay_so_where_a_run_is_begun_from_another(
 ) -> None:
     before, now = saved(tmp_path), state("of now")
     flags = CheckpointFlags(load=str(tmp_path), no_load_optim=True)
-    assert states.begin(now, flags) == (3, "")
+    said = "resumed under other conditions: tensor parallel of before -> of now"
+    assert states.begin(now, flags) == (3, [said])
     assert guard.from_json(now["guard"]).skips.ranges == ((8, 16),)
     assert now["conditions"] == {"tensor parallel": "of now"}
     assert torch.equal(now["model"].weight, before["model"].weight)
@@ -84,14 +88,14 @@ def test_a_damaged_step_is_passed_over_where_nobody_starts_ranks_anew(
     now, begun = state("of now"), state("of now")
     flags = CheckpointFlags(save=str(tmp_path))
     with Checkpointer(tmp_path) as checkpoint:
-        assert states.resume(checkpoint, now, flags, exact=True) == 3
+        assert states.resume(checkpoint, now, flags, exact=True) == (3, [])
     assert now["model"].weight.unique().tolist() == [3]
     said = capsys.readouterr().out
     assert said.startswith(
         f"what is newest in {tmp_path} is damaged ({tmp_path}/step-00000004/shard-"
     )
     assert said.endswith("no other copy of it): the run goes on from step 3\n")
-    assert states.begin(begun, CheckpointFlags(load=str(tmp_path))) == (3, "")
+    assert states.begin(begun, CheckpointFlags(load=str(tmp_path))) == (3, [])
     assert begun["model"].weight.unique().tolist() == [3]
 
 
@@ -123,40 +127,95 @@ def test_a_loss_scale_begins_anew_where_there_was_none(tmp_path: Path, scaled: b
     now["loss_scale"] = torch.tensor([1024.0, 0.0, 2.0], dtype=torch.float64)
     flags = CheckpointFlags(save=str(tmp_path), other_conditions=True)
     with Checkpointer(tmp_path) as checkpoint:
-        assert states.resume(checkpoint, now, flags, exact=True) == 3
+        assert states.resume(checkpoint, now, flags, exact=True)[0] == 3
     assert now["loss_scale"].tolist() == ([64.0, 7.0, 2.0] if scaled else [1024.0, 0.0, 2.0])
     assert torch.equal(now["model"].weight, before["model"].weight)
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_another_recipe_is_said_and_not_refused(tmp_path: Path, exact: bool) -> None:
+    before, now = state(""), state("")
+    now["recipe"] = {"lr": 0.2, "guard": "off"}
+    with Checkpointer(tmp_path) as checkpoint:
+        checkpoint.save(3, before, persist=True)
+        checkpoint.wait()
+        flags = CheckpointFlags(save=str(tmp_path))
+        found = states.resume(checkpoint, now, flags, exact=exact)
+    assert found == (3, ["resumed with another recipe: lr 0.1 -> 0.2, guard None -> off"])
+    assert now["recipe"]["lr"] == 0.2, "what is saved from then on is made by it"
+
+
+def test_a_checkpoint_that_says_no_recipe_is_gone_on_from(tmp_path: Path) -> None:
+    before, now = state(""), state("")
+    del before["recipe"]
+    with Checkpointer(tmp_path) as checkpoint:
+        checkpoint.save(3, before, persist=True)
+        checkpoint.wait()
+        flags = CheckpointFlags(save=str(tmp_path))
+        assert states.resume(checkpoint, now, flags, exact=True) == (3, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("identity", "no checkpoint of elastic.trainer"),
+        ("conditions", "a model alone: give --load"),
+    ],
+)
+def test_a_model_alone_is_no_run_to_go_on_with(tmp_path: Path, name: str, said: str) -> None:
+    before, now = state(""), state("")
+    del before[name]
+    with Checkpointer(tmp_path) as checkpoint:
+        checkpoint.save(3, before, persist=True)
+        checkpoint.wait()
+        with pytest.raises(UsageError, match=said):
+            states.resume(checkpoint, now, CheckpointFlags(save=str(tmp_path)), exact=False)
+
+
 CHANGED: dict[str, dict[str, Any]] = {
+    "reduction": {"exact": False},
     "tensor parallel": {"tp": 2}, "sequence parallel": {"tp": 2, "sequence": True},
     "pipeline parallel": {"pp": 2}, "computes in": {"compute": torch.float32},
-    "compiled": {"compile": True},
+    "recomputed within compiled blocks": {
+        "compile": True, "recompute": Recompute(granularity="selective")
+    },
+    "compiled": {"compile": True}, "micro-batch size": {"leaf_size": 4},
+    "attention kernel": {"attention": "math"}, "optimizer on": {"device": "cuda"},
     "norms reduced every leaf": {"tp": 2, "sequence": True, "zero": 2},
+    "device": {"device": "cuda"}, "threads": {"threads": 3}, "torch": {"version": "2.0"},
 }  # fmt: skip
-"""By condition, what of a layout changes it."""
+"""By condition, what changes it."""
 
 
-def conditions(*, leaf_size: int = 2, attention: str = "flash", **layout: Any) -> dict[str, Any]:
+def conditions(
+    *, leaf_size: int = 2, attention: str = "flash", device: str = "cpu", threads: int = 1,
+    version: str = "2.13", **layout: Any,
+) -> dict[str, Any]:  # fmt: skip
     plan = Plan(sizes=BatchSizes.constant(8), steps=1, leaf_size=leaf_size)
-    laid = SimpleNamespace(device=torch.device("cpu"), attention=attention)
-    return states.conditions(Layout(**layout), plan, laid)  # type: ignore[arg-type]
+    laid: Any = SimpleNamespace(device=torch.device(device), attention=attention)
+    before = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
+        patch.setattr(torch, "__version__", version)
+        torch.set_num_threads(threads)
+        try:
+            return states.conditions(Layout(**layout), plan, laid)
+        finally:
+            torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_what_changes_bits_is_a_condition(name: str) -> None:
-    assert conditions()[name] != conditions(**CHANGED[name])[name]
+    before, now = conditions(), conditions(**CHANGED[name])
+    assert before[name] != now[name]
+    assert before.keys() == CHANGED.keys(), "each is in the table"
 
 
-def test_leaves_kernels_threads_and_torch_are_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = conditions()
-    assert conditions(leaf_size=4)["micro-batch size"] == 4 != found["micro-batch size"]
-    assert conditions(attention="math")["attention kernel"] != found["attention kernel"]
-    assert found["threads"] == torch.get_num_threads()
-    assert (found["device"], found["torch"]) == ("cpu", torch.__version__)
-    assert conditions(offload="all")["optimizer on"] == "cpu"
-    known = {"micro-batch size", "attention kernel", "threads", "device", "torch", "optimizer on"}
-    assert found.keys() == known | CHANGED.keys(), "each is in a test"
+def test_on_a_gpu_it_matters_whether_the_optimizer_steps_there() -> None:
+    there, here = (conditions(device="cuda", offload=how) for how in ("optimizer", "all"))
+    assert there["optimizer on"] == "cuda" != here["optimizer on"] == conditions()["device"]
+    assert there["device"] == here["device"] == "H100"
+    assert here["optimizer on"] == f"cpu {torch.backends.cpu.get_cpu_capability()}"
 
 
 @pytest.mark.parametrize("name", conditions())
@@ -168,7 +227,10 @@ def test_an_exact_run_goes_on_under_its_conditions_only(tmp_path: Path, name: st
         checkpoint.wait()
         with pytest.raises(UsageError, match=f"made with {name} .*, not another"):
             states.resume(checkpoint, now, CheckpointFlags(save=str(tmp_path)), exact=True)
-        assert states.resume(checkpoint, now, CheckpointFlags(save=str(tmp_path)), exact=False) == 3
+        found = states.resume(checkpoint, now, CheckpointFlags(save=str(tmp_path)), exact=False)
+        assert found == (
+            3, [f"resumed under other conditions: {name} {before['conditions'][name]} -> another"]
+        )  # fmt: skip
 
 
 def test_a_node_with_other_data_is_found_before_the_first_step(tmp_path: Path) -> None:
@@ -176,3 +238,5 @@ def test_a_node_with_other_data_is_found_before_the_first_step(tmp_path: Path) -
     assert told["alike"] == ["", ""]
     assert len(set(told["other data"])) == 1, "all ranks end with the same line"
     assert told["other data"][0].startswith("data of rank 2 is not that of rank 0")
+    assert len(set(told["another processor"])) == 1
+    assert told["another processor"][0].startswith("device of rank 1 is not that of rank 0")

@@ -50,7 +50,7 @@ def run_out(folder: Path) -> dict[str, object]:
                 kept.append(torch.empty(2**33, dtype=torch.uint8, device="cuda"))
     except RuntimeError as error:
         found = memory.of_device(torch.device("cuda"))
-        line = memory.explained(error, where="rank 0", memory=found, advice=["x"])
+        line = memory.explained(error, where="rank 0", memory=found, advice=["x"], saved=True)
         return {
             "line": str(line),
             "ran_out": memory.ran_out(error),

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def test_running_out_is_one_line() -> None:
             tensor_parallel=1,
             attention_dropout=0.1,
         ),
+        saved=True,
     )
     assert str(told) == (
         "CUDA out of memory (rank 3): 2.50 GiB were asked for, 70.00 GiB were in use, "
@@ -43,27 +45,31 @@ def test_running_out_is_one_line() -> None:
     )
 
 
-def test_advice_is_of_what_can_still_be_turned() -> None:
+@pytest.mark.parametrize(
+    ("replicas", "said"),
+    [
+        (2, ["raise --zero-stage above 0", "raise --tensor-model-parallel-size above 2"]),
+        (1, ["start more ranks and raise --tensor-model-parallel-size above 2"]),
+    ],
+)
+def test_advice_is_of_what_can_still_be_turned(replicas: int, said: list[str]) -> None:
     found = memory.advice(
         micro_batch_size=1,
         recompute="full",
         zero=0,
-        data_parallel=1,
+        data_parallel=replicas,
         tensor_parallel=2,
         attention_dropout=0.1,
     )
-    assert found == ["raise --tensor-model-parallel-size above 2"]
+    assert found == said
 
 
 def test_the_host_runs_out_too() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50)
     assert memory.ran_out(caught.value)
-    told = memory.explained(caught.value, where="rank 0", memory=None, advice=[])
-    assert (
-        str(told)
-        == "CPU out of memory (rank 0): 4194304.00 GiB were asked for; the last checkpoint is kept"
-    )
+    told = memory.explained(caught.value, where="rank 0", memory=None, advice=[], saved=False)
+    assert str(told) == "CPU out of memory (rank 0): 4194304.00 GiB were asked for"
 
 
 @pytest.mark.parametrize(
@@ -83,25 +89,30 @@ def test_what_counts_as_running_out(error: Exception, wanted: bool) -> None:
 def test_it_ends_with_its_line_and_no_traceback() -> None:
     program = (
         "import sys, torch\n"
+        "import torch.distributed as dist\n"
+        "from torch._C._distributed_c10d import HashStore\n"
         "from elastic.trainer.watch import memory\n"
+        "sys.excepthook = lambda kind, error, trace: print(kind.__name__)\n"  # as the agent's, which reports
+        "dist.init_process_group('gloo', store=HashStore(), rank=0, world_size=1)\n"  # torch's names the rank
         "def train():\n"
         "    try:\n"
         "        torch.empty(2**50)\n"
         "    except RuntimeError as error:\n"
-        "        raise memory.explained(error, where='rank 0', memory=None, advice=[]) from None\n"
+        "        raise memory.explained(error, where='rank 0', memory=None, advice=[], saved=True) from None\n"
         "try:\n"
         "    train()\n"
         "except memory.OutOfMemoryError as error:\n"
         "    sys.exit(memory.end(error))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+    )  # fmt: skip
     assert done.returncode == 1
+    assert done.stdout == "OutOfMemoryError\n", "what hooks are told tells the master what it was"
     (line,) = done.stderr.splitlines()
-    assert line.endswith(
-        "OutOfMemoryError: CPU out of memory (rank 0): 4194304.00 GiB were asked for; "
-        "the last checkpoint is kept"
+    assert line == (
+        "CPU out of memory (rank 0): 4194304.00 GiB were asked for; the last checkpoint is kept"
     )
 
 

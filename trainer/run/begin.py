@@ -1,0 +1,224 @@
+"""What a run works with when it begins: its samples, where it saves, and its state as of the step it goes on from."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elastic.checkpoint import Checkpointer
+from elastic.proto.errors import UsageError
+from elastic.trainer.arguments.checkpointing import CheckpointFlags
+from elastic.trainer.arguments.settings import Settings
+from elastic.trainer.data.gpt_dataset import asked
+from elastic.trainer.data.items import Dataset
+from elastic.trainer.data.splits import NAMES
+from elastic.trainer.data.tokenizers import Tokenizer
+from elastic.trainer.model.config import GPTConfig
+from elastic.trainer.model.init import initialize
+from elastic.trainer.parallel.layout import Laid, Layout
+from elastic.trainer.parallel.pipeline import legal
+from elastic.trainer.run import optimizer as optimizers
+from elastic.trainer.run import state as states
+from elastic.trainer.run.loss_scale import LossScale
+from elastic.trainer.run.plan import Plan
+from elastic.trainer.run.recipe import recipe
+from elastic.trainer.watch import guard
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """What a run trains on and evaluates with, as far as it does."""
+
+    train: Dataset | None
+    validation: Sequence[Dataset]
+    test: Dataset | None
+
+
+def plan_of(settings: Settings, layout: Layout) -> Plan:
+    """Which samples each step has, and how they are cut."""
+    multiple, least = legal(layout.schedule, layout.pp)
+    return Plan(
+        sizes=settings.schedules.batch_sizes(),
+        steps=settings.schedules.steps(),
+        leaf_size=settings.schedules.micro_batch_size,
+        multiple=multiple,
+        at_least=least,
+    )
+
+
+def samples(settings: Settings, plan: Plan) -> list[int | None]:
+    """How many of each split are asked for; None: all that there are."""
+    wanted = asked(
+        plan.samples,
+        train_iters=plan.steps,
+        eval_interval=settings.evaluation.eval_interval,
+        eval_iters=settings.evaluation.eval_iters,
+        global_batch_size=plan.sizes.largest,
+        full_validation=settings.evaluation.full_validation,
+    )
+    return [wanted.train, wanted.valid, wanted.test]
+
+
+def checked(found: Any, settings: Settings, plan: Plan) -> Data:
+    """Of what the script's function gave what the run uses. UsageError where it would miss something of it, be it
+    days from now."""
+    if not isinstance(found, Sequence) or len(found) != len(NAMES):
+        raise UsageError(
+            f"train_valid_test_dataset_provider is to return {', '.join(NAMES)}: three, or None for each"
+        )
+    train, valid, test = found
+    sets = () if valid is None else valid if isinstance(valid, Sequence) else (valid,)
+    if not settings.evaluation.eval_iters:
+        test = None
+        sets = sets if settings.evaluation.full_validation else ()
+    if not settings.evaluation.skip_train:
+        if train is None:
+            raise UsageError(
+                "there is nothing to train on: give --data-path or --train-data-path, or --skip-train"
+            )
+        if len(train) < plan.samples:
+            raise UsageError(
+                f"the run trains on {plan.samples} samples, and the data have {len(train)}: make it shorter, "
+                "or have the script's dataset repeat its own"
+            )
+    for name, one in (*(("validation", one) for one in sets), ("test", test)):
+        if one is not None and not len(one):
+            raise UsageError(f"there are {name} data without any sample: leave them out")
+    return Data(train=train, validation=sets, test=test)
+
+
+def _digest(data: Dataset | None) -> str:
+    """What is the same where samples and their order are."""
+    return "" if data is None else str(getattr(data, "digest", len(data)))
+
+
+# --- where it saves ------------------------------------------------------------------------------
+
+
+def checkpointer(settings: Settings) -> Checkpointer | None:
+    """None without --save."""
+    flags = settings.checkpointing
+    if flags.save is None:
+        return None
+    return Checkpointer(flags.save, persist_every=flags.save_interval, keep=flags.keep)
+
+
+def make_folder(flags: CheckpointFlags) -> None:
+    """Before minutes are spent on what could not be saved."""
+    if flags.folder is not None:
+        with _writing(flags):
+            flags.folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(flags.folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextlib.contextmanager
+def _writing(flags: CheckpointFlags) -> Iterator[None]:
+    """What goes wrong in it is the user's to mend."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"--save {flags.save} cannot be written to: {error.strerror}; give another folder"
+        ) from error
+
+
+def keep_tokenizer(flags: CheckpointFlags, tokenizer: Tokenizer) -> None:
+    """Beside the checkpoints, for whoever reads them."""
+    if flags.folder is not None:
+        with _writing(flags):
+            tokenizer.save(flags.folder)
+
+
+# --- its state -----------------------------------------------------------------------------------
+
+
+def optimizer(settings: Settings, laid: Laid) -> torch.optim.Optimizer:
+    """AdamW, without rates yet."""
+    flags = settings.optimizer
+    return optimizers.build(
+        laid.model,
+        betas=(flags.adam_beta1, flags.adam_beta2),
+        eps=flags.adam_eps,
+        on_host=settings.parallel().offload == "optimizer",
+    )
+
+
+def loss_scale(settings: Settings) -> LossScale | None:
+    """Of fp16."""
+    scaling = settings.optimizer.loss_scaling()
+    return None if scaling is None else LossScale(scaling)
+
+
+def state_of(
+    settings: Settings,
+    plan: Plan,
+    config: GPTConfig,
+    laid: Laid,
+    adam: torch.optim.Optimizer,
+    scale: LossScale | None,
+    train: Dataset | None,
+) -> states.State:
+    """All that is saved of the run, before its first step."""
+    identity = states.identity(config, plan, seed=settings.model.seed, data=_digest(train))
+    return {
+        "identity": identity,
+        "conditions": states.conditions(settings.parallel(), plan, laid),
+        "recipe": recipe(settings),
+        "model": laid.model,
+        "optimizer": adam,
+        "tops": laid.gradients.tops,
+        "guard": guard.to_json(guard.State()),
+    } | ({} if scale is None else {"loss_scale": scale.state})
+
+
+def agree(
+    settings: Settings, state: states.State, data: Data, probes: int, device: torch.device
+) -> None:
+    """UsageError, on all ranks, where nodes were told different things. probes: how many there are."""
+    exact = settings.parallel().exact
+    conditions = {name: one if exact else None for name, one in state["conditions"].items()}
+    others = {
+        "validation data": [_digest(one) for one in data.validation],
+        "test data": _digest(data.test), "number of probes": probes,
+    }  # fmt: skip
+    states.agree({**state["identity"], **conditions, **others, **settings.common()}, device)
+
+
+def start(
+    settings: Settings,
+    plan: Plan,
+    config: GPTConfig,
+    checkpoint: Checkpointer | None,
+    state: states.State,
+) -> tuple[int, list[str]]:
+    """Set the weights, and all else of `state`; returns the number of steps that are finished already, and what
+    is to be said."""
+    flags, model, notes = settings.checkpointing, settings.model, []
+    finished = 0
+    if checkpoint is None:
+        notes.append("no --save: nothing is saved, and a run that is killed begins again")
+    else:
+        exact = settings.parallel().exact
+        finished, said = states.resume(checkpoint, state, flags, exact=exact)
+        notes += said
+        if flags.save_interval is None:
+            notes.append(
+                "no --save-interval: steps are kept in memory, and on storage at the end, at a drain or a "
+                "signal only"
+            )
+    if finished == 0:  # else they are there already, and drawing them takes longer than a restore
+        initialize(state["model"], config, model.seed, model.init_method_std)
+    if finished == 0 and flags.load is not None:
+        finished, said = states.begin(state, flags)
+        notes += said
+    notes.append(f"resumed from step {finished}" if finished else "starting from step 0")
+    if settings.evaluation.skip_train and not finished and not flags.finetune:
+        notes.append("--skip-train without a checkpoint: what is evaluated are first weights")
+    if finished >= plan.steps:
+        notes.append(f"nothing to train: {finished} of {plan.steps} iterations are finished")
+    return finished, notes
