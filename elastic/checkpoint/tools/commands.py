@@ -158,7 +158,6 @@ def _document(step: Step) -> dict[str, Any]:
         "time": step.time,
         "job": told and told.job,
         "problem": step.problem,
-        "passed_over": list(step.passed_over),
     }
 
 
@@ -197,7 +196,10 @@ def _show(out: Output, args: argparse.Namespace) -> int:
             {"name": name, "tensors": count, "elements": elements, "bytes": nbytes}
             for name, count, elements, nbytes in _parts(tensors)
         ]
-        out.document(_document(step) | {"parts": parts, "tensors": listed, "values": more})
+        out.document(
+            _document(step)
+            | {"passed_over": step.passed_over, "parts": parts, "tensors": listed, "values": more}
+        )
     else:
         _table(out, [step])
         out.text("")
@@ -257,7 +259,7 @@ def _verify(out: Output, args: argparse.Namespace) -> int:
     _say_passed_over(out, step)
     if out.json:
         listed = [{"file": d.file, "what": d.what, "problem": d.problem} for d in damaged]
-        out.document(_document(step) | {"damaged": listed})
+        out.document(_document(step) | {"passed_over": step.passed_over, "damaged": listed})
     elif damaged:
         out.table(
             ("FILE", "WHAT", "PROBLEM"), [(d.file, d.what or "-", d.problem) for d in damaged]
