@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from elastic.trainer.arguments.parse import parse

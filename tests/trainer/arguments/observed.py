@@ -50,6 +50,7 @@ from elastic.trainer.run import state as states
 from elastic.trainer.run.feed import Feed
 from elastic.trainer.run.loop import Loop
 from elastic.trainer.run.step import Stepper
+from elastic.trainer.run.told import TIMED
 from elastic.trainer.watch import guard
 from elastic.trainer.watch.reporter import Reporter
 from elastic.trainer.watch.tensorboard import Board
@@ -360,10 +361,10 @@ def seen_of(size: int, rank: int, said: str, folder: Path, base: Path) -> Seen:
         }
     )
     if (folder / "t").exists():
-        seen["board"] = {
-            tag: (value if not tag.endswith("-time") else len(value))
-            for tag, value in points(folder / "t").items()
-        }
+        board = points(folder / "t")
+        timed = {f"{name}-time" for name in TIMED}
+        seen["timed"] = {tag: len(board[tag]) for tag in sorted(timed & board.keys())}
+        seen["board"] = {tag: value for tag, value in board.items() if tag not in timed}
     seen["metrics"] = [
         re.sub(r'"time": [^,}]*', "", one.read_text()) for one in sorted(folder.glob("*.jsonl"))
     ]
