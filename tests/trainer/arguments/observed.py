@@ -134,13 +134,6 @@ def watch_model(seen: Seen, *, counted: bool) -> None:
         policies = {type(one.offload_policy) for one in groups}
         seen["holders"] = [type(run.optimizer).__name__, sorted(one.__name__ for one in policies)]
 
-    def ended(_: int, loop: Loop, start: int) -> None:
-        run = loop._run
-        seen["devices"] = {
-            "parameters": sorted({one.device.type for one in run.laid.model.parameters()}),
-            "moments": sorted({one["exp_avg"].device.type for one in run.optimizer.state.values()}),
-        }
-
     def gets(model: GPT, tokens: Any, position_ids: Any = None, *rest: Any, **more: Any) -> None:
         if tokens is not None:
             seen.setdefault("leaves", []).append(list(tokens.shape))
@@ -151,7 +144,6 @@ def watch_model(seen: Seen, *, counted: bool) -> None:
         seen.setdefault("kinds", []).append(str(found.dtype))
 
     before(Loop, "__init__", begun)
-    after(Loop, "train", ended)
     before(GPT, "forward", gets)
     after(Block, "forward", makes)
     if counted:
