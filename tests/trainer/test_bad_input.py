@@ -26,7 +26,7 @@ LLAMA = (
 )
 """The shape of golden/llama, on shorter samples."""
 TUNED = f"{LLAMA} --load {{base}}/imported --finetune --save {{base}}/tuned --lr 0 --train-iters 1"
-LARGE = f"{SAVED} --ffn-hidden-size 1000000000000"
+LARGE = "--ffn-hidden-size 1000000000000"
 DIVERGES = "--lr 1e30 --clip-grad 0"
 
 REFUSED = {
@@ -162,7 +162,9 @@ def told(base: Path) -> dict[str, Any]:
     weights, _ = reading.read(base / "llama", divisible_by=128)
     save_model(str(base / "imported"), weights, step=1)
     every = (
-        {"first": (SAVED, ""), "large": (LARGE, "")} | SAID | REFUSED
+        {"first": (SAVED, ""), "large": (f"{SAVED} {LARGE}", ""), "unsaved": (LARGE, "")}
+        | SAID
+        | REFUSED
     )  # the first is there before
     return tiny.told(base, {name: more for name, (more, _) in every.items()})
 
@@ -185,12 +187,15 @@ def test_what_may_be_meant_is_said(name: str, base: Path, told: dict[str, Any]) 
 
 
 def test_more_memory_than_there_is_is_one_line(told: dict[str, Any]) -> None:
-    found = told["large"]
-    assert found["status"] == 1, found["text"]
-    last = found["text"].splitlines()[-1]
-    assert "CPU out of memory (rank 0): 59604.64 GiB were asked for; lower --micro-batch" in last
-    assert last.endswith("; the last checkpoint is kept")
-    assert "Traceback" not in found["text"]
+    for name, end in (("large", "; the last checkpoint is kept"), ("unsaved", "size above 1")):
+        found = told[name]
+        assert found["status"] == 1, found["text"]
+        last = found["text"].splitlines()[-1]
+        said = "CPU out of memory (rank 0): 59604.64 GiB were asked for; lower --micro-batch"
+        assert last.startswith(said)
+        assert last.endswith(end)
+        assert "or start more ranks and raise --tensor-model-parallel-size" in last
+        assert "Traceback" not in found["text"]
 
 
 def test_weights_that_diverged_are_no_checkpoint(base: Path, told: dict[str, Any]) -> None:

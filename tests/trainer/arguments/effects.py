@@ -212,7 +212,7 @@ SHOWN: Mapping[str, Shown] = {
     "tensorboard_log_interval": Shown("board", BOARD, "--tensorboard-log-interval 2"),
     "tensorboard_queue_size": Shown("queues", BOARD, "--tensorboard-queue-size 3"),
     "log_timers_to_tensorboard": Shown(
-        "board", f"{BOARD} --timing-log-level 1", "--log-timers-to-tensorboard"
+        "board timed", f"{BOARD} --timing-log-level 1", "--log-timers-to-tensorboard"
     ),
     "log_validation_ppl_to_tensorboard": Shown(
         "board", f"{BOARD} --eval-iters 1 --eval-interval 2", "--log-validation-ppl-to-tensorboard"

@@ -50,6 +50,7 @@ from elastic.trainer.run import state as states
 from elastic.trainer.run.feed import Feed
 from elastic.trainer.run.loop import Loop
 from elastic.trainer.run.step import Stepper
+from elastic.trainer.run.told import TIMED
 from elastic.trainer.watch import guard
 from elastic.trainer.watch.reporter import Reporter
 from elastic.trainer.watch.tensorboard import Board
@@ -133,13 +134,6 @@ def watch_model(seen: Seen, *, counted: bool) -> None:
         policies = {type(one.offload_policy) for one in groups}
         seen["holders"] = [type(run.optimizer).__name__, sorted(one.__name__ for one in policies)]
 
-    def ended(_: int, loop: Loop, start: int) -> None:
-        run = loop._run
-        seen["devices"] = {
-            "parameters": sorted({one.device.type for one in run.laid.model.parameters()}),
-            "moments": sorted({one["exp_avg"].device.type for one in run.optimizer.state.values()}),
-        }
-
     def gets(model: GPT, tokens: Any, position_ids: Any = None, *rest: Any, **more: Any) -> None:
         if tokens is not None:
             seen.setdefault("leaves", []).append(list(tokens.shape))
@@ -150,7 +144,6 @@ def watch_model(seen: Seen, *, counted: bool) -> None:
         seen.setdefault("kinds", []).append(str(found.dtype))
 
     before(Loop, "__init__", begun)
-    after(Loop, "train", ended)
     before(GPT, "forward", gets)
     after(Block, "forward", makes)
     if counted:
@@ -360,10 +353,10 @@ def seen_of(size: int, rank: int, said: str, folder: Path, base: Path) -> Seen:
         }
     )
     if (folder / "t").exists():
-        seen["board"] = {
-            tag: (value if not tag.endswith("-time") else len(value))
-            for tag, value in points(folder / "t").items()
-        }
+        board = points(folder / "t")
+        timed = {f"{name}-time" for name in TIMED}
+        seen["timed"] = {tag: len(board[tag]) for tag in sorted(timed & board.keys())}
+        seen["board"] = {tag: value for tag, value in board.items() if tag not in timed}
     seen["metrics"] = [
         re.sub(r'"time": [^,}]*', "", one.read_text()) for one in sorted(folder.glob("*.jsonl"))
     ]

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 Seen = dict[str, Any]
 Runs = Callable[..., Sequence[Seen]]
 ROPE = "--position-embedding-type rope"
-TIMED = {"text", "board", "profiled"}
+TIMED = {"text", "board", "timed", "profiled"}
 """Views with times in them, which are left out."""
 EVALUATED = "--train-iters 5 --eval-interval 2 --eval-iters 3"
 
