@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # The trainer's rows of docs/benchmarks.md on all GPUs of a machine, in parts of less than ten minutes each; run from
-# the repository's root. Usage: benchmarks/h200-trainer.sh OUT PART...; parts: head profile memory tests mfu mfu-32 saving
-# large scaling tensor resize fire restart curve layouts; curve needs what `python -m benchmarks.curve prepare runs/text`
+# the repository's root. Usage: benchmarks/h200-trainer.sh OUT PART...; parts: head adding profile memory tests mfu mfu-32
+# saving large scaling tensor resize fire restart curve layouts; curve needs what `python -m benchmarks.curve prepare runs/text`
 # made.
 set -u
 out=$1
 shift
 gpus=$(nvidia-smi --list-gpus | wc -l)
+halves=()
+[ "$gpus" -ge 4 ] && halves=(--tensor-model-parallel-size=$((gpus / 2)) --sequence-parallel)
 python3 -c 'import torch; print(torch.__version__, torch.cuda.device_count(), torch.cuda.get_device_name())'
 part() { # name, seconds, command
     local name=$1 limit=$2
@@ -38,7 +40,12 @@ for name in "$@"; do
         mfu-32) part mfu-32 580 python3 -m benchmarks.mfu 125m 125m-1024 --leaves 32 --out "$out/mfu.jsonl" ;;
         tests) part tests 300 python3 -m pytest -m gpu -v tests/trainer ;;
         saving) part saving 200 python3 -m benchmarks.mfu 125m --no-plain --saving --out "$out/mfu.jsonl" ;;
-        large) part large 580 python3 -m benchmarks.mfu 1.3b 6.7b --out "$out/mfu.jsonl" ;;
+        adding) part adding 100 python3 -m benchmarks.adding ;;
+        large)
+            part large-1.3b 290 python3 -m benchmarks.mfu 1.3b --out "$out/mfu.jsonl"
+            # In exact mode 6.7B's gradients of 8 bytes have no room beside it.
+            part large-6.7b 580 python3 -m benchmarks.mfu 6.7b --leaves 32 --reductions fast --out "$out/mfu.jsonl"
+            ;;
         resize)
             part resize 420 python3 -m benchmarks.resize --worlds "$gpus" 1 "$gpus" --steps 60 \
                 --out "$out/resize.json"
@@ -49,15 +56,15 @@ for name in "$@"; do
                     --out "$out/scaling.jsonl"
             done
             ;;
-        tensor)
-            part tensor-tp4 290 python3 -m benchmarks.mfu 6.7b --ranks 4 --no-plain --out "$out/mfu.jsonl" \
-                --tensor-model-parallel-size=4 --sequence-parallel
-            part tensor-tp2-pp2 290 python3 -m benchmarks.mfu 6.7b --ranks 4 --no-plain --out "$out/mfu.jsonl" \
-                --tensor-model-parallel-size=2 --pipeline-model-parallel-size=2 --sequence-parallel
+        tensor) # 6.7B over all GPUs by TP, and by TP x PP, or PP where there are two
+            part tensor-tp 290 python3 -m benchmarks.mfu 6.7b --ranks "$gpus" --no-plain --reductions fast \
+                --out "$out/mfu.jsonl" --tensor-model-parallel-size="$gpus" --sequence-parallel
+            part tensor-tp-pp 290 python3 -m benchmarks.mfu 6.7b --ranks "$gpus" --no-plain --reductions fast \
+                --out "$out/mfu.jsonl" --pipeline-model-parallel-size=2 "${halves[@]}"
             ;;
         fire)
-            part fire 420 python3 -m benchmarks.resize --worlds 4 4 4 --steps 60 --leaves 8 --out "$out/fire.json" \
-                --tensor-model-parallel-size=2 --pipeline-model-parallel-size=2 --sequence-parallel
+            part fire 420 python3 -m benchmarks.resize --worlds "$gpus" "$gpus" "$gpus" --steps 60 --leaves 8 \
+                --out "$out/fire.json" --pipeline-model-parallel-size=2 "${halves[@]}"
             ;;
         restart) part restart 400 python3 -m benchmarks.trainer_restart 1.3b --out "$out/restart.jsonl" ;;
         curve) part curve 590 python3 -m benchmarks.curve run runs/text "$out/curve" --gpus "$gpus" ;;
