@@ -52,7 +52,8 @@ def parse(values: Sequence[str]) -> tuple[list[str], list[float] | None]:
     """
     prefixes = [value.strip() for value in values]
     weights = [_number(value) for value in prefixes[::2]]
-    if len(prefixes) > 1 and len(prefixes) % 2 and all(weight is not None for weight in weights):
+    named = any(_number(value) is None for value in prefixes[1::2])
+    if len(prefixes) % 2 and named and all(weight is not None for weight in weights):
         raise UsageError(
             f"--data-path {' '.join(values)}: weights and prefixes come in pairs, and the last weight has no prefix"
         )

@@ -52,7 +52,7 @@ def test_too_many_or_no_datasets_are_refused(count: int) -> None:
         blend.by_size([1] * count)
 
 
-@pytest.mark.parametrize("given", [["0.5", "a", "0.5"], ["1", "2", "3"]])
+@pytest.mark.parametrize("given", [["0.5", "a", "0.5"], ["1", "a", "2", "b", "3"]])
 def test_a_weight_without_a_prefix_is_refused(given: list[str]) -> None:
     with pytest.raises(UsageError, match="weights and prefixes come in pairs"):
         blend.parse(given)

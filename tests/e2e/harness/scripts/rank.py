@@ -77,15 +77,21 @@ def leave_child() -> None:
         "p = s.Popen(['sleep', '100000'], start_new_session=True, stdout=s.DEVNULL); "
         "print(p.pid, flush=True); os._exit(0)"
     )
-    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
-    tell("child", child=int(found.stdout))
+    tell("child", child=_said(code))
 
 
 def leave_stray() -> None:
     """A process that ends at once, and whose parent did not wait for it."""
     code = "import os; pid = os.fork(); pid and print(pid, flush=True); os._exit(0)"
-    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
-    tell("stray", stray=int(found.stdout))
+    tell("stray", stray=_said(code))
+
+
+def _said(code: str) -> int:
+    """The number that a Python of its own prints. What that complains of where this rank is killed meanwhile is no
+    word of a launcher's, whose stderr it has."""
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    return int(found.stdout)
 
 
 def share() -> list[object]:
