@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import ReplicateModule, replicate
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from elastic.data import exact
@@ -78,8 +78,8 @@ class Accumulator:
         del self._missing[id(parameter)]
         if self._missing:
             return
-        came = [one.unsharded_param for one in self._parameters.values()]
-        came = [one for one in came if one.grad is not None]
+        every = (one.unsharded_param for one in self._parameters.values())
+        came = [one for one in every if one.grad is not None]
         if len(came) == len(self._names):
             self._missing = self._names.copy()
             self._all_there()
@@ -136,10 +136,15 @@ def widens(parameters: Mapping[str, Any]) -> bool:
 def groups(module: nn.Module) -> Iterator[Any]:
     """FSDP's own, of all that is sharded in `module`."""
     for part in sharded(module):
-        of: Any = replicate if isinstance(part, ReplicateModule) else fully_shard
-        state = of.state(part)
-        several = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-        yield from filter(None, several)
+        yield from groups_of(part)
+
+
+def groups_of(part: FSDPModule) -> Iterator[Any]:
+    """Of what gathers and reduces by itself."""
+    of: Any = replicate if isinstance(part, ReplicateModule) else fully_shard
+    state = of.state(part)
+    several = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    yield from filter(None, several)
 
 
 def accumulate(module: nn.Module) -> None:

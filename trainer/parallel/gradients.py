@@ -23,7 +23,7 @@ from elastic.trainer.model.tensor_parallel import local
 from elastic.trainer.parallel import accumulators
 from elastic.trainer.parallel.accumulators import Accumulator
 from elastic.trainer.parallel.program import Program
-from elastic.trainer.parallel.sharding import reshard, sharded
+from elastic.trainer.parallel.sharding import sharded
 from elastic.trainer.transfers import to_device
 
 WORDS = "embedding.words.weight"
@@ -80,7 +80,9 @@ class Gradients:
         self._sums: list[ShardSum] = []
         if leaves is not None and every_leaf:
             self._sums = [ShardSum(piece, own) for one in programs for piece, own in _pieces(one)]
-        self._accumulate(programs, compiled=compiled)
+        self._accumulators: list[Accumulator] = []
+        if leaves is not None or compiled:
+            self._accumulate(programs, compiled=compiled)
 
     def _accumulate(self, programs: Sequence[Program], *, compiled: bool) -> None:
         """From now on each leaf's gradients are added up here, where that is another sum than FSDP's own, or a
@@ -278,16 +280,16 @@ def _rows(parts: Sequence[Tensor]) -> Tensor:
 def _trained(program: Program) -> Iterator[tuple[Any, dict[str, Any]]]:
     """FSDP's groups, and their parameters that are trained by name, both FSDP's own."""
     for part in sharded(program):
-        part.unshard()
-    names: dict[int, str] = {}
-    for name, parameter in program.model.named_parameters():
-        names.setdefault(id(parameter), name)
-    for group in accumulators.groups(program):
-        found = {
-            names[id(one.unsharded_param)]: one
-            for one in group.fsdp_params
-            if one.unsharded_param.requires_grad
-        }
-        if found:
-            yield group, found
-    reshard(program)
+        part.unshard()  # one at a time, since all may be more than a device has
+        names: dict[int, str] = {}
+        for name, parameter in program.model.named_parameters():
+            names.setdefault(id(parameter), name)
+        for group in accumulators.groups_of(part):
+            found = {
+                names[id(one.unsharded_param)]: one
+                for one in group.fsdp_params
+                if one.unsharded_param.requires_grad
+            }
+            if found:
+                yield group, found
+        part.reshard()

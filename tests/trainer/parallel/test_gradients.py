@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.fsdp import FSDPModule
 
 from elastic.data import Leaves, exact
 from elastic.proto.errors import UsageError
@@ -23,6 +24,34 @@ from tests.trainer.program import forward_step
 
 SUMS = LEAVES.count * 2
 """What is added up: the words have a gradient as embedding and one as head."""
+
+
+def test_no_more_of_a_model_is_gathered_at_once_than_a_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With ZeRO 3 all of it may be more than a device has."""
+    whole_now: set[int] = set()
+    most = [0]
+    unshard, rest = FSDPModule.unshard, FSDPModule.reshard
+
+    def gathered(part: FSDPModule) -> None:
+        unshard(part)
+        whole_now.add(id(part))
+        most[0] = max(most[0], len(whole_now))
+
+    def let_go(part: FSDPModule) -> None:
+        rest(part)
+        whole_now.discard(id(part))
+
+    monkeypatch.setattr(FSDPModule, "unshard", gathered)
+    monkeypatch.setattr(FSDPModule, "reshard", let_go)
+    lay_out(
+        GPT2, replace(PLAIN, zero=3), make=lambda part: GPT(GPT2, part.tp, part.layers),
+        forward_step=forward_step, leaf_size=2, leaves=LEAVES.count, seed=1,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    assert most == [1]
+    assert not whole_now
 
 
 @pytest.fixture(autouse=True)
