@@ -101,7 +101,9 @@ class KeeperProcess:
             await children.sweep(set, KILL_TIMEOUT)
 
     async def _keep(self) -> None:
-        tasks = [asyncio.create_task(one) for one in (self._accept(), self._side.run())]
+        loop, serving = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        loop.add_reader(self._listener, self._accept, serving)  # `sock_accept` fails where it is cancelled late
+        side = asyncio.create_task(self._side.run())
         try:
             async with asyncio.timeout(self._start.timeout):
                 await self._until(lambda: self._gone or self._side.over or not self._missing())
@@ -120,8 +122,8 @@ class KeeperProcess:
                 "start the job again",
                 self._start.checkpoint,
             )
-        for task in tasks:
-            task.cancel()
+        loop.remove_reader(self._listener)
+        side.cancel()
 
     async def _finish(self) -> None:
         """No rank is here any more; have what is whole written, with the other nodes."""
@@ -135,17 +137,18 @@ class KeeperProcess:
 
     # --- ranks -------------------------------------------------------------------------------
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        serving: set[asyncio.Task[None]] = set()
-        while True:
-            end, _ = await loop.sock_accept(self._listener)
-            if keeper_process.peer_uid(end) != os.getuid():
-                end.close()
-                continue
-            task = asyncio.create_task(self._serve(end))
-            serving.add(task)
-            task.add_done_callback(serving.discard)
+    def _accept(self, serving: set[asyncio.Task[None]]) -> None:
+        try:
+            end, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return  # who came is gone again
+        end.setblocking(False)
+        if keeper_process.peer_uid(end) != os.getuid():
+            end.close()
+            return
+        task = asyncio.create_task(self._serve(end))
+        serving.add(task)
+        task.add_done_callback(serving.discard)
 
     async def _serve(self, end: socket.socket) -> None:
         try:
