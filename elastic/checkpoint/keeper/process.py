@@ -102,7 +102,8 @@ class KeeperProcess:
 
     async def _keep(self) -> None:
         loop, serving = asyncio.get_running_loop(), set[asyncio.Task[None]]()
-        loop.add_reader(self._listener, self._accept, serving)  # `sock_accept` fails where it is cancelled late
+        # Not `sock_accept`, which fails where somebody comes just as it is cancelled.
+        loop.add_reader(self._listener, self._accept, serving)
         side = asyncio.create_task(self._side.run())
         try:
             async with asyncio.timeout(self._start.timeout):
