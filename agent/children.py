@@ -105,7 +105,7 @@ async def reap_strays(
 
 def kill_tree(pid: int, *, thorough: bool = False) -> None:
     """SIGKILL for a process and all that descends from it; thorough: also for who unlinks shared memory."""
-    for descendant in _tree(pid):
+    for descendant in tree(pid):
         if thorough or not _unlinks(descendant):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(descendant, signal.SIGKILL)
@@ -152,7 +152,7 @@ def forget(pid: int, status: int) -> None:
                 file.unlink()
 
 
-def _tree(pid: int) -> list[int]:
+def tree(pid: int) -> list[int]:
     """`pid` and its descendants, parents first."""
     found = [pid]
     for parent in found:

@@ -1,0 +1,1 @@
+"""What a hang verdict rests on, collected on a node from outside of its ranks."""

@@ -1,0 +1,183 @@
+"""One look at all ranks of a node: what the kernel tells, then their stacks, whatever state they are in."""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from elastic.agent.evidence import dump, proc, spy
+from elastic.agent.evidence.dump import Target
+from elastic.proto import looks
+from elastic.proto.looks import ENDED, STOPPED, Child, Look, Thread
+
+T = TypeVar("T")
+
+_READING = 0.6
+"""Of the time that there is, what reading stacks from outside may take before ranks are asked for them."""
+_CLOSE_CHILDREN = 8
+"""Children of a rank that are looked at closely."""
+_ATTEMPTS = 3
+"""A process that runs meanwhile may show py-spy half a stack."""
+
+
+class Looker:
+    """Takes looks; one an agent."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        """Processes of ours, which we reap."""
+        self._slots = asyncio.Semaphore(len(os.sched_getaffinity(0)) + 1)
+
+    async def look(
+        self,
+        ranks: Mapping[int, int],
+        *,
+        deadline: float,
+        native: Collection[int] = (),
+        targets: Mapping[int, Target] | None = None,
+    ) -> tuple[Look, ...]:
+        """One look at each of `ranks` (rank to pid), in their order; done at `deadline` (the loop's time).
+
+        native: ranks to look at closely: with their libraries' calls, for which they are stopped for
+        some tenths of a second, and with their children's stacks. targets: where ranks write when
+        they are asked for their stacks. Asks nothing of a rank whose stacks can be read.
+        """
+        asked = targets or {}
+        return tuple(
+            await asyncio.gather(
+                *(
+                    self._look(rank, pid, rank in native, asked.get(rank), deadline)
+                    for rank, pid in ranks.items()
+                )
+            )
+        )
+
+    async def _look(
+        self, rank: int, pid: int, close: bool, target: Target | None, deadline: float
+    ) -> Look:
+        loop = asyncio.get_running_loop()
+        first = proc.stat(pid)
+        found = Look(
+            rank=rank, pid=pid, at=loop.time(), state=first.state, cpu_seconds=first.cpu_seconds
+        )
+        if first.state in ENDED:
+            return replace(found, problem="it has ended")
+        try:
+            async with asyncio.timeout_at(deadline):
+                process = await _in_thread(proc.read, pid)
+        except TimeoutError:
+            return replace(found, problem="the kernel does not tell of it")
+        found = _with_process(found, process)
+        reading = loop.time() + _READING * (deadline - loop.time())
+        found = await self._with_stacks(found, target, reading, deadline)
+        if close:
+            found = await self._closely(found, deadline)
+        return _with_states(found, process)
+
+    async def _with_stacks(
+        self, found: Look, target: Target | None, reading: float, deadline: float
+    ) -> Look:
+        try:
+            threads = await self._spy(found.pid, native=False, deadline=reading)
+            return replace(found, how="py-spy", threads=threads)
+        except spy.SpyFailed as error:
+            problem = str(error)
+        found = replace(found, problem=problem)
+        if proc.stat(found.pid).state in (*ENDED, *STOPPED) or target is None:
+            return found
+        try:
+            text = await dump.ask(found.pid, target, deadline=deadline)
+        except dump.Unanswered as error:
+            return replace(found, problem=f"{problem}; {error}")
+        return replace(found, how="faulthandler", threads=dump.parse(text, found.pid))
+
+    async def _closely(self, found: Look, deadline: float) -> Look:
+        """With its libraries' calls, and with what its children do. Who is stopped or in D state
+        cannot be stopped: the next to look at it would wait with it."""
+        children = found.children
+        if found.how == "py-spy":
+            looked = children[:_CLOSE_CHILDREN]
+            told = await asyncio.gather(*(self._child(child, deadline) for child in looked))
+            children = (*told, *children[_CLOSE_CHILDREN:])
+        found = replace(found, children=children)
+        if found.how != "py-spy" or proc.stat(found.pid).state not in ("R", "S"):
+            return found
+        try:
+            threads = await self._spy(found.pid, native=True, deadline=deadline)
+        except spy.SpyFailed as error:
+            return replace(found, problem=str(error))
+        return replace(found, threads=threads, native=True)
+
+    async def _child(self, child: Child, deadline: float) -> Child:
+        with contextlib.suppress(spy.SpyFailed):
+            if child.state not in ENDED:
+                threads = await self._spy(child.pid, native=False, deadline=deadline)
+                frames = next((t.frames for t in threads if t.tid == child.pid), ())
+                return replace(child, frames=looks.cut(frames, _CHILD_FRAMES))
+        return child
+
+    async def _spy(self, pid: int, *, native: bool, deadline: float) -> tuple[Thread, ...]:
+        loop = asyncio.get_running_loop()
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._slots.acquire()
+            except TimeoutError as error:
+                raise spy.SpyFailed("there was no time for it") from error
+            try:
+                return await spy.dump(pid, native=native, deadline=deadline, running=self.pids)
+            except spy.SpyFailed:
+                if attempt == _ATTEMPTS or loop.time() >= deadline or proc.stat(pid).state in ENDED:
+                    raise
+            finally:
+                self._slots.release()
+        raise AssertionError("the last attempt returns or raises")
+
+
+_CHILD_FRAMES = 40
+"""Of one child's stack."""
+
+
+def _with_process(found: Look, process: proc.Process) -> Look:
+    main = process.tasks.get(found.pid, proc.GONE)
+    return replace(
+        found,
+        wchan=process.wchan,
+        kernel_stack=process.kernel_stack,
+        main_cpu_seconds=main.cpu_seconds,
+        children=process.children,
+    )
+
+
+def _with_states(found: Look, process: proc.Process) -> Look:
+    """The kernel's word on each thread; those in D state are shown even if they run no Python."""
+    shown = {thread.tid for thread in found.threads}
+    threads = [
+        replace(thread, state=process.tasks.get(thread.tid, proc.GONE).state)
+        for thread in found.threads
+    ]
+    for tid, stat in process.tasks.items():
+        if stat.state == "D" and tid not in shown:
+            threads.append(Thread(tid=tid, name=stat.name, state="D", frames=()))
+    return replace(found, threads=looks.fit(threads, found.pid))
+
+
+def _in_thread(function: Callable[[int], T], pid: int) -> "asyncio.Future[T]":
+    """Call it in a thread of its own, which may hang there for ever and holds up no exit of ours."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T) -> None:
+        if not future.done():
+            future.set_result(value)
+
+    def call() -> None:
+        value = function(pid)
+        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+            loop.call_soon_threadsafe(settle, value)
+
+    threading.Thread(target=call, name=f"look at {pid}", daemon=True).start()
+    return future

@@ -1,0 +1,188 @@
+"""What a look at a rank from outside of it found: its state, its threads' stacks, its children.
+
+All that comes from the process looked at is a stranger's: texts are cut here, in number and in length,
+so that no look is larger than about half a megabyte, whatever a stack looks like.
+"""
+
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+DUMP_SIGNAL = signal.SIGRTMAX - 9
+"""Asks a rank for its stacks, where nobody may read its memory. Of the real-time signals, which no
+program gets from a terminal, a scheduler or a shell; programs that want one count from SIGRTMIN up or
+from SIGRTMAX down, so it is away from both ends."""
+
+FRAMES = 200
+"""Of one stack: the innermost and the outermost half of it."""
+ALL_FRAMES = 800
+"""Of one look; the main thread's come first."""
+THREADS = 64
+"""Of one process."""
+CHILDREN = 64
+KERNEL_LINES = 40
+TEXT = 300
+"""Characters of a name; of a path the last ones."""
+ENDED = ("", "Z", "X")
+"""States of a process that runs no more."""
+STOPPED = ("T", "t")
+"""By a signal; by a tracer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One call, of Python's or, in a native look, of a library's."""
+
+    function: str
+    """Its qualified name where that is known, else its bare one."""
+    file: str
+    """A path; of a native frame its library's."""
+    line: int = 0
+    """0: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thread:
+    """One thread of a process."""
+
+    tid: int
+    """0: not known."""
+    frames: tuple[Frame, ...]
+    """Innermost first. None: it runs no Python."""
+    name: str = ""
+    active: bool | None = None
+    """py-spy's guess whether it runs or waits."""
+    state: str = ""
+    """The kernel's letter for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A process that a rank started, or one of those did."""
+
+    pid: int
+    state: str
+    command: str
+    """The name that it gave itself, of 15 characters at most: PyTorch's loader workers are pt_data_worker."""
+    frames: tuple[Frame, ...] = ()
+    """Of its main thread, innermost first, where it was looked at closely and runs Python."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One look at one rank."""
+
+    rank: int
+    pid: int
+    at: float
+    """Seconds of CLOCK_MONOTONIC, on its node."""
+    state: str
+    """The kernel's letter for its main thread (R, S, D, T, t, Z, X); empty when it is gone."""
+    wchan: str = ""
+    """The kernel's function that its main thread waits in."""
+    kernel_stack: tuple[str, ...] = ()
+    """Of its main thread, innermost first; empty where we may not read it."""
+    cpu_seconds: float = 0.0
+    """Of all its threads, in user and in kernel mode."""
+    main_cpu_seconds: float = 0.0
+    """Of its main thread."""
+    threads: tuple[Thread, ...] = ()
+    """The main thread first; those that run Python, and those in D state."""
+    children: tuple[Child, ...] = ()
+    how: str = "none"
+    """py-spy, faulthandler, or none: there are no stacks."""
+    native: bool = False
+    """Frames of libraries are among the stacks'."""
+    problem: str = ""
+    """Why there are no stacks, or no better ones."""
+
+
+def frame(function: object, file: object, line: object = 0) -> Frame:
+    """One of what a stranger said."""
+    number = line if isinstance(line, int) and 0 < line < 1 << 31 else 0
+    return Frame(function=text(function), file=text(file, end=True), line=number)
+
+
+def text(value: object, *, end: bool = False) -> str:
+    """A name of at most `TEXT` characters; end: its last ones matter."""
+    if not isinstance(value, str):
+        return ""
+    if len(value) > TEXT:
+        value = "…" + value[1 - TEXT :] if end else value[: TEXT - 1] + "…"
+    return value
+
+
+def cut(frames: Sequence[Frame], most: int = FRAMES) -> tuple[Frame, ...]:
+    """A stack with no more than `most` frames, 3 at least; one of them says how many were left out."""
+    if len(frames) <= most:
+        return tuple(frames)
+    inner, outer = most // 2, (most - 1) // 2
+    gap = Frame(function=f"<{len(frames) - inner - outer} more>", file="")
+    return (*frames[:inner], gap, *frames[len(frames) - outer :])
+
+
+def fit(threads: Iterable[Thread], pid: int) -> tuple[Thread, ...]:
+    """The main thread first, then as many as one look may hold."""
+    found: list[Thread] = []
+    left = ALL_FRAMES
+    for thread in sorted(threads, key=lambda thread: thread.tid != pid):
+        if len(found) == THREADS or left < 3:
+            break
+        frames = cut(thread.frames, min(left, FRAMES))
+        left -= len(frames)
+        found.append(replace(thread, frames=frames))
+    return tuple(found)
+
+
+def main_thread(look: Look) -> Thread | None:
+    """The thread that the kernel calls by the process's own number."""
+    return next((thread for thread in look.threads if thread.tid == look.pid), None)
+
+
+def telling(look: Look) -> tuple[Frame, ...]:
+    """The frames that tell what a rank does, innermost first: its main thread's, and inside of them
+    those of a thread that it waits for: a backward on a GPU, a training loop in a thread of its own."""
+    main = main_thread(look)
+    innermost = _python(main.frames) if main is not None else None
+    if main is None or innermost is None:
+        return () if main is None else main.frames
+    others = [t for t in look.threads if t is not main and t.frames]
+    name = bare(innermost.function)
+    if name == "_engine_run_backward":
+        called = [t for t in others if not _by_threading(t.frames)]
+        if called:
+            return max(called, key=lambda t: len(t.frames)).frames + main.frames
+    if name in ("join", "_wait_for_tstate_lock") and innermost.file.endswith("threading.py"):
+        working = [t for t in others if _by_threading(t.frames) and not _idle(t.frames)]
+        if len(working) == 1:
+            return working[0].frames
+    return main.frames
+
+
+def bare(function: str) -> str:
+    """The last part of a qualified name: all that faulthandler knows."""
+    return function.rpartition(".")[2]
+
+
+def is_native(frame: Frame) -> bool:
+    """Whether it is a call in a library or in the interpreter, not one of Python's."""
+    file = frame.file
+    return not file.startswith("<") and not file.endswith((".py", ".pyx"))
+
+
+def _python(frames: Iterable[Frame]) -> Frame | None:
+    return next((frame for frame in frames if not is_native(frame)), None)
+
+
+def _by_threading(frames: tuple[Frame, ...]) -> bool:
+    """Whether `threading` started the thread; else a library did, and calls Python from it."""
+    return any(bare(frame.function) == "_bootstrap" for frame in frames[-2:])
+
+
+_WAITS = ("threading.py", "queue.py", "selectors.py", "socket.py", "thread.py", "connection.py")
+
+
+def _idle(frames: tuple[Frame, ...]) -> bool:
+    """Whether it waits for work: a pool's thread, a queue's, a monitor."""
+    innermost = _python(frames)
+    return innermost is None or innermost.file.endswith(_WAITS)
