@@ -24,6 +24,7 @@ from elastic.agent.starters.spares import Spares
 from elastic.agent.starters.starters import Starters
 from elastic.agent.stores import Stores
 from elastic.agent.uplink import Uplink
+from elastic.agent.watching import Watching
 from elastic.proto import knock, link, version
 from elastic.proto import master_pb2 as pb
 from elastic.proto.deaf import deafen
@@ -55,6 +56,7 @@ class Agent:
             self._show_slots,
         )
         self._ranks: Ranks | None = None
+        self._watching = Watching(lambda: self._ranks, self._uplink.send, self._send_heartbeat)
         self._metrics, self._reading_metrics = "", False
         self._retiring = Retiring(
             self._spawn,
@@ -89,6 +91,7 @@ class Agent:
         pipe = self._settings.timer_pipe
         timers = None if pipe is None else Server(pipe, self._timer_expired)
         beats = self._spawn(self._beat())
+        watch = self._spawn(self._watching.run())
         strays = self._spawn(children.reap_strays(self._known, self._starters.settled))
         work = loop.create_task(self._obey())
         try:
@@ -106,7 +109,7 @@ class Agent:
                 return await self._end(work.result())
             return await self._give_up(uplink.exception())
         finally:
-            for task in (uplink, beats, strays, work):
+            for task in (uplink, beats, watch, strays, work):
                 task.cancel()
             knocks.close()
             if timers is not None:
@@ -195,6 +198,10 @@ class Agent:
             self._snapshots.leave(message.leave)
         elif message.HasField("look"):
             self._spawn(self._look(message.look))
+        elif message.HasField("watch"):
+            self._watching.obey(message.watch)
+        elif message.HasField("examine"):
+            self._spawn(self._watching.examine(message.examine))
 
     async def _look(self, asked: pb.Look) -> None:
         self._uplink.send(pb.FromAgent(found=await self._snapshots.look(asked)))
@@ -286,6 +293,7 @@ class Agent:
         """Our children that are no orphans."""
         known = self._starters.pids | self._stores.pids | self._spares.pids | self._snapshots.pids
         running = set[int]() if self._ranks is None else set(self._ranks.pids.values())
+        known |= self._watching.pids
         return known | running | self._retiring.pids | self._retiring.stuck
 
     # --- what happens here -------------------------------------------------------------------

@@ -10,6 +10,10 @@ from elastic.proto import master_pb2 as pb
 STARTUP = str(Path(__file__).parent / "startup")
 """Goes first on a rank's PYTHONPATH; see agent/startup/sitecustomize.py."""
 
+RECORDER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+RECORDED = 256
+"""Collectives that torch's flight recorder keeps; Gloo's keeps none by itself."""
+
 
 def common_environment(settings: AgentSettings) -> dict[str, str]:
     """What is the same for every rank in every round."""
@@ -18,6 +22,8 @@ def common_environment(settings: AgentSettings) -> dict[str, str]:
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(settings.signals),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
+    if not any(name in base for name in RECORDER_SIZES):
+        own[RECORDER_SIZES[0]] = str(RECORDED)
     if settings.timer_pipe is not None:
         own["TORCHELASTIC_TIMER_FILE"] = settings.timer_pipe
     return base | resolver(base) | startup_path(base) | own

@@ -234,6 +234,9 @@ def _after_torch() -> None:
     optimizer = sys.modules["torch.optim.optimizer"]
     optimizer.register_optimizer_step_post_hook(_Ticker(attachment).tick)
     _wait_for(_DYNAMO_RULES, _nothing, keep_out_of_graphs)
+    from elastic.agent import recorder
+
+    _wait_for(recorder.C10D, _nothing, lambda: recorder.follow(attachment))
 
 
 _DYNAMO_RULES = "torch._dynamo.trace_rules"

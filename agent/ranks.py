@@ -7,6 +7,7 @@ import mmap
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from elastic.agent.environment import rank_environment
 from elastic.agent.file_timer import Timer
 from elastic.agent.logs import logs
 from elastic.agent.logs.logs import AttemptLogs, RankStreams
+from elastic.agent.rhythm import Rhythm
 from elastic.agent.settings import AgentSettings
 from elastic.agent.starters.spares import Spares
 from elastic.agent.starters.spec import StartSpec
@@ -46,6 +48,9 @@ class Rank:
         self.exit_code: int | None = None
         self.ended: asyncio.Future[int] | None = None
         self.page: mmap.mmap | None = None
+        self.rhythm = Rhythm()
+        self.recorder: socket.socket | None = None
+        """Where it may be asked for its collectives, once it offered that."""
         self._link: socket.socket | None = None
         self._passed: list[int] = []
         """Descriptors that came over the link and are nobody's yet."""
@@ -79,11 +84,20 @@ class Rank:
                 continue
             if isinstance(message, link.ErrorNote):
                 self.error = message
+            elif isinstance(message, link.RecorderOffered):
+                self._keep_recorder()
             seen(self, message)
 
     def passed(self) -> socket.socket | None:
         """The socket that came with a message."""
         return socket.socket(fileno=self._passed.pop(0)) if self._passed else None
+
+    def _keep_recorder(self) -> None:
+        if (end := self.passed()) is not None:
+            if self.recorder is not None:
+                self.recorder.close()
+            end.setblocking(False)
+            self.recorder = end
 
     def answer(self, message: link.Message) -> None:
         with contextlib.suppress(OSError):
@@ -105,6 +119,9 @@ class Rank:
 
     def close(self) -> None:
         self._close_link()
+        if self.recorder is not None:
+            self.recorder.close()
+            self.recorder = None
         if self.page is not None:
             self.page.close()
             self.page = None
@@ -117,7 +134,15 @@ class Rank:
                 seen = page.read(self.page)
                 told.step, told.ticks = max(0, seen.step or 0), max(0, seen.ticks)
                 told.phase = _plain(seen.phase)
+        if self.exit_code is None:
+            told.quiet = self.rhythm.quiet(time.monotonic_ns())
+        told.interval = self.rhythm.take()
         return told
+
+    def listen(self) -> None:
+        """To its ticks."""
+        if self.page is not None:
+            self.rhythm.hear(*page.ticks(self.page))
 
 
 _CANNOT_OPEN = 2
@@ -276,7 +301,7 @@ class Ranks:
     @property
     def pids(self) -> dict[int, int]:
         """Pid by local rank, of those that run."""
-        return {rank.local_rank: rank.pid for rank in self._running()}
+        return {rank.local_rank: rank.pid for rank in self.running()}
 
     @property
     def finished(self) -> bool:
@@ -295,28 +320,28 @@ class Ranks:
             leader = os.getsid(timer.pid)
         except (ProcessLookupError, PermissionError):
             return
-        for rank in self._running():
+        for rank in self.running():
             if rank.pid == leader:
                 rank.expired = timer
                 os.kill(rank.pid, timer.signal)
 
     def send_signal(self, number: int) -> None:
         """Send a signal to every rank's process group; SIGKILL spares who unlinks shared memory."""
-        for rank in self._running():
+        for rank in self.running():
             if number == signal.SIGKILL:
                 children.kill_tree(rank.pid)
             else:
                 children.signal_group(rank.pid, number)
 
-    def _running(self) -> list[Rank]:
+    def running(self) -> list[Rank]:
         return [r for r in self.ranks if r.ended is not None and not r.ended.done()]
 
     async def wait(self, timeout: float) -> bool:
         """Whether all have ended within `timeout` seconds."""
-        waiting = [r.ended for r in self._running() if r.ended is not None]
+        waiting = [r.ended for r in self.running() if r.ended is not None]
         if waiting:
             await asyncio.wait(waiting, timeout=timeout)
-        return not self._running()
+        return not self.running()
 
     async def stop(self, grace: float, number: int = signal.SIGTERM) -> list[Rank]:
         """End them: a signal, `grace` seconds, SIGKILL. Returns those that SIGKILL did not end."""
@@ -326,10 +351,10 @@ class Ranks:
         clock = asyncio.get_running_loop().time
         while (left := self._stop_by - clock()) > 0 and not await self.wait(left):
             pass  # it may have got more
-        if self._running():
+        if self.running():
             self.send_signal(signal.SIGKILL)
             await self.wait(self._settings.kill_timeout)
-        stuck = self._running()
+        stuck = self.running()
         try:
             await self._logs.close()
         finally:

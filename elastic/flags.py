@@ -192,6 +192,21 @@ OURS = (
         help="auto: keep ranks started ahead where device memory allows.",
     ),
     Flag(
+        name="hang-action",
+        default="recover",
+        choices=("recover", "dump", "ignore"),
+        help="What happens to a round that hangs: its ranks are restarted, or it is only told of, "
+        "or nobody looks (%(default)s).",
+    ),
+    Flag(
+        name="hang-floor",
+        type=values.seconds,
+        default=1.2,
+        metavar="SECONDS",
+        help="A round that has gone without a step for less is never taken for one that hangs; "
+        "beyond it, its own steps say how long they may take (%(default)g).",
+    ),
+    Flag(
         name="failure-grace",
         type=values.seconds,
         default=0.0,

@@ -93,6 +93,8 @@ class Options:
     """Restarts after failures of the script itself."""
     fault_budget: int
     """Recoveries from other faults before the job fails."""
+    hang_action: str
+    hang_floor: float
     failure_grace: float
     """From SIGTERM to SIGKILL for survivors of a failed round."""
     shutdown_timeout: float
@@ -205,6 +207,8 @@ _AS_PARSED = (
     "numa_binding",
     "max_restarts",
     "fault_budget",
+    "hang_action",
+    "hang_floor",
     "failure_grace",
     "drain_timeout",
     "log_dir",

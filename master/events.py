@@ -41,6 +41,8 @@ class Failed(StrEnum):
     """A rank that its node could not start: no fault of the script's."""
     LOG = "log"
     """A rank that failed while no space was left for its log files, which it writes itself."""
+    HANG = "hang"
+    """A rank that makes its round stand still."""
     TIMER = "timer"
     """A rank that was ended because it held a timer for longer than it had asked for."""
 
@@ -201,6 +203,20 @@ class Damaged:
     damage: Damage
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hung:
+    """The round stands still, and by evidence it will go on doing so."""
+
+    round: int
+    ranks: tuple[int, ...]
+    """The culprits; empty where none stands apart."""
+    nodes: tuple[NodeId, ...]
+    """Theirs."""
+    place: str
+    """Where in the code."""
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class RestartAsked:
     reason: str
@@ -254,6 +270,7 @@ Event = (
     | Saving
     | Met
     | Damaged
+    | Hung
     | RestartAsked
     | DrainAsked
     | Stopping

@@ -3,13 +3,19 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from elastic.master import events as ev
+from elastic.master.activity import Activity, activity
 from elastic.master.checkpoints import Orders
+from elastic.master.culprits import Collective, Seen
 from elastic.master.directive import Directive
 from elastic.master.events import Failed, Incarnation, NodeId, NodePhase
 from elastic.master.holdings import Holding, Look, Looked, Restore, Said, Shard
 from elastic.master.journal import Note
+from elastic.proto import codec
 from elastic.proto import master_pb2 as pb
+from elastic.proto.errors import CodecError
 from elastic.proto.limits import MOST_SLOTS
+from elastic.proto.looks import Look as Look_
+from elastic.proto.looks import bare, telling
 from elastic.proto.moment import MOST_SPANS, Moment, Span
 
 MAX_TEXT = 4096
@@ -254,3 +260,56 @@ def own_part(
 
 def _moment(at: Moment) -> pb.Moment:
     return pb.Moment(round=at.round, step=at.step)
+
+
+def looks(node_id: NodeId, told: Sequence[str]) -> tuple[Seen, ...]:
+    """What a node has seen of its ranks; what is none is left out."""
+    found = []
+    for text in told[:MOST_SLOTS]:
+        try:
+            found.append(_seen(node_id, codec.loads(Look_, text)))
+        except CodecError:
+            continue
+    return tuple(found)
+
+
+_WORKERS = ("_get_data", "_try_get_data")
+"""What waits for a loader's workers."""
+
+
+def _seen(node_id: NodeId, look: Look_) -> Seen:
+    frames = telling(look)
+    plain = tuple((frame.function, frame.file, frame.line) for frame in frames)
+    doing, where = activity(plain, look.state)
+    own = next((f for f in frames if _is_own(f.file)), None)
+    return Seen(
+        rank=look.rank,
+        node=node_id,
+        state=look.state,
+        doing=doing,
+        chain=tuple((frame.file, frame.function) for frame in frames),
+        place=f"{own.file}:{own.line} in {own.function}" if own is not None else "",
+        where=where,
+        quiet=look.quiet,
+        ticks=look.ticks,
+        cpu=look.main_cpu_seconds,
+        collectives=None
+        if look.collectives is None
+        else tuple(
+            Collective(group=c.group, seq=c.seq, op=c.op, sizes=c.sizes, done=c.done)
+            for c in look.collectives
+        ),
+        workers=tuple(c.state for c in look.children if c.command.startswith("pt_data_worker"))
+        if doing is Activity.DATA and any(bare(frame.function) in _WORKERS for frame in frames)
+        else None,
+    )
+
+
+def _is_own(file: str) -> bool:
+    """Whether a frame is of the user's code: no library's."""
+    return (
+        bool(file)
+        and "site-packages" not in file
+        and "/lib/python" not in file
+        and not file.startswith("<")
+    )

@@ -310,6 +310,27 @@ def _damaged(job: Job, event: ev.Damaged, now: float, policy: Policy) -> Step:
     return interrupt(job, Cause.DAMAGED, reason, now, policy), (), reason
 
 
+def _hung(job: Job, event: ev.Hung, now: float, policy: Policy) -> Step:
+    current = job.round
+    if current is None or event.round != current.number or not current.standing:
+        return job, (), ""
+    reason = _line(event.reason)
+    if policy.hang_action != "recover":
+        return job, (), reason
+    root = None
+    if event.ranks:
+        failure = RankFailure(
+            rank=event.ranks[0],
+            local_rank=0,
+            exit_code=0,
+            message=reason,
+            frame=event.place,
+            what=Failed.HANG,
+        )
+        root = Observed(node_id=event.nodes[0], failure=failure, at=now)
+    return interrupt(job, Cause.HANG, reason, now, policy, root), (), reason
+
+
 def _restart_asked(job: Job, event: ev.RestartAsked, now: float, policy: Policy) -> Step:
     if job.round is None or not job.round.standing:
         return job, (), "nothing runs that could be restarted"
@@ -384,6 +405,7 @@ _OBSERVE: dict[type, Callable[[Job, Any, float, Policy], Step]] = {
     ev.Saving: _saving,
     ev.Met: _met,
     ev.Damaged: _damaged,
+    ev.Hung: _hung,
     ev.RestartAsked: _restart_asked,
     ev.DrainAsked: _drain_asked,
     ev.Stopping: _stopping,

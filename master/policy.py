@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+HANG_ACTIONS = ("recover", "dump", "ignore")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
@@ -34,6 +36,10 @@ class Policy:
     """Seconds for the first round to come together before the job fails; None: for ever."""
     below_min_timeout: float | None = None
     """Seconds to wait with fewer nodes than `min_nodes` before the job fails; None: for ever."""
+    hang_floor: float = 1.2
+    """Seconds without a step below which no round counts as hung, however short its steps are."""
+    hang_action: str = "recover"
+    """What a hang's verdict does: "recover" restarts the ranks, "dump" only tells, "ignore" looks for none."""
     failure_grace: float = 0.0
     """Seconds between SIGTERM and SIGKILL for the survivors of a failed round."""
     drain_timeout: float = 60.0
@@ -50,5 +56,9 @@ class Policy:
             )
         if min(self.last_call, self.agent_restart, self.lease, self.settle) < 0:
             raise ValueError("last call, agent restart, lease and settle: want 0 seconds or more")
+        if self.hang_action not in HANG_ACTIONS or self.hang_floor <= 0:
+            raise ValueError(
+                f"hang action: want {', '.join(HANG_ACTIONS)}; hang floor: more than 0 seconds"
+            )
         if min(self.max_restarts, self.fault_budget) < 0 or self.same_failure_limit < 1:
             raise ValueError("restarts and faults: want 0 or more; same failure limit: 1 or more")

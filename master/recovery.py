@@ -32,6 +32,7 @@ class Cause(StrEnum):
     NETWORK = "network"
     NO_START = "ranks could not be started"
     NO_LOG = "no space for logs"
+    HANG = "hang"
     NODE_LOST = "node lost"
     NODE_LEFT = "node left"
     AGENT_LOST = "agent lost"
@@ -140,6 +141,8 @@ def classify(failure: RankFailure) -> Cause:
         return Cause.NO_START
     if failure.what is Failed.LOG:
         return Cause.NO_LOG
+    if failure.what is Failed.HANG:
+        return Cause.HANG
     if failure.what is Failed.TIMER:  # a signal, but one that the script had asked for
         return Cause.ERROR
     if failure.oom_killed:

@@ -27,6 +27,8 @@ class Session:
         """The agent was told nothing in all its life: it waits already."""
         self.snapshots: dict[str, pb.SnapshotOrders] = {}
         """By checkpoint, the orders pushed last."""
+        self.watches = 0
+        """The round whose ranks' quiet it was told to tell."""
         self.left = False
         """It said goodbye, so it needs to hear of nothing more."""
         self._context = context

@@ -189,12 +189,19 @@ def plan(
     return replace(job, round=replace(current, change=change))
 
 
-def interrupt(job: Job, cause: Cause, reason: str, now: float, policy: Policy) -> Job:
+def interrupt(
+    job: Job,
+    cause: Cause,
+    reason: str,
+    now: float,
+    policy: Policy,
+    root: Observed | None = None,
+) -> Job:
     """End the standing round for a cause that needs no judging, and charge for it."""
     if job.result is not None or job.round is None or not job.round.standing:
         return job
     rested = medic.rested(job.recovery, now - job.round.started)
-    recovery, verdict = medic.charge(rested, cause, reason, None, policy)
+    recovery, verdict = medic.charge(rested, cause, reason, root, policy)
     job = replace(job, recovery=recovery)
     if isinstance(verdict, medic.Fail):
         return fail(job, verdict, now, policy)

@@ -14,6 +14,7 @@ from elastic.master import messages
 from elastic.master.boundary import Boundary
 from elastic.master.events import Effect, Incarnation, KnockAnswer, NodeId
 from elastic.master.gathering import Gathering
+from elastic.master.health import Health
 from elastic.master.knock import LONGEST as LONGEST_KNOCK
 from elastic.master.knock import knock
 from elastic.master.log_relay import LogRelay
@@ -52,6 +53,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         self._run_id = run_id
         self.snapshots = Snapshots(shell, self.sessions)
         self._boundary = Boundary(shell, self.sessions, self.snapshots)
+        self._health = Health(shell, self.sessions)
         self._news = Gathering(shell.fold)
         self._places = orders.places(None)
         self._placed: tuple[int, bool] = (0, False)
@@ -213,6 +215,8 @@ class Streams(master_pb2_grpc.MasterServicer):
             self._boundary.look()
         elif kind == "found":
             self.snapshots.found(message.found)
+        elif kind == "examined":
+            self._health.examined(session, message.examined)
         elif kind == "stand":
             self._boundary.hear(session, message.stand)
         elif kind == "log":
@@ -232,6 +236,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         if current is None or beat.round != current.number or not current.standing:
             self.stale += current is not None and beat.round not in (0, current.number)
             return
+        self._health.heard(session, beat)
         if current.seats[0].node_id != session.node_id:
             return
         step = max((rank.step for rank in beat.ranks), default=0)
@@ -245,6 +250,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         if isinstance(effect, ev.Tell):
             self.snapshots.review()
             self._boundary.review()
+            self._health.review()
             self._tell(effect.node_ids)
         elif isinstance(effect, ev.Knock):
             key = (effect.node_id, effect.incarnation)

@@ -8,6 +8,7 @@
 |               | error: {type, message, frame, traceback}     | an exception that ends the script       |
 |               | unit: n                                      | the script needs a multiple of n ranks  |
 |               | keeper: 1, and a socket                      | a checkpointer asks for `keeper.py`     |
+|               | recorder: 1, and a socket                    | what the rank's collectives are may be asked there |
 | agent to rank | unit: "ok" or the reason why not             | the answer                              |
 
 The version is in every line, since more than one process may write to a link (a launcher script and
@@ -89,7 +90,21 @@ class KeeperAsked:
     """A checkpointer wants a keeper at the other end of the socket that comes with this."""
 
 
-Message = TorchNote | ModulesNote | FirstStep | ErrorNote | UnitAsked | UnitAnswered | KeeperAsked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecorderOffered:
+    """On the socket that comes with this, any byte is answered with the rank's last collectives, JSON."""
+
+
+Message = (
+    TorchNote
+    | ModulesNote
+    | FirstStep
+    | ErrorNote
+    | UnitAsked
+    | UnitAnswered
+    | KeeperAsked
+    | RecorderOffered
+)
 
 
 def encode(message: Message) -> bytes:
@@ -117,6 +132,8 @@ def encode(message: Message) -> bytes:
             fields["unit"] = message.reason or "ok"
         case KeeperAsked():
             fields["keeper"] = 1
+        case RecorderOffered():
+            fields["recorder"] = 1
     line = json.dumps(fields, separators=(",", ":")).encode() + b"\n"
     if len(line) > LINE_LIMIT:
         raise LinkError(f"a message of {len(line)} bytes is too long for the link")
@@ -248,6 +265,7 @@ _BUILDERS: tuple[tuple[str, Callable[[dict[str, Any]], Message | None]], ...] = 
     ("error", _error),
     ("unit", _unit),
     ("keeper", lambda fields: KeeperAsked()),
+    ("recorder", lambda fields: RecorderOffered()),
 )
 
 

@@ -69,6 +69,19 @@ class Child:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """The last that a rank issued in one process group, as torch's flight recorder has it."""
+
+    group: str
+    seq: int
+    """Its number among the group's."""
+    op: str
+    sizes: str
+    """Of its inputs."""
+    done: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """One look at one rank."""
 
@@ -95,6 +108,12 @@ class Look:
     """Frames of libraries are among the stacks'."""
     problem: str = ""
     """Why there are no stacks, or no better ones."""
+    quiet: float = 0.0
+    """Seconds since its last optimizer step; 0: there was none."""
+    ticks: int = 0
+    """How many there were."""
+    collectives: tuple[Collective, ...] | None = None
+    """None: it did not say."""
 
 
 def frame(function: object, file: object, line: object = 0) -> Frame:

@@ -15,7 +15,7 @@ class Version(_message.Message):
     def __init__(self, major: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "heartbeat", "report", "spare_store", "unit", "leaving", "log", "snapshots", "stand", "found")
+    __slots__ = ("hello", "heartbeat", "report", "spare_store", "unit", "leaving", "log", "snapshots", "stand", "found", "examined")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class FromAgent(_message.Message):
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     STAND_FIELD_NUMBER: _ClassVar[int]
     FOUND_FIELD_NUMBER: _ClassVar[int]
+    EXAMINED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     report: NodeReport
@@ -36,23 +37,28 @@ class FromAgent(_message.Message):
     snapshots: Snapshots
     stand: Stand
     found: Found
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[_Union[SpareStore, _Mapping]] = ..., unit: _Optional[_Union[UnitDeclared, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., stand: _Optional[_Union[Stand, _Mapping]] = ..., found: _Optional[_Union[Found, _Mapping]] = ...) -> None: ...
+    examined: Examined
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[_Union[SpareStore, _Mapping]] = ..., unit: _Optional[_Union[UnitDeclared, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., stand: _Optional[_Union[Stand, _Mapping]] = ..., found: _Optional[_Union[Found, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ...) -> None: ...
 
 class ToAgent(_message.Message):
-    __slots__ = ("welcome", "directive", "read_log", "snapshots", "leave", "look")
+    __slots__ = ("welcome", "directive", "read_log", "snapshots", "leave", "look", "watch", "examine")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
     READ_LOG_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     LOOK_FIELD_NUMBER: _ClassVar[int]
+    WATCH_FIELD_NUMBER: _ClassVar[int]
+    EXAMINE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     directive: Directive
     read_log: ReadLogRequest
     snapshots: SnapshotOrders
     leave: Leave
     look: Look
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., read_log: _Optional[_Union[ReadLogRequest, _Mapping]] = ..., snapshots: _Optional[_Union[SnapshotOrders, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ...) -> None: ...
+    watch: Watch
+    examine: Examine
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., read_log: _Optional[_Union[ReadLogRequest, _Mapping]] = ..., snapshots: _Optional[_Union[SnapshotOrders, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "run_id", "job_uid", "epoch", "node_id", "incarnation", "slots", "host", "knock_address", "role", "labels", "node_rank", "report", "spare_store", "snapshots", "stands")
@@ -222,20 +228,50 @@ class Heartbeat(_message.Message):
     def __init__(self, round: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., plain: bool = ..., prepared: bool = ..., metrics: _Optional[str] = ...) -> None: ...
 
 class RankProgress(_message.Message):
-    __slots__ = ("rank", "pid", "step", "ticks", "phase", "started_by")
+    __slots__ = ("rank", "pid", "step", "ticks", "phase", "started_by", "quiet", "interval")
     RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TICKS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STARTED_BY_FIELD_NUMBER: _ClassVar[int]
+    QUIET_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
     rank: int
     pid: int
     step: int
     ticks: int
     phase: str
     started_by: str
-    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., ticks: _Optional[int] = ..., phase: _Optional[str] = ..., started_by: _Optional[str] = ...) -> None: ...
+    quiet: float
+    interval: float
+    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., ticks: _Optional[int] = ..., phase: _Optional[str] = ..., started_by: _Optional[str] = ..., quiet: _Optional[float] = ..., interval: _Optional[float] = ...) -> None: ...
+
+class Watch(_message.Message):
+    __slots__ = ("round", "quiet")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    QUIET_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    quiet: float
+    def __init__(self, round: _Optional[int] = ..., quiet: _Optional[float] = ...) -> None: ...
+
+class Examine(_message.Message):
+    __slots__ = ("round", "number")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    number: int
+    def __init__(self, round: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class Examined(_message.Message):
+    __slots__ = ("round", "number", "looks")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LOOKS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    number: int
+    looks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, round: _Optional[int] = ..., number: _Optional[int] = ..., looks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SpareStore(_message.Message):
     __slots__ = ("address",)

@@ -116,6 +116,12 @@ def read(page: mmap.mmap | bytes) -> Progress:
         )
 
 
+def ticks(page: mmap.mmap) -> tuple[int, int]:
+    """Calls of the optimizer-step hook, and when the last was; of a page that was opened, so not checked."""
+    with memoryview(page) as raw, raw.cast("q") as words:
+        return words[TICKS], words[TICK_NS]
+
+
 def _check(page: mmap.mmap | bytes) -> None:
     if len(page) != SIZE:
         raise PageError(f"a progress page has {SIZE} bytes, not {len(page)}")

@@ -1,0 +1,124 @@
+"""Watches this node's ranks for the master, which decides: tells at once of one that is quiet, and looks at
+all of them when asked."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from elastic.agent.evidence.look import Looker
+from elastic.agent.ranks import Rank, Ranks
+from elastic.agent.recorder import DATAGRAM
+from elastic.proto import codec
+from elastic.proto import master_pb2 as pb
+from elastic.proto.looks import Collective, Look
+
+EVERY = 0.1
+"""Seconds between looks at the pages."""
+ANSWER = 0.3
+"""Seconds that a rank has to answer what its collectives are."""
+DEADLINE = 5.0
+"""Seconds that a look at a node's ranks may take."""
+
+
+class Watching:
+    """One agent's."""
+
+    def __init__(
+        self,
+        ranks: Callable[[], Ranks | None],
+        send: Callable[[pb.FromAgent], None],
+        beat: Callable[[], None],
+    ) -> None:
+        """ranks: those of the round that runs; beat: sends a heartbeat."""
+        self._ranks = ranks
+        self._send = send
+        self._beat = beat
+        self._looker = Looker()
+        self._order = pb.Watch()
+        self._told: set[int] = set()
+        """Ranks that were quiet when a heartbeat last said so."""
+
+    @property
+    def pids(self) -> set[int]:
+        """Processes of ours that look."""
+        return self._looker.pids
+
+    def obey(self, order: pb.Watch) -> None:
+        if order.round >= self._order.round:
+            self._order = order
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY)
+            if (ranks := self._ranks()) is not None:
+                self._listen(ranks)
+
+    def _listen(self, ranks: Ranks) -> None:
+        now, limit = time.monotonic_ns(), self._order.quiet
+        quiet = set[int]()
+        for rank in ranks.running():
+            rank.listen()
+            if limit and self._order.round == ranks.round and rank.rhythm.quiet(now) >= limit:
+                quiet.add(rank.number)
+        news, self._told = quiet - self._told, quiet
+        if news:
+            self._beat()
+
+    async def examine(self, order: pb.Examine) -> None:
+        """Look at all ranks of the round, and tell; nothing of it stops or hurts one."""
+        ranks = self._ranks()
+        if ranks is None or ranks.round != order.round:
+            return
+        running = ranks.running()
+        asked = [asyncio.create_task(_collectives(rank)) for rank in running]
+        deadline = asyncio.get_running_loop().time() + DEADLINE
+        pids = {rank.number: rank.pid for rank in running}
+        looks = await self._looker.look(pids, deadline=deadline)
+        answers = await asyncio.gather(*asked)
+        issued = {rank.number: said for rank, said in zip(running, answers, strict=True)}
+        if self._ranks() is ranks:
+            self._listen(ranks)
+            self._beat()  # what moved meanwhile is heard first
+            by_number = {rank.number: rank for rank in running}
+            whole = [_with(one, by_number[one.rank], issued[one.rank]) for one in looks]
+            told = pb.Examined(
+                round=order.round, number=order.number, looks=map(codec.dumps, whole)
+            )
+            self._send(pb.FromAgent(examined=told))
+
+
+def _with(look: Look, rank: Rank, collectives: tuple[Collective, ...] | None) -> Look:
+    """What the rank itself has told, beside what was seen of it."""
+    return replace(
+        look,
+        quiet=rank.rhythm.quiet(time.monotonic_ns()),
+        ticks=rank.rhythm.ticks,
+        collectives=collectives,
+    )
+
+
+async def _collectives(rank: Rank) -> tuple[Collective, ...] | None:
+    """What the rank itself says; None: it has no recorder, or does not answer."""
+    end = rank.recorder
+    if end is None:
+        return None
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(ANSWER):
+            _drain(end)
+            await loop.sock_sendall(end, b"?")
+            said = json.loads(await loop.sock_recv(end, DATAGRAM))
+        return tuple(Collective(**one) for one in said)
+    except (OSError, TimeoutError, ValueError, TypeError):
+        return None
+
+
+def _drain(end: socket.socket) -> None:
+    """An answer that came too late is none to the next question."""
+    with contextlib.suppress(BlockingIOError):
+        while end.recv(DATAGRAM):
+            pass

@@ -1,0 +1,205 @@
+"""Who makes a round hang: from two looks or more at each of its ranks. Pure.
+
+Hard evidence is a process that is stopped, or that the kernel holds (D). Soft evidence is a rank that stands
+apart: it does not move, while the others wait in a collective; or all wait, and one of them in another
+collective than they. What takes long for a reason (compiling, a checkpoint, data that come late, a phase that
+the script names) gets `LONG`, and so does whoever moves.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from elastic.master.activity import Activity
+from elastic.master.events import NodeId
+
+LONG, LONG_PATIENCES = 60.0, 20
+"""Seconds, and patiences, that a round may stand still for a reason; the larger of them."""
+FOREVER = 600.0
+"""Seconds that a model may compute by itself: its layers all look alike, whether it goes on or not."""
+
+WAITING = frozenset({Activity.COLLECTIVE, Activity.P2P})
+PATIENT = frozenset({Activity.COMPILE, Activity.DATA})
+COMPUTING = frozenset({Activity.FORWARD, Activity.BACKWARD, Activity.OPTIMIZER, Activity.NATIVE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """The last that a rank has issued in one process group."""
+
+    group: str
+    seq: int
+    op: str
+    sizes: str
+    done: bool
+
+    def __str__(self) -> str:
+        return f"{self.op.rpartition(':')[2]} #{self.seq} of {self.sizes}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One rank in one look."""
+
+    rank: int
+    node: NodeId
+    state: str
+    """Of its main thread, as /proc has it: R, S, D, T, Z; empty: gone."""
+    doing: Activity
+    chain: tuple[tuple[str, str], ...] = ()
+    """File and function of the main thread's frames, innermost first; without lines, for those of a loop
+    change while it goes nowhere."""
+    place: str = ""
+    """Its innermost frame of the user's code, in words."""
+    where: str = ""
+    """What it does, in words; of a process that the kernel holds, where."""
+    collectives: tuple[Collective, ...] | None = None
+    """None: it did not answer what they are."""
+    quiet: float = 0.0
+    """Seconds since its last step; 0: it had none."""
+    ticks: int = 0
+    cpu: float = 0.0
+    """Seconds of it that its main thread used."""
+    workers: tuple[str, ...] | None = None
+    """States of the processes that its loader waits for; None: it waits for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    ranks: tuple[int, ...]
+    """The culprits; empty where no rank stands apart."""
+    nodes: tuple[NodeId, ...]
+    """Theirs."""
+    place: str
+    """Where in the code, for what makes two hangs the same."""
+    reason: str
+    """In one line: who, where, and what the others do."""
+
+
+def find(
+    seen: Mapping[int, tuple[Seen, ...]], phases: Mapping[int, str], quiet: float, allowed: float
+) -> Found | None:
+    """seen: looks by rank, oldest first; quiet: seconds since the round moved; allowed: how long it may."""
+    looks = {rank: found for rank, found in seen.items() if len(found) > 1}
+    last = {rank: found[-1] for rank, found in looks.items()}
+    if stopped := [s for s in last.values() if _both(looks[s.rank], Activity.STOPPED)]:
+        return _found(stopped, last, "is stopped")
+    if quiet < allowed or not last:
+        return None
+    long = max(LONG, LONG_PATIENCES * allowed)
+    apart = [s for s in last.values() if s.doing not in WAITING]
+    if not apart:
+        odd = _odd(last)
+        return _found(odd, last, "waits apart") if odd or quiet >= long else None
+    hung = [
+        s
+        for s in apart
+        if not _moved(looks[s.rank])
+        and quiet >= _limit(looks[s.rank], phases.get(s.rank, ""), allowed, long)
+    ]
+    if len(apart) == len(last) and quiet < 2 * allowed:
+        return None  # nobody waits for them
+    return _found(hung, last, "does not go on") if hung else None
+
+
+def _limit(looks: tuple[Seen, ...], phase: str, allowed: float, long: float) -> float:
+    """How long a rank that does not move may take, by what it does."""
+    seen = looks[-1]
+    if seen.doing is Activity.CHECKPOINT:
+        return long  # its way to a disk is, too
+    if seen.state == "D" or _lost_worker(seen):
+        return allowed
+    if not seen.chain:
+        return FOREVER  # it begins, or ends
+    if phase or seen.doing in PATIENT:
+        return long
+    if seen.doing in COMPUTING and seen.cpu > looks[0].cpu:
+        return FOREVER
+    return allowed
+
+
+def _both(looks: tuple[Seen, ...], doing: Activity) -> bool:
+    return all(look.doing is doing for look in looks[-2:])
+
+
+def _moved(looks: tuple[Seen, ...]) -> bool:
+    """Between any two looks: another step, another chain of functions, or another collective."""
+    return len({(look.ticks, look.chain, look.collectives) for look in looks}) > 1
+
+
+def _lost_worker(seen: Seen) -> bool:
+    """Its loader waits for a process that is gone, stopped, or held by the kernel."""
+    workers = seen.workers
+    return workers is not None and (
+        not workers or not {"T", "t", "D", "Z", "X"}.isdisjoint(workers)
+    )
+
+
+def _odd(last: Mapping[int, Seen]) -> list[Seen]:
+    """All wait: the few whose pending collective is another than that of the many, in the same group."""
+    groups: dict[str, dict[int, Collective]] = {}
+    for rank, seen in last.items():
+        for one in seen.collectives or ():
+            if not one.done:
+                groups.setdefault(one.group, {})[rank] = one
+    for pending in groups.values():
+        kinds = Counter((one.seq, one.op, one.sizes) for one in pending.values())
+        if len(kinds) > 1:
+            (many, count), (_, second) = kinds.most_common(2)
+            few = [rank for rank, o in pending.items() if (o.seq, o.op, o.sizes) != many]
+            return [last[rank] for rank in (few if count > second else pending)]
+    doing = Counter(seen.where for seen in last.values())
+    if len(doing) > 1:
+        (most, count), (_, second) = doing.most_common(2)
+        if count > second:
+            return [seen for seen in last.values() if seen.where != most]
+    return []
+
+
+def _found(culprits: Collection[Seen], last: Mapping[int, Seen], how: str) -> Found:
+    ranks = tuple(sorted(s.rank for s in culprits))
+    nodes = tuple(dict.fromkeys(last[rank].node for rank in ranks))
+    if not ranks:
+        return Found(
+            ranks=(), nodes=(), place="", reason=f"no rank goes on: {_others(last.values())}"
+        )
+    first = last[ranks[0]]
+    who = f"rank {ranks[0]} on {first.node}" if len(ranks) == 1 else f"ranks {spans(ranks)}"
+    rest = [s for s in last.values() if s.rank not in ranks]
+    reason = f"{who} {how if len(ranks) == 1 else _plural(how)}: {describe(first)}"
+    if rest:
+        reason += f"; {_others(rest)}"
+    return Found(ranks=ranks, nodes=nodes, place=first.place, reason=reason)
+
+
+def _plural(how: str) -> str:
+    verb, _, rest = how.partition(" ")
+    return f"{ {'is': 'are', 'does': 'do', 'waits': 'wait'}[verb] } {rest}"
+
+
+def describe(seen: Seen) -> str:
+    """What one rank does, in words."""
+    pending = [str(one) for one in seen.collectives or () if not one.done]
+    what = (
+        f"{seen.where} ({', '.join(pending[:2])})"
+        if pending and seen.doing in WAITING
+        else seen.where
+    )
+    return f"{what}, in {seen.place}" if seen.place else what
+
+
+def _others(rest: Collection[Seen]) -> str:
+    """What most of them do."""
+    (what, count), *_ = Counter(describe(seen) for seen in rest).most_common(1)
+    return f"{count} of {len(rest)} others: {what}" if len(rest) > 1 else f"the other: {what}"
+
+
+def spans(ranks: Collection[int]) -> str:
+    """As 0-3,5."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

@@ -1,0 +1,147 @@
+"""The shell around `hangs.py`: heartbeats and looks in; orders to look, and verdicts, out.
+
+Nothing of it but the verdict is journaled: another master learns the round's rhythm anew.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from elastic.master import events as ev
+from elastic.master import hangs as core
+from elastic.master import messages
+from elastic.master.events import NodeId
+from elastic.master.session import Session
+from elastic.master.shell import Shell
+from elastic.master.state import Round
+from elastic.proto import master_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+AGAIN = 1.2
+"""Agents hear of another patience once it is so many times the one before, or so small a part of it."""
+
+
+class Health:
+    """Of the round that stands."""
+
+    def __init__(self, shell: Shell, sessions: Mapping[NodeId, Session]) -> None:
+        self._shell = shell
+        self._sessions = sessions
+        self._state = core.State()
+        self._ticked: dict[NodeId, float] = {}
+        """When the rank of it that is quiet for longest had its last step, in job time."""
+        self._phases: dict[int, str] = {}
+        """By rank, what its script says it does."""
+        self._quiet = 0.0
+        """What agents were told last."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._told = 0
+        """The round whose hang was told, where nothing else is done about it."""
+
+    def _standing(self) -> Round | None:
+        """The round that is watched."""
+        job = self._shell.job
+        watched = job.result is None and job.round is not None and job.round.standing
+        return job.round if watched and self._shell.policy.hang_action != "ignore" else None
+
+    def review(self) -> None:
+        """Another round may stand."""
+        current = self._standing()
+        if current is None:
+            self._sleep()
+        elif current.number != self._state.round:
+            self._state = core.begin(self._state, current.number, self._shell.now())
+            self._ticked, self._phases, self._quiet = {}, {}, 0.0
+            self._decide(current)
+
+    def heard(self, session: Session, beat: pb.Heartbeat) -> None:
+        """A node of the round gives a sign of life."""
+        current = self._standing()
+        if current is None or beat.round != self._state.round:
+            return
+        interval = max((rank.interval for rank in beat.ranks), default=0.0)
+        if interval > 0:
+            self._state = core.learned(self._state, interval)
+        quiet = max((rank.quiet for rank in beat.ranks), default=0.0)
+        if any(rank.ticks for rank in beat.ranks):
+            self._ticked[session.node_id] = self._shell.now() - quiet
+        for rank in beat.ranks:
+            if rank.phase:
+                self._phases[rank.rank] = rank.phase
+            else:
+                self._phases.pop(rank.rank, None)
+        self._tell(current, session)
+        suspected = self._state.suspicion is not None
+        if suspected or self._timer is None or quiet >= self._quiet:
+            self._decide(current)  # else its time is looked at when it comes: O(1) a heartbeat
+
+    def examined(self, session: Session, message: pb.Examined) -> None:
+        """A node has looked at its ranks."""
+        current = self._standing()
+        if current is None or message.round != self._state.round:
+            return
+        looks = messages.looks(session.node_id, message.looks)
+        self._state = core.seen(self._state, session.node_id, message.number, looks)
+        self._decide(current)
+
+    def _tell(self, current: Round, session: Session) -> None:
+        """From which quiet on the agents are to say so at once."""
+        quiet = core.suspects_at(self._state, self._shell.policy)
+        sessions = [session]
+        if not self._quiet / AGAIN <= quiet <= self._quiet * AGAIN:
+            self._quiet = quiet
+            found = (self._sessions.get(seat.node_id) for seat in current.seats)
+            sessions = [one for one in found if one is not None]
+        elif session.watches == current.number:
+            return
+        order = pb.ToAgent(watch=pb.Watch(round=current.number, quiet=self._quiet))
+        for one in sessions:
+            one.watches = current.number
+            one.push(order)
+
+    def _decide(self, current: Round) -> None:
+        nodes = frozenset(
+            seat.node_id
+            for seat in current.seats
+            if seat.node_id in self._sessions and seat.node_id not in current.finished
+        )
+        now = self._shell.now()
+        ticked = min(self._ticked.values(), default=None)
+        decision = core.decide(self._state, ticked, self._phases, nodes, now, self._shell.policy)
+        self._state = decision.state
+        if decision.reason and not isinstance(decision.order, core.Verdict):
+            log.info("round %d: %s", current.number, decision.reason)
+        self._sleep()
+        if decision.wake is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, decision.wake - now) + 0.001, self._wake)
+        if isinstance(decision.order, core.Examine):
+            order = pb.Examine(round=current.number, number=decision.order.number)
+            for node_id in nodes:
+                self._sessions[node_id].push(pb.ToAgent(examine=order))
+        elif isinstance(decision.order, core.Verdict):
+            self._hung(current, decision.order)
+
+    def _hung(self, current: Round, verdict: core.Verdict) -> None:
+        found = verdict.found
+        hung = ev.Hung(
+            round=current.number,
+            ranks=found.ranks,
+            nodes=found.nodes,
+            place=found.place,
+            reason=f"{found.reason}; no step for {verdict.quiet:.1f} s",
+        )
+        if self._told != current.number:
+            self._told = current.number
+            self._shell.fold(hung)
+
+    def _wake(self) -> None:
+        self._timer = None
+        if (current := self._standing()) is not None:
+            self._decide(current)
+
+    def _sleep(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,115 @@
+"""A rank that trains by all-reduce, a data loader's batch a step, until it hangs in the way it is told.
+
+    hangs.py FOLDER STEP STEP_SECONDS HOW:RANK...
+
+One HOW (see `hang`) a round, in their order; after these nothing hangs. A file named "finish" in FOLDER
+ends it.
+"""
+
+import ctypes
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+FOLDER, STEP, SECONDS = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+RANK, ROUND = int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])
+HOW, _, VICTIM = (sys.argv[4:] + ["", ""] * ROUND)[ROUND - 1].partition(":")
+HANGS = VICTIM == str(RANK)
+LOADS = ("worker", "late")
+"""By a worker of the loader's."""
+
+
+def tell(kind: str, **fields: object) -> None:
+    line = {"kind": kind, "rank": RANK, "round": ROUND, "pid": os.getpid(), **fields}
+    line["at"] = time.monotonic()
+    with open(FOLDER / "told.jsonl", "ab", buffering=0) as file:
+        file.write(json.dumps(line).encode() + b"\n")
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """Batches; the worker that makes the victim's stops for good."""
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        if HANGS and number == STEP and HOW in LOADS:
+            tell("hang", how=HOW)
+            if HOW == "late":
+                time.sleep(max(3.0, 10 * SECONDS))
+            else:
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return torch.full((4,), float(number))
+
+
+def endless() -> None:
+    number = 0
+    while True:
+        number += 1
+
+
+def hang(model: torch.nn.Linear) -> None:
+    """Told beforehand, since nothing comes after it."""
+    if HOW in LOADS:
+        return
+    tell("hang", how=HOW)
+    match HOW:
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "loop":
+            endless()
+        case "gil":  # a regular expression that never comes to its end holds the GIL
+            re.match(r"(a+)+$", "a" * 64 + "b")
+        case "sleep-with-gil":
+            ctypes.PyDLL(None).sleep(1 << 20)
+        case "skip":  # the others' barrier
+            pass
+        case "mismatch":
+            dist.broadcast(torch.zeros(3), src=RANK)
+        case "disk":
+            os.listdir(FOLDER / "stuck")
+        case "alone":  # for as long as some evaluations take, and it moves
+            end = time.monotonic() + 4.0
+            while time.monotonic() < end:
+                model(torch.randn(64, 4)).relu().softmax(0).sort()
+        case "saves":
+            torch.save([torch.zeros(1000)] * 1000, FOLDER / "saved")
+
+
+def main() -> None:
+    tell("start")
+    dist.init_process_group("gloo")
+    loader = iter(DataLoader(Numbers(), batch_size=1, num_workers=1 if HOW in LOADS else 0))
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    finish = torch.zeros(1)
+    for step in range(1 << 20):
+        batch = next(loader)
+        time.sleep(SECONDS)
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        if HANGS and step == STEP:
+            hang(model)
+        if HOW == "skip" and step == STEP and not HANGS:
+            dist.barrier()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        finish[0] = float((FOLDER / "finish").exists())
+        dist.all_reduce(finish)
+        tell("step", step=step)
+        if finish[0]:
+            break
+    tell("end")
+
+
+main()

@@ -1,0 +1,57 @@
+"""Ranks that hang in every way, in rounds of one job: each is named, and the job goes on."""
+
+import re
+
+from tests.e2e.harness import ROOT, Job
+from tests.e2e.harness.stuck import stuck_folder
+
+SCRIPT = ROOT / "tests" / "e2e" / "harness" / "scripts" / "hangs.py"
+STEP = 40
+"""In which they hang."""
+
+
+def start(job: Job, *hangs: str, seconds: float = 0.02, flags: tuple[str, ...] = ()) -> None:
+    """Two nodes of two ranks."""
+    entry = (str(SCRIPT), str(job.folder), str(STEP), str(seconds), *hangs)
+    for _ in range(2):
+        job.start(*flags, nodes="2", nproc=2, entry=entry)
+
+
+def named(job: Job, number: int) -> str:
+    """Why round `number` ended."""
+    return job.wait_for_event(f"round {number + 1}: 2 nodes")
+
+
+def test_whoever_hangs_is_named_and_the_job_goes_on(job: Job) -> None:
+    hangs = ("stop:3", "loop:1", "gil:2", "sleep-with-gil:0", "skip:1", "mismatch:3", "worker:2")
+    start(job, *hangs)
+    job.wait_for_steps(4, after=len(hangs), count=5)
+    for number, (how, _, rank) in enumerate((hang.partition(":") for hang in hangs), 1):
+        assert re.search(rf"rank {rank} on node\d (is stopped|does not go on|waits apart)", named(job, number)), (
+            how, job.events(),
+        )  # fmt: skip
+    job.finish()
+    job.ends(0)
+    assert job.report()["restarts_by_cause"] == {"hang": len(hangs)}
+
+
+def test_a_disk_that_never_answers(job: Job) -> None:
+    """The node with it leaves, since nothing ends the rank; the others go on."""
+    with stuck_folder(job.folder / "stuck"):
+        start(job, "disk:3", flags=("--nnodes", "1:2"))
+        said = job.wait_for_event("does not go on")
+        assert re.search(r"rank 3 on node\d does not go on: ", said), job.events()
+        number = job.wait_for_steps(2, after=1, count=5)
+    job.finish()
+    assert number > 1
+    job.wait_for("the launcher's end", lambda: job.nodes[0].process.poll() is not None or None)
+
+
+def test_what_takes_long_for_a_reason_is_no_hang(job: Job) -> None:
+    """A loader that comes back, and a rank that works on while the others wait for it."""
+    start(job, "late:1")
+    number = job.wait_for_steps(4, count=STEP + 20)
+    job.finish()
+    job.ends(0)
+    assert number == 1, job.events()
+    assert any("looking at all" in node.said() for node in job.nodes), "it was suspected at all"

@@ -1,0 +1,237 @@
+"""Whether a round hangs, and who makes it: looks by hand, and a clock that is a number."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from elastic.master import hangs
+from elastic.master.activity import Activity
+from elastic.master.culprits import FOREVER, LONG, Collective, Found, Seen, find, spans
+from elastic.master.events import NodeId
+from elastic.master.hangs import Decision, Examine, State, Verdict, patience, suspects_at
+from elastic.master.policy import Policy
+
+POLICY = Policy(hang_floor=1.2)
+NODES = frozenset({NodeId("a"), NodeId("b")})
+REDUCE = Collective(group="0", seq=41, op="gloo:all_reduce", sizes="[[4]]", done=False)
+
+
+def seen(rank: int, doing: Activity = Activity.COLLECTIVE, **more: object) -> Seen:
+    """A rank that waits in an all-reduce, two to a node, but for what is said otherwise."""
+    usual: dict[str, object] = {
+        "state": "S",
+        "chain": (("c10d.py", "all_reduce"), ("train.py", "main")),
+        "place": "train.py:9 in main",
+        "where": "all_reduce" if doing is Activity.COLLECTIVE else str(doing),
+        "quiet": 5.0,
+        "ticks": 40,
+        "collectives": (REDUCE,) if doing is Activity.COLLECTIVE else None,
+    }
+    return Seen(rank=rank, node=NodeId("ab"[rank // 2]), doing=doing, **usual | more)  # type: ignore[arg-type]
+
+
+def looks(*last: Seen, before: Mapping[int, Seen] | None = None) -> dict[int, tuple[Seen, ...]]:
+    """Two looks at each rank; before: where the first was another."""
+    return {one.rank: ((before or {}).get(one.rank, one), one) for one in last}
+
+
+def found(*last: Seen, quiet: float = 5.0, **more: object) -> Found | None:
+    phases = more.pop("phases", {})
+    assert isinstance(phases, dict)
+    return find(looks(*last, **more), phases, quiet, 1.2)  # type: ignore[arg-type]
+
+
+def ranks(*last: Seen, **more: object) -> tuple[int, ...] | None:
+    one = found(*last, **more)  # type: ignore[arg-type]
+    return None if one is None else one.ranks
+
+
+WAITING = (seen(0), seen(1), seen(2))
+
+
+def test_who_is_stopped_is_named_before_the_patience_is_over() -> None:
+    culprit = seen(3, Activity.STOPPED, state="T")
+    assert ranks(*WAITING, culprit, quiet=0.7) == (3,)
+    once = {3: seen(3)}
+    assert ranks(*WAITING, culprit, quiet=0.7, before=once) is None, "it was not a look before"
+
+
+def test_who_does_not_move_while_the_others_wait_is_named() -> None:
+    one = found(*WAITING, seen(3, Activity.PYTHON, where="endless", place="train.py:3 in endless"))
+    assert one is not None
+    assert (one.ranks, one.nodes, one.place) == ((3,), ("b",), "train.py:3 in endless")
+    assert one.reason == (
+        "rank 3 on b does not go on: endless, in train.py:3 in endless; 3 of 3 others: all_reduce "
+        "(all_reduce #41 of [[4]]), in train.py:9 in main"
+    )
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        seen(3, Activity.PYTHON, ticks=39),
+        seen(3, Activity.PYTHON, chain=(("train.py", "other"),)),
+        seen(3, Activity.PYTHON, collectives=(REDUCE,)),
+    ],
+)
+def test_who_moves_is_not_named(before: Seen) -> None:
+    assert ranks(*WAITING, seen(3, Activity.PYTHON), before={3: before}) is None
+
+
+def test_nobody_is_named_within_the_patience_or_by_one_look() -> None:
+    assert ranks(*WAITING, seen(3, Activity.PYTHON), quiet=1.1) is None
+    single = {one.rank: (one,) for one in (*WAITING, seen(3, Activity.STOPPED))}
+    assert find(single, {}, 5.0, 1.2) is None
+
+
+@pytest.mark.parametrize("doing", [Activity.COMPILE, Activity.CHECKPOINT, Activity.DATA])
+def test_what_takes_long_for_a_reason_gets_long(doing: Activity) -> None:
+    culprit = seen(3, doing, workers=("S", "S") if doing is Activity.DATA else None)
+    assert ranks(*WAITING, culprit, quiet=LONG - 1) is None
+    assert ranks(*WAITING, culprit, quiet=LONG) == (3,)
+
+
+def test_a_phase_that_the_script_names_gets_long() -> None:
+    culprit = seen(3, Activity.PYTHON)
+    assert ranks(*WAITING, culprit, phases={3: "evaluate"}) is None
+    assert ranks(*WAITING, culprit, phases={3: "evaluate"}, quiet=LONG) == (3,)
+
+
+@pytest.mark.parametrize("workers", [(), ("S", "T"), ("Z",), ("S", "D")])
+def test_a_loader_whose_worker_will_not_come_back(workers: tuple[str, ...]) -> None:
+    assert ranks(*WAITING, seen(3, Activity.DATA, workers=workers)) == (3,)
+
+
+def test_a_disk_that_does_not_answer_and_one_that_is_slow_to_save() -> None:
+    assert ranks(*WAITING, seen(3, Activity.PYTHON, state="D", chain=())) == (3,)
+    assert ranks(*WAITING, seen(3, Activity.CHECKPOINT, state="D")) is None
+
+
+def test_a_model_that_computes_looks_alike_whether_it_goes_on_or_not() -> None:
+    busy, before = seen(3, Activity.FORWARD, cpu=2.0), {3: seen(3, Activity.FORWARD, cpu=1.0)}
+    assert ranks(*WAITING, busy, before=before, quiet=FOREVER - 1) is None
+    assert ranks(*WAITING, busy, before=before, quiet=FOREVER) == (3,)
+    assert ranks(*WAITING, busy) == (3,), "it computes nothing"
+
+
+def test_a_rank_without_a_stack_begins_or_ends() -> None:
+    assert ranks(*WAITING, seen(3, Activity.PYTHON, chain=())) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Collective(group="0", seq=41, op="gloo:barrier", sizes="[]", done=False),
+        Collective(group="0", seq=40, op="gloo:all_reduce", sizes="[[4]]", done=False),
+        Collective(group="0", seq=41, op="gloo:all_reduce", sizes="[[3]]", done=False),
+    ],
+)
+def test_who_waits_in_another_collective_is_named(other: Collective) -> None:
+    assert ranks(*WAITING, seen(3, collectives=(other,))) == (3,)
+
+
+def test_of_two_that_wait_apart_nobody_can_say_which() -> None:
+    other = Collective(group="0", seq=41, op="gloo:barrier", sizes="[]", done=False)
+    assert ranks(seen(0), seen(1, collectives=(other,))) == (0, 1)
+
+
+def test_all_wait_in_the_same_collective_for_too_long() -> None:
+    one = found(*WAITING, seen(3), quiet=LONG)
+    assert one is not None
+    assert (one.ranks, one.reason) == (
+        (),
+        "no rank goes on: 4 of 4 others: all_reduce (all_reduce #41 of [[4]]), in train.py:9 in main",
+    )
+    assert found(*WAITING, seen(3), quiet=LONG - 1) is None
+
+
+def test_a_job_of_one_rank() -> None:
+    assert ranks(seen(0, Activity.PYTHON), quiet=2.3) is None
+    assert ranks(seen(0, Activity.PYTHON), quiet=2.4) == (0,)
+
+
+def test_spans() -> None:
+    assert spans((5, 0, 1, 2, 7, 8)) == "0-2,5,7-8"
+
+
+# --- when to look --------------------------------------------------------------------------------
+
+
+def learned(*intervals: float) -> State:
+    state = hangs.begin(State(), 3, 100.0)
+    for interval in intervals:
+        state = hangs.learned(state, interval)
+    return state
+
+
+def test_the_patience_is_the_rounds_own() -> None:
+    assert patience(learned(), POLICY) == hangs.FIRST_STEP
+    assert patience(learned(0.5), POLICY) == 5.0, "little is known of it"
+    assert patience(learned(*[0.02] * 30), POLICY) == POLICY.hang_floor
+    assert patience(learned(*[1.0] * 30), POLICY) == 3.0
+    jitter = learned(*[1.0] * 30, 10.0, *[1.0] * 30)
+    assert patience(jitter, POLICY) == pytest.approx(13.0, rel=0.05), "beyond the longest so far"
+
+
+def decide(state: State, ticked: float | None, now: float) -> Decision:
+    return hangs.decide(state, ticked, {}, NODES, now, POLICY)
+
+
+def test_nothing_is_looked_at_while_ranks_step() -> None:
+    state = learned(*[0.02] * 30)
+    told = decide(state, 200.0, 200.1)
+    assert told.order is None
+    assert told.wake == 200.0 + suspects_at(state, POLICY)
+
+
+def test_from_the_first_doubt_to_a_verdict() -> None:
+    state = learned(*[0.02] * 30)
+    told = decide(state, 200.0, 200.61)
+    assert told.order == Examine(1)
+    stopped = (seen(2, Activity.STOPPED), seen(3))
+    for number, at in ((1, 200.7), (2, 201.1)):
+        state = hangs.seen(told.state, NodeId("a"), number, WAITING[:2])
+        assert decide(state, 200.0, at).order is None, "the other node has not answered"
+        told = decide(hangs.seen(state, NodeId("b"), number, stopped), 200.0, at)
+        if number == 1:
+            assert told.order is None
+            assert told.wake is not None
+            told = decide(told.state, 200.0, told.wake + 0.001)
+            assert told.order == Examine(2), "one look is none"
+    assert isinstance(told.order, Verdict)
+    assert told.order.found.ranks == (2,)
+
+
+def test_a_step_ends_the_doubt_and_what_is_answered_late_says_nothing() -> None:
+    told = decide(learned(*[0.02] * 30), 200.0, 200.61)
+    calm = decide(told.state, 200.7, 200.8)
+    assert (calm.order, calm.state.suspicion) == (None, None)
+    late = hangs.seen(calm.state, NodeId("b"), 1, (seen(2, Activity.STOPPED),))
+    again = decide(late, 200.7, 201.4)
+    assert again.order == Examine(2)
+    assert again.state.suspicion is not None
+    assert again.state.suspicion.seen == {}
+
+
+def test_a_node_that_does_not_answer_is_not_waited_for_for_ever() -> None:
+    state = hangs.seen(decide(learned(*[0.02] * 30), 200.0, 200.61).state, NodeId("a"), 1, WAITING)
+    assert decide(state, 200.0, 200.61 + hangs.ANSWER - 0.1).order is None
+    assert decide(state, 200.0, 200.61 + hangs.ANSWER).order == Examine(2)
+
+
+def test_looks_become_rare() -> None:
+    """Where nobody stands apart they go on, but cost nothing."""
+    told, now, looked = decide(learned(*[0.02] * 30), 200.0, 200.61), 200.61, 0
+    while now < 800.0:
+        state = told.state
+        if isinstance(told.order, Examine):
+            looked += 1
+            for node in NODES:
+                moving = seen(0, Activity.PYTHON, ticks=looked)  # of another kind of step
+                state = hangs.seen(state, node, told.order.number, (moving,))
+        else:
+            assert told.order is None
+            assert told.wake is not None
+            now = told.wake + 0.001
+        told = decide(state, 200.0, now)
+    assert looked < 60
