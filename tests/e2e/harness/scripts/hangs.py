@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 FOLDER, STEP, SECONDS = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 RANK, ROUND = int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])
 HOW, _, VICTIM = (sys.argv[4:] + ["", ""] * ROUND)[ROUND - 1].partition(":")
-HANGS = VICTIM == str(RANK)
+HANGS = str(RANK) == VICTIM
 LOADS = ("worker", "late")
 """By a worker of the loader's."""
 
