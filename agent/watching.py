@@ -59,10 +59,12 @@ class Watching:
 
     def _listen(self, ranks: Ranks) -> None:
         now, limit = time.monotonic_ns(), self._order.quiet
+        if not limit or self._order.round != ranks.round:
+            return  # nobody wants to know
         quiet = set[int]()
         for rank in ranks.running():
             rank.listen()
-            if limit and self._order.round == ranks.round and rank.rhythm.quiet(now) >= limit:
+            if rank.rhythm.quiet(now) >= limit:
                 quiet.add(rank.number)
         news, self._told = quiet - self._told, quiet
         if news:

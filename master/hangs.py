@@ -106,9 +106,9 @@ def patience(state: State, policy: Policy) -> float:
     rhythm = state.rhythm
     if not rhythm.reports:
         return FIRST_STEP
-    if rhythm.count < LEARNED:
-        return max(policy.hang_floor, 10 * rhythm.longest)
     typical = statistics.median(rhythm.reports)
+    if rhythm.count < LEARNED:
+        return max(policy.hang_floor, 10 * typical, 3 * rhythm.longest)
     return max(policy.hang_floor, 3 * typical, 1.3 * rhythm.longest)
 
 

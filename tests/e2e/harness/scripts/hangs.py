@@ -9,6 +9,7 @@ ends it.
 import ctypes
 import json
 import os
+import random
 import re
 import signal
 import sys
@@ -93,7 +94,7 @@ def main() -> None:
     finish = torch.zeros(1)
     for step in range(1 << 20):
         batch = next(loader)
-        time.sleep(SECONDS)
+        time.sleep(SECONDS * (10 if HOW == "jitter" and random.random() < 0.01 else 1))
         optimizer.zero_grad()
         model(batch).sum().backward()
         if HANGS and step == STEP:

@@ -1,0 +1,145 @@
+"""Ranks that hang: `python -m benchmarks.hangs [named|jitter|cost ...]`.
+
+8 ranks over Gloo on two nodes of this machine, steps of 20 ms unless said otherwise.
+
+named: `--hangs` rounds, each of which hangs in another way and rank; seconds from the hang to the verdict, and to
+the first step of the next round, and whether the right rank was named. jitter: steps that take up to ten times
+as long now and then; verdicts, of which there must be none. cost: a step's time with all of it and without any
+(`--hang-action ignore`, no flight recorder), in pairs of runs.
+"""
+
+import argparse
+import re
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.e2e.harness import ROOT, Job
+
+SCRIPT = ROOT / "tests" / "e2e" / "harness" / "scripts" / "hangs.py"
+WAYS = ("stop", "loop", "gil", "sleep-with-gil", "skip", "mismatch", "worker")
+RANKS = 8
+STEP = 60
+"""In which they hang."""
+
+
+def begin(
+    folder: Path,
+    seconds: float,
+    jobs: Sequence[str],
+    *flags: str,
+    environ: dict[str, str] | None = None,
+) -> Job:
+    job = Job(folder)
+    entry = (str(SCRIPT), str(folder), str(STEP), str(seconds), *jobs)
+    for _ in range(2):
+        job.start(*flags, nodes="2", nproc=RANKS // 2, entry=entry, environ=environ)
+    return job
+
+
+def end(job: Job) -> None:
+    job.finish()
+    for node in job.nodes:
+        node.exit_code()
+
+
+def named(folder: Path, count: int, seconds: float) -> None:
+    """One job, a hang a round."""
+    hangs = [f"{WAYS[n % len(WAYS)]}:{(3 * n + 1) % RANKS}" for n in range(count)]
+    job = begin(folder, seconds, hangs, "--fault-budget", str(10 * count))
+    job.wait_for_steps(RANKS, after=count, count=5)
+    end(job)
+    events = [event for event in job.events() if "Hung:" in event]
+    rows: dict[str, list[tuple[bool, float, float]]] = {way: [] for way in WAYS}
+    for number, hang in enumerate(hangs, 1):
+        way, _, rank = hang.partition(":")
+        (told,) = (line for line in job.told("hang", round=number) if str(line.rank) == rank)
+        said = next((e for e in events if f"round {number + 1}:" in e), "")
+        quiet = re.search(r"no step for ([\d.]+) s", said)
+        right = re.search(rf"rank {rank} on node\d", said) is not None
+        after = job.told("step", round=number + 1)[0].at - told.at
+        rows[way].append((right, float(quiet[1]) if quiet else float("nan"), after))
+        if not right:
+            print(f"round {number}, {hang}: {said}")
+    print(
+        f"{'':16}{'right':>10}{'verdict s, p50':>16}{'worst':>8}{'next step s, p50':>18}{'worst':>8}"
+    )
+    for way, found in rows.items():
+        if found:
+            rights, quiets, afters = zip(*found, strict=True)
+            print(
+                f"{way:16}{sum(rights):>6}/{len(found):<3}{statistics.median(quiets):>16.2f}{max(quiets):>8.2f}"
+                f"{statistics.median(afters):>18.2f}{max(afters):>8.2f}"
+            )
+
+
+def jitter(folder: Path, steps: int, seconds: float) -> None:
+    """Every rank is ten times as slow in one step of a hundred, at random."""
+    job = begin(folder, seconds, ["jitter:*"])
+    job.wait_for_steps(RANKS, count=steps)
+    rounds = job.round()
+    end(job)
+    hung = [event for event in job.events() if "Hung:" in event]
+    doubts = sum(
+        "looking at all" in line for node in job.nodes for line in node.said().splitlines()
+    )
+    print(
+        f"{steps} steps of {seconds:g} s, some 10 x: {len(hung)} verdicts, {doubts} doubts, {rounds} round"
+    )
+    for event in hung:
+        print(event)
+
+
+def cost(folder: Path, pairs: int, steps: int) -> None:
+    """The two runs of a pair one after the other, in turns the one and the other first."""
+    ratios = []
+    for pair in range(pairs):
+        times = {}
+        for watched in (True, False) if pair % 2 else (False, True):
+            place = folder / f"{pair}-{watched}"
+            place.mkdir()
+            flags = () if watched else ("--hang-action", "ignore")
+            job = begin(
+                place, 0.02, [], *flags, environ={} if watched else {"TORCH_FR_BUFFER_SIZE": "0"}
+            )
+            job.wait_for_steps(RANKS, count=steps)
+            end(job)
+            at = [line.at for line in job.told("step", round=1, rank=0)][steps // 10 : steps]
+            times[watched] = (at[-1] - at[0]) / (len(at) - 1)
+        ratios.append(times[True] / times[False] - 1)
+        print(
+            f"{1000 * times[False]:.2f} ms a step, watched {1000 * times[True]:.2f}: {ratios[-1]:+.2%}"
+        )
+    print(f"median of {pairs} pairs: {statistics.median(ratios):+.2%}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "part",
+        nargs="*",
+        choices=("named", "jitter", "cost", []),
+        default=["named", "jitter", "cost"],
+    )
+    parser.add_argument("--hangs", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=0.02, help="of a step (%(default)g)")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--pairs", type=int, default=5)
+    args = parser.parse_args()
+    for part in args.part:
+        with tempfile.TemporaryDirectory(prefix="elastic-hangs-") as folder:
+            if part == "named":
+                named(Path(folder), args.hangs, args.seconds)
+            elif part == "jitter":
+                jitter(Path(folder), args.steps, args.seconds)
+            else:
+                cost(Path(folder), args.pairs, args.steps)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
