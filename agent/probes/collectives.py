@@ -43,7 +43,8 @@ class Group:
                 multi_tenant=False,
                 master_listen_fd=self._listen,
             )
-            cuda = self._device.type == "cuda"
+            if cuda := self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # a thread's own
             dist.init_process_group(
                 "nccl" if cuda else "gloo",
                 store=store,

@@ -67,8 +67,6 @@ class Program:
             self._transport, _ = await loop.connect_read_pipe(
                 lambda: asyncio.StreamReaderProtocol(self._reader), os.fdopen(self._stdout, "rb", 0)
             )
-        if self.end:
-            return Answer(probe=probe, ok=True, what="not tried: its process is gone")
         try:
             async with asyncio.timeout(timeout):
                 line = await self._reader.readline()
@@ -99,11 +97,11 @@ class Program:
         await self.close()
         return said
 
-    async def close(self) -> None:
-        """End it, and wait for that a moment."""
+    async def close(self, grace: float = GRACE) -> None:
+        """End it, and wait for that so many seconds at most."""
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
-        await asyncio.wait([self._ended], timeout=GRACE)
+        await asyncio.wait([self._ended], timeout=grace)
         self.left_behind = not self._ended.done()
         for fd in {self._stdin, self._errors} - {-1}:
             os.close(fd)
@@ -116,20 +114,19 @@ class Program:
     # --- no answer -------------------------------------------------------------------------------
 
     async def _overrun(self, probe: str, timeout: float) -> Answer:
-        states = _states(self.pid)
-        if "D" in states:
-            self.end, words = (
-                "stuck",
-                f"it is stuck in the kernel, in {children.kernel_stack(self.pid)}",
-            )
+        states, said = _states(self.pid), self._said()
+        where = children.kernel_stack(self.pid)
+        await self.close()
+        if self.left_behind or "D" in states:
+            where = children.kernel_stack(self.pid) if self.left_behind else where
+            self.end, words = "stuck", f"it is stuck in the kernel, in {where}"
         elif states & {"T", "t"}:
             self.end, words = "stopped", "it was stopped by a signal"
         else:
             self.end, words = "late", "it runs on" if "R" in states else "it waits"
-        what = f"no answer in {timeout:g} s: process {self.pid}: {words}{self._said()}"
-        await self.close()
         if self.left_behind:
-            what += f"; process {self.pid} could not be killed, and is left behind"
+            words += "; it could not be killed, and is left behind"
+        what = f"no answer in {timeout:g} s: process {self.pid}: {words}{said}"
         return Answer(probe=probe, ok=False, what=what)
 
     async def _death(self, probe: str) -> Answer:

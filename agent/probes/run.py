@@ -3,7 +3,6 @@ disturb one another. Imports no torch.
 """
 
 import asyncio
-import contextlib
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,10 @@ ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
 }
 """Of the probes of devices; what is set stays."""
+
+
+LEAVING = 10.0
+"""Seconds that a healthy process has to give its device back, once it was killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,8 @@ class Prober:
         self._limits = limits or LIMITS[level]
         self._programs: dict[Device, Program] = {}
         self._others: set[Program] = set()
+        self._out: set[Device] = set()
+        """With a fault, or no context: nothing more is tried on them."""
         self._found: list[ProbeVerdict] = []
 
     @property
@@ -121,30 +126,27 @@ class Prober:
         await self._all("torch", self._limits.torch, ask=False)
 
     async def probe(self) -> NodeVerdict:
-        """Try everything; the processes are gone then, but for those that nothing ends."""
+        """Try everything; the processes are gone then, but for those that nothing ends. Raises OSError
+        where none can be started."""
         began = time.monotonic()
         others = asyncio.create_task(self._look())
         try:
             await self.prepare()
             if not any(device.nvml for device in self._devices):
-                await asyncio.shield(others)  # they would take the time that is measured
+                await asyncio.wait([others])  # they would take the time that is measured
             await self._try_devices()
             await others
+            seconds = time.monotonic() - began
         finally:
             others.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await others
+            await asyncio.wait([others])
             await self.close()
-        return NodeVerdict(
-            level=self._level,
-            probes=compared(self._found),
-            seconds=time.monotonic() - began,
-        )
+        return NodeVerdict(level=self._level, probes=compared(self._found), seconds=seconds)
 
     async def close(self) -> None:
         """End its processes."""
         running = [program for program in self._programs.values() if not program.end]
-        await asyncio.gather(*(program.close() for program in running))
+        await asyncio.gather(*(program.close(LEAVING) for program in running))
         self._programs = {d: p for d, p in self._programs.items() if p.left_behind}
 
     # --- what does not disturb ---------------------------------------------------------------------
@@ -152,11 +154,16 @@ class Prober:
     async def _look(self) -> None:
         """Counters, memory and disks, all at once."""
         level = ["--level", self._level]
-        await asyncio.gather(
-            self._other("memory", "", level),
-            *(self._other("nvml", d.label, [*level, d.nvml]) for d in self._devices if d.nvml),
-            *(self._other("disk", str(folder), [*level, str(folder)]) for folder in self._folders),
-        )
+        wanted = [("memory", "", level)]
+        wanted += [("nvml", d.label, [*level, d.nvml]) for d in self._devices if d.nvml]
+        wanted += [("disk", str(folder), [*level, str(folder)]) for folder in self._folders]
+        tasks = [asyncio.create_task(self._other(*one)) for one in wanted]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     async def _other(self, probe: str, device: str, args: Sequence[str]) -> None:
         program = Program(probe, args, self._environ)
@@ -187,19 +194,19 @@ class Prober:
             await self._collectives()
 
     def _alive(self) -> list[Device]:
-        return [device for device in self._devices if not self._programs[device].end]
+        return [device for device in self._devices if device not in self._out]
 
     async def _all(self, probe: str, timeout: float | None = None, *, ask: bool = True) -> None:
         """A step on all devices at once."""
         devices = self._alive()
         answers = await asyncio.gather(*(self._ask(d, probe, timeout, ask=ask) for d in devices))
         for device, answer in zip(devices, answers, strict=True):
-            self._note(device.label, answer)
+            self._note_step(device, answer)
 
     async def _each(self, probe: str) -> None:
         """A step on one device after another."""
         for device in self._alive():
-            self._note(device.label, await self._ask(device, probe))
+            self._note_step(device, await self._ask(device, probe))
 
     async def _ask(
         self, device: Device, probe: str, timeout: float | None = None, *, ask: bool = True
@@ -213,8 +220,8 @@ class Prober:
         """One verdict for the node, or of those devices whose processes were seen to fail: that the others
         then wait is no fault of theirs."""
         if len(self._alive()) < len(self._devices):
-            gone = [device.label for device in self._devices if self._programs[device].end]
-            what = f"not tried: {', '.join(gone)} had failed before"
+            gone = [device.label for device in self._devices if device in self._out]
+            what = f"not tried: there was no going on with {', '.join(gone)}"
             self._note("", Answer(probe="collectives", ok=True, what=what))
             return
         answers = await asyncio.gather(*(self._ask(d, "collectives") for d in self._devices))
@@ -229,10 +236,16 @@ class Prober:
         if not broken:
             self._note("", _together(told))
 
-    def _note(self, device: str, answer: Answer) -> None:
+    def _note_step(self, device: Device, answer: Answer) -> None:
         """torch and a context on the device are no probes, and only told of where they fail."""
-        if answer.probe in ("torch", "device") and answer.ok and answer.figures:
+        setup = answer.probe in ("torch", "device")
+        if not answer.ok or (setup and not answer.figures):
+            self._out.add(device)
+        elif setup:
             return
+        self._note(device.label, answer)
+
+    def _note(self, device: str, answer: Answer) -> None:
         self._found.append(of_answer(answer, device))
 
 
