@@ -6,12 +6,12 @@ import sys
 import torch
 from torch import Tensor
 
-from elastic.agent.probes.matmul import timed
+from elastic.agent.probes.matmul import timed, use
 from elastic.agent.probes.program import Fault, ask, begin, parser, tell
 
 BYTES = {
     ("cuda", "quick"): 1 << 30, ("cuda", "full"): 1 << 30,
-    ("cpu", "quick"): 128 << 20, ("cpu", "full"): 1 << 30,
+    ("cpu", "quick"): 256 << 20, ("cpu", "full"): 1 << 30,
 }  # fmt: skip
 """Of what is copied."""
 REPETITIONS = {"quick": 5, "full": 20}
@@ -67,9 +67,9 @@ def changed(got: Tensor, wanted: Tensor) -> str:
 
 def main(argv: list[str]) -> None:
     arguments = parser("bandwidth", __doc__)
-    arguments.add_argument("--device", default="cpu")
+    arguments.add_argument("--device", default="cpu", help="cpu, cuda:N")
     args = arguments.parse_args(argv)
-    tell(begin(), ask("bandwidth", lambda: measure(torch.device(args.device), args.level)))
+    tell(begin(), ask("bandwidth", lambda: measure(use(args.device), args.level)))
 
 
 if __name__ == "__main__":

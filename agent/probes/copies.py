@@ -6,7 +6,7 @@ import sys
 import torch
 
 from elastic.agent.probes.bandwidth import changed, pattern
-from elastic.agent.probes.matmul import timed
+from elastic.agent.probes.matmul import timed, use
 from elastic.agent.probes.program import Fault, NotKnown, ask, begin, parser, tell
 
 BYTES = {"quick": 128 << 20, "full": 1 << 30}
@@ -40,9 +40,9 @@ def measure(device: torch.device, level: str) -> dict[str, float]:
 
 def main(argv: list[str]) -> None:
     arguments = parser("copies", __doc__)
-    arguments.add_argument("--device", default="cuda")
+    arguments.add_argument("--device", default="cuda:0", help="cuda:N")
     args = arguments.parse_args(argv)
-    tell(begin(), ask("copies", lambda: measure(torch.device(args.device), args.level)))
+    tell(begin(), ask("copies", lambda: measure(use(args.device), args.level)))
 
 
 if __name__ == "__main__":

@@ -31,9 +31,7 @@ class Device:
 
     def device(self) -> dict[str, float]:
         """A context on it, and the start of a meeting with its siblings."""
-        self._device = self._torch.device(self._name)
-        if self._device.type == "cuda":
-            self._torch.cuda.set_device(self._device)
+        self._device = self._probes["matmul"].use(self._name)
         one = self._torch.ones(1, device=self._device) + 1
         if self._meeting is not None:
             self._group = self._collectives.Group(self._device, **self._meeting)  # type: ignore[arg-type]

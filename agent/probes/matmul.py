@@ -60,6 +60,14 @@ def measure(device: torch.device, level: str) -> dict[str, float]:
     }
 
 
+def use(name: str) -> torch.device:
+    """The device of this process from here on."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
 def timed(work: Callable[[], object], device: torch.device) -> float:
     """Seconds that it took, on the device's own clock where it has one."""
     if device.type != "cuda":
@@ -121,7 +129,7 @@ def check(product: Tensor) -> None:
 def wrong(got: Tensor, true: Tensor, places: Tensor) -> str:
     """Where `got` is further from `true` (fp64, same shape) than half a unit in the last place of its
     dtype; empty: nowhere. places: the rows and columns of the product that these are."""
-    bound = true.abs() * (torch.finfo(got.dtype).eps / 2)
+    bound = _half_units(true, got.dtype)
     bad = ~((got.double() - true).abs() <= bound)  # a NaN is in no bound
     count = int(bad.sum())
     if not count:
@@ -131,6 +139,13 @@ def wrong(got: Tensor, true: Tensor, places: Tensor) -> str:
         f"{count} of {bad.numel()} elements of a product are wrong: row {int(places[row])}, column "
         f"{int(places[column])} is {got[row, column].item():.9g}, not {true[row, column].item():.9g}"
     )
+
+
+def _half_units(true: Tensor, dtype: torch.dtype) -> Tensor:
+    """Half of what the last place of `dtype` is worth at each number; 0 at 0."""
+    _, exponent = torch.frexp(true)  # of a fraction from 1/2 to 1
+    quarter = torch.full_like(true, torch.finfo(dtype).eps / 4)
+    return torch.ldexp(quarter, exponent) * (true != 0)
 
 
 def difference(first: Tensor, again: Tensor) -> str:
@@ -158,9 +173,9 @@ def bits(of: Tensor) -> Tensor:
 
 def main(argv: list[str]) -> None:
     arguments = parser("matmul", __doc__)
-    arguments.add_argument("--device", default="cpu")
+    arguments.add_argument("--device", default="cpu", help="cpu, cuda:N")
     args = arguments.parse_args(argv)
-    tell(begin(), ask("matmul", lambda: measure(torch.device(args.device), args.level)))
+    tell(begin(), ask("matmul", lambda: measure(use(args.device), args.level)))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ class Program:
         """No signal ended it."""
         self._errors = os.memfd_create("errors", os.MFD_CLOEXEC)
         theirs_in, self._stdin = os.pipe()
-        self._stdout, theirs_out = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        self._stdout = os.fdopen(ours_out, "rb", 0)
         command = boot.command(sys.executable, f"elastic.agent.probes.{module}", *args)
         streams = (theirs_in, theirs_out, self._errors)
         # Off the numbers that they get, so that none overwrites another.
@@ -65,7 +66,7 @@ class Program:
         if self._transport is None:
             loop = asyncio.get_running_loop()
             self._transport, _ = await loop.connect_read_pipe(
-                lambda: asyncio.StreamReaderProtocol(self._reader), os.fdopen(self._stdout, "rb", 0)
+                lambda: asyncio.StreamReaderProtocol(self._reader), self._stdout
             )
         try:
             async with asyncio.timeout(timeout):
@@ -88,9 +89,8 @@ class Program:
         """Its one answer, after which there must be nothing; then it is ended."""
         said = await self.answer(probe, timeout)
         if not self.end:
-            with contextlib.suppress(
-                TimeoutError
-            ):  # it has answered: how long it takes to go is its own
+            # It has answered: how long it takes to go is no finding.
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GRACE):
                     if rest := await self._reader.read(100):
                         said = await self._nonsense(probe, f"after its answer it printed {rest!r}")
@@ -99,17 +99,17 @@ class Program:
 
     async def close(self, grace: float = GRACE) -> None:
         """End it, and wait for that so many seconds at most."""
-        with contextlib.suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if not self._ended.done():  # else it is reaped, and the number may be another's
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
         await asyncio.wait([self._ended], timeout=grace)
         self.left_behind = not self._ended.done()
         for fd in {self._stdin, self._errors} - {-1}:
             os.close(fd)
+        self._stdin = self._errors = -1
         if self._transport is not None:
             self._transport.close()
-        elif self._stdout != -1:
-            os.close(self._stdout)
-        self._stdin = self._errors = self._stdout = -1
+        self._stdout.close()
 
     # --- no answer -------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from elastic.agent.probes.process import Program
 from elastic.agent.probes.verdicts import NodeVerdict, ProbeVerdict, compared, of_answer
 
 ENVIRONMENT = {
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # the same kernel, the same bits
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts
     "NCCL_SOCKET_IFNAME": "lo",  # what is asked is how a node's GPUs reach one another,
     "NCCL_NET": "Socket",  # and to look for network cards takes longer than all else
@@ -22,6 +21,11 @@ ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
 }
 """Of the probes of devices; what is set stays."""
+FIXED = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # the same kernel each time
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else who only lost a peer dies of it, and is accused
+}
+"""Of them too, whatever is set."""
 
 
 LEAVING = 10.0
@@ -111,7 +115,7 @@ class Prober:
         """Import torch for each device."""
         if self._programs:
             return
-        environ = {**ENVIRONMENT, **self._environ}
+        environ = {**ENVIRONMENT, **self._environ, **FIXED}
         world = len(self._devices)
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
@@ -129,17 +133,16 @@ class Prober:
         """Try everything; the processes are gone then, but for those that nothing ends. Raises OSError
         where none can be started."""
         began = time.monotonic()
-        others = asyncio.create_task(self._look())
+        looking = asyncio.create_task(self._look())
         try:
             await self.prepare()
-            if not any(device.nvml for device in self._devices):
-                await asyncio.wait([others])  # they would take the time that is measured
+            # Then nothing takes the time that is measured, and what NVML sees on a GPU is not ours.
+            await looking
             await self._try_devices()
-            await others
             seconds = time.monotonic() - began
         finally:
-            others.cancel()
-            await asyncio.wait([others])
+            looking.cancel()
+            await asyncio.wait([looking])
             await self.close()
         return NodeVerdict(level=self._level, probes=compared(self._found), seconds=seconds)
 
