@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
     arguments = parser("bandwidth", __doc__)
     arguments.add_argument("--device", default="cpu", help="cpu, cuda:N")
     args = arguments.parse_args(argv)
-    tell(begin(), ask("bandwidth", lambda: measure(use(args.device), args.level)))
+    tell(begin(args.parent), ask("bandwidth", lambda: measure(use(args.device), args.level)))
 
 
 if __name__ == "__main__":

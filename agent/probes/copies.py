@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
     arguments = parser("copies", __doc__)
     arguments.add_argument("--device", default="cuda:0", help="cuda:N")
     args = arguments.parse_args(argv)
-    tell(begin(), ask("copies", lambda: measure(use(args.device), args.level)))
+    tell(begin(args.parent), ask("copies", lambda: measure(use(args.device), args.level)))
 
 
 if __name__ == "__main__":

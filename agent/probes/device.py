@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
     group = None if args.world is None else {
         "rank": args.rank, "world": args.world, "port": args.port, "listen": args.listen,
     }  # fmt: skip
-    answers = begin()
+    answers = begin(args.parent)
     device = Device(args.device, args.level, group)
     tell(answers, ask("torch", device.torch))
     for line in sys.stdin:

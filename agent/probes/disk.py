@@ -93,7 +93,7 @@ def main(argv: list[str]) -> None:
     arguments = parser("disk", __doc__)
     arguments.add_argument("folder", type=Path)
     args = arguments.parse_args(argv)
-    tell(begin(), ask("disk", lambda: measure(args.folder, args.level)))
+    tell(begin(args.parent), ask("disk", lambda: measure(args.folder, args.level)))
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ def main(argv: list[str]) -> None:
     arguments = parser("matmul", __doc__)
     arguments.add_argument("--device", default="cpu", help="cpu, cuda:N")
     args = arguments.parse_args(argv)
-    tell(begin(), ask("matmul", lambda: measure(use(args.device), args.level)))
+    tell(begin(args.parent), ask("matmul", lambda: measure(use(args.device), args.level)))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     arguments = parser("memory", __doc__)
     arguments.add_argument("--proc", type=Path, default=Path("/proc"))
     args = arguments.parse_args(argv)
-    tell(begin(), ask("memory", lambda: measure(args.proc)))
+    tell(begin(args.parent), ask("memory", lambda: measure(args.proc)))
 
 
 if __name__ == "__main__":

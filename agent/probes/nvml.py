@@ -133,7 +133,7 @@ def main(argv: list[str]) -> None:
     arguments = parser("nvml", __doc__)
     arguments.add_argument("device", help="index or UUID")
     args = arguments.parse_args(argv)
-    tell(begin(), ask("nvml", lambda: measure(args.device)))
+    tell(begin(args.parent), ask("nvml", lambda: measure(args.device)))
 
 
 if __name__ == "__main__":

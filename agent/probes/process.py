@@ -39,6 +39,7 @@ class Program:
         theirs_in, self._stdin = os.pipe()
         ours_out, theirs_out = os.pipe()
         self._stdout = os.fdopen(ours_out, "rb", 0)
+        args = ["--parent", str(os.getpid()), *args]
         command = boot.command(sys.executable, f"elastic.agent.probes.{module}", *args)
         streams = (theirs_in, theirs_out, self._errors)
         # Off the numbers that they get, so that none overwrites another.

@@ -24,10 +24,13 @@ class NotKnown(Exception):
     """Why a probe can say nothing here, in words."""
 
 
-def begin() -> TextIO:
+def begin(parent: int | None) -> TextIO:
     """Where answers go. Whatever else is printed, by NCCL say, goes to standard error. Ends this process
-    with its parent."""
-    set_pdeathsig()
+    with its parent, if that is known."""
+    if parent is not None:
+        set_pdeathsig()
+        if os.getppid() != parent:  # it died before that
+            raise SystemExit(1)
     sys.stdout.flush()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -58,4 +61,5 @@ def ask(probe: str, work: Callable[[], Mapping[str, float]]) -> Answer:
 def parser(probe: str, doc: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog=f"python -m elastic.agent.probes.{probe}", description=doc)
     made.add_argument("--level", choices=LEVELS, default="quick")
+    made.add_argument("--parent", type=int, metavar="PID", help="that this is not to outlive")
     return made

@@ -1,8 +1,10 @@
 """Probes of a whole node: real processes, on the CPU, some of them with a fault."""
 
 import asyncio
+import contextlib
 import json
 import os
+import select
 import subprocess
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from tests.agent.probes.healthy import (
     probe,
 )
 from tests.e2e.harness.stuck import stuck_folder
+from tests.elastic.asking import elasticctl
 
 SHORT = 4.0
 """Seconds that a hanging probe of these tests is given; a healthy one takes far less."""
@@ -246,6 +249,39 @@ def test_a_cancelled_look_leaves_nothing(tmp_path: Path) -> None:
         assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("when", ["before it began", "in a request that hangs"])
+def test_probes_end_with_who_started_them(tmp_path: Path, when: str) -> None:
+    """Whom SIGKILL ends."""
+    pid = tmp_path / "pid"
+    fault = f"""
+if in_probe("disk"):
+    import os, signal
+    def tell():
+        with open({str(tmp_path / "new")!r}, "w") as file:
+            file.write(str(os.getpid()))
+        os.rename({str(tmp_path / "new")!r}, {str(pid)!r})
+    def hang(*args):
+        tell()
+        signal.pause()
+    os.statvfs = hang
+    if {when == "before it began"}:
+        parent = os.getppid()
+        tell()
+        while os.getppid() == parent:
+            pass
+"""
+    hanging = environ(tmp_path / "site", fault)
+    command = elasticctl("probe", "--folder", str(tmp_path))
+    with subprocess.Popen(command, env=hanging, stdout=subprocess.DEVNULL) as looking:
+        while not pid.exists():
+            assert looking.poll() is None, "it ended without a probe of the disk"
+        looking.kill()
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        gone = os.pidfd_open(int(pid.read_text()))
+        assert select.select([gone], [], [], 100.0)[0], "the probe outlived who started it"
+        os.close(gone)
 
 
 def test_devices_that_may_be_used(tmp_path: Path) -> None:
