@@ -69,6 +69,11 @@ def limits(proc: Path = Path("/proc/self")) -> list[tuple[int, int]]:
     return found
 
 
+def unified(proc: Path = Path("/proc/self")) -> Path | None:
+    """Our own cgroup of version 2, if it is to be seen."""
+    return _UNIFIED.folder(proc)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hierarchy:
     """Where cgroups are, and how their memory is called."""

@@ -15,6 +15,7 @@ from benchmarks import (
     node_lost,
     peers,
     preprocess,
+    probes,
     restart,
     save_cost,
     saves,
@@ -36,6 +37,7 @@ NAMES = {
     "flush": "a snapshot to a disk beside dd, and what others feel of it",
     "saves": "what a save to memory adds, of tensors on CPU or GPU: elastic, DLRover",
     "node_lost": "a node dies with its memory: steps computed twice, bytes read of storage, seconds",
+    "probes": "a probe of this node: from nothing, with torch imported ahead; what it found",
     "preprocess": "text to Megatron's files: elasticctl data, Megatron's loop (only where named)",
     "snapshots": "what a save adds, shadow, stream and DCP; restore (needs a device; only where named)",
 }
@@ -74,6 +76,8 @@ def _rows(
         return master.rows(args.agents or master.SIZES, args.n or 5, bare="bare" in wanted)
     if name == "copying":
         return copying.rows(args.copy_gib, args.n or 15)
+    if name == "probes":
+        return probes.rows(args.level, args.n or 5, args.folder)
     if name == "save_cost":
         return save_cost.rows(args.n or 25)
     if name == "flush":
@@ -145,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         "--n",
         type=int,
         help="restart: kills (20); start: launches (20); master: runs (5); master_killed: kills (50); "
-        "copying: copies (15); save_cost: saves (25); flush: flushes (5); preprocess: (5); node_lost: losses (3)",
+        "copying: copies (15); save_cost: saves (25); flush: flushes (5); preprocess, probes: (5); node_lost: losses (3)",
     )
     parser.add_argument("--ranks", type=int, default=2, help="restart, saves, snapshots: ranks")
     parser.add_argument(
@@ -179,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--flush-gib", type=float, default=2.0, help="flush: size of a snapshot")
     parser.add_argument(
-        "--folder", type=Path, default=Path("/var/tmp"), help="flush: on which disk"
+        "--folder", type=Path, default=Path("/var/tmp"), help="flush, probes: on which disk"
     )
     parser.add_argument(
         "--megatron-python", type=Path, help="preprocess: interpreter with megatron-core (this one)"
@@ -191,6 +195,9 @@ def _parser() -> argparse.ArgumentParser:
         "--vocabulary", type=Path, nargs=2, metavar=("VOCAB", "MERGES"),
         help="preprocess: GPT-2's files (one of its size, trained on the text)",
     )  # fmt: skip
+    parser.add_argument(
+        "--level", choices=("quick", "full"), default="quick", help="probes: seconds, or minutes"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="two_nodes: times as many tries")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks.json"), help="the JSON")
     return parser

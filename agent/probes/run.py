@@ -1,0 +1,264 @@
+"""Probe this node: every probe in a process of its own with a deadline, those at once that do not
+disturb one another. Imports no torch.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from elastic.agent.probes.answers import Answer
+from elastic.agent.probes.process import Program
+from elastic.agent.probes.verdicts import NodeVerdict, ProbeVerdict, compared, of_answer
+
+ENVIRONMENT = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts
+    "NCCL_SOCKET_IFNAME": "lo",  # what is asked is how a node's GPUs reach one another,
+    "NCCL_NET": "Socket",  # and to look for network cards takes longer than all else
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+}
+"""Of the probes of devices; what is set stays."""
+FIXED = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # the same kernel each time
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else who only lost a peer dies of it, and is accused
+}
+"""Of them too, whatever is set."""
+
+
+LEAVING = 10.0
+"""Seconds that a healthy process has to give its device back, once it was killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds that an answer may take, far above what a healthy node needs."""
+
+    torch: float
+    """To import it."""
+    device: float
+    """A step on a device."""
+    other: float
+    """Disk, counters."""
+
+
+LIMITS = {
+    "quick": Limits(torch=90.0, device=30.0, other=15.0),
+    "full": Limits(torch=90.0, device=180.0, other=90.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    label: str
+    """`gpu0`, `cpu`."""
+    torch: str
+    """Its name in torch: `cuda:0`."""
+    nvml: str
+    """Its index or UUID; empty: it is no GPU."""
+
+
+def devices(environ: Mapping[str, str], dev: Path = Path("/dev")) -> tuple[Device, ...]:
+    """The GPUs that may be used here; the CPU where there are none."""
+    there = sorted(int(f.name[6:]) for f in dev.glob("nvidia[0-9]*") if f.name[6:].isdecimal())
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(at) for at in range(len(there))]
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",") if name.strip()] if there else []
+    return tuple(
+        Device(label=f"gpu{name}" if name.isdecimal() else name, torch=f"cuda:{at}", nvml=name)
+        for at, name in enumerate(names)
+        if name not in ("-1", "NoDevFiles")
+    ) or (Device(label="cpu", torch="cpu", nvml=""),)
+
+
+async def probe(
+    level: str, *, devices: Sequence[Device], folders: Sequence[Path], environ: Mapping[str, str]
+) -> NodeVerdict:
+    """Everything once, from nothing."""
+    prober = Prober(level, devices=devices, folders=folders, environ=environ)
+    return await prober.probe()
+
+
+class Prober:
+    """One look at a node. `prepare` ahead of it imports torch, and touches no device: then `probe` takes
+    no longer than what it tries. Its processes are children of ours, by the pids in `pids`."""
+
+    def __init__(
+        self,
+        level: str,
+        *,
+        devices: Sequence[Device],
+        folders: Sequence[Path],
+        environ: Mapping[str, str],
+        limits: Limits | None = None,
+    ) -> None:
+        self._level = level
+        self._devices = tuple(devices)
+        self._folders = tuple(folders)
+        self._environ = environ
+        self._limits = limits or LIMITS[level]
+        self._programs: dict[Device, Program] = {}
+        self._others: set[Program] = set()
+        self._out: set[Device] = set()
+        """With a fault, or no context: nothing more is tried on them."""
+        self._found: list[ProbeVerdict] = []
+
+    @property
+    def pids(self) -> set[int]:
+        """Of processes that run, or could not be ended."""
+        return {program.pid for program in (*self._programs.values(), *self._others)}
+
+    async def prepare(self) -> None:
+        """Import torch for each device."""
+        if self._programs:
+            return
+        environ = {**ENVIRONMENT, **self._environ, **FIXED}
+        world = len(self._devices)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port = listening.getsockname()[1]
+            for rank, device in enumerate(self._devices):
+                args = ["--device", device.torch, "--level", self._level]
+                fds = []
+                if world > 1:
+                    args += ["--rank", str(rank), "--world", str(world), "--port", str(port)]
+                    if rank == 0:
+                        args, fds = [*args, "--listen", "3"], [listening.fileno()]
+                self._programs[device] = Program("device", args, environ, fds)
+        await self._all("torch", self._limits.torch, ask=False)
+
+    async def probe(self) -> NodeVerdict:
+        """Try everything; the processes are gone then, but for those that nothing ends. Raises OSError
+        where none can be started."""
+        began = time.monotonic()
+        looking = asyncio.create_task(self._look())
+        try:
+            await self.prepare()
+            # Then nothing takes the time that is measured, and what NVML sees on a GPU is not ours.
+            await looking
+            await self._try_devices()
+            seconds = time.monotonic() - began
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
+            await self.close()
+        return NodeVerdict(level=self._level, probes=compared(self._found), seconds=seconds)
+
+    async def close(self) -> None:
+        """End its processes."""
+        running = [program for program in self._programs.values() if not program.end]
+        await asyncio.gather(*(program.close(LEAVING) for program in running))
+        self._programs = {d: p for d, p in self._programs.items() if p.left_behind}
+
+    # --- what does not disturb ---------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Counters, memory and disks, all at once."""
+        level = ["--level", self._level]
+        wanted = [("memory", "", level)]
+        wanted += [("nvml", d.label, [*level, d.nvml]) for d in self._devices if d.nvml]
+        wanted += [("disk", str(folder), [*level, str(folder)]) for folder in self._folders]
+        tasks = [asyncio.create_task(self._other(*one)) for one in wanted]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _other(self, probe: str, device: str, args: Sequence[str]) -> None:
+        program = Program(probe, args, self._environ)
+        self._others.add(program)
+        try:
+            self._note(device, await program.only_answer(probe, self._limits.other))
+        except asyncio.CancelledError:
+            await program.close()
+            raise
+        finally:
+            if not program.left_behind:
+                self._others.discard(program)
+
+    # --- devices -----------------------------------------------------------------------------------
+
+    async def _try_devices(self) -> None:
+        """Together first: that also loads the libraries. Then one by one, with the others idle."""
+        await self._all("device")
+        if len(self._alive()) > 1:
+            await self._all("matmul_together")
+        await self._each("matmul")
+        await self._all("bandwidth")
+        if any(device.nvml for device in self._devices):
+            if len(self._alive()) > 1:
+                await self._all("copies_together")
+            await self._each("copies")
+        if len(self._devices) > 1:
+            await self._collectives()
+
+    def _alive(self) -> list[Device]:
+        return [device for device in self._devices if device not in self._out]
+
+    async def _all(self, probe: str, timeout: float | None = None, *, ask: bool = True) -> None:
+        """A step on all devices at once."""
+        devices = self._alive()
+        answers = await asyncio.gather(*(self._ask(d, probe, timeout, ask=ask) for d in devices))
+        for device, answer in zip(devices, answers, strict=True):
+            self._note_step(device, answer)
+
+    async def _each(self, probe: str) -> None:
+        """A step on one device after another."""
+        for device in self._alive():
+            self._note_step(device, await self._ask(device, probe))
+
+    async def _ask(
+        self, device: Device, probe: str, timeout: float | None = None, *, ask: bool = True
+    ) -> Answer:
+        program = self._programs[device]
+        if ask:
+            program.say(probe)
+        return await program.answer(probe, self._limits.device if timeout is None else timeout)
+
+    async def _collectives(self) -> None:
+        """One verdict for the node, or of those devices whose processes were seen to fail: that the others
+        then wait is no fault of theirs."""
+        if len(self._alive()) < len(self._devices):
+            gone = [device.label for device in self._devices if device in self._out]
+            what = f"not tried: there was no going on with {', '.join(gone)}"
+            self._note("", Answer(probe="collectives", ok=True, what=what))
+            return
+        answers = await asyncio.gather(*(self._ask(d, "collectives") for d in self._devices))
+        told = list(zip(self._devices, answers, strict=True))
+        broken = [
+            (d, a)
+            for d, a in told
+            if self._programs[d].end in ("stopped", "stuck", "died", "nonsense")
+        ]
+        for device, answer in broken:
+            self._note(device.label, answer)
+        if not broken:
+            self._note("", _together(told))
+
+    def _note_step(self, device: Device, answer: Answer) -> None:
+        """torch and a context on the device are no probes, and only told of where they fail."""
+        setup = answer.probe in ("torch", "device")
+        if not answer.ok or (setup and not answer.figures):
+            self._out.add(device)
+        elif setup:
+            return
+        self._note(device.label, answer)
+
+    def _note(self, device: str, answer: Answer) -> None:
+        self._found.append(of_answer(answer, device))
+
+
+def _together(told: Sequence[tuple[Device, Answer]]) -> Answer:
+    """What a collective's ranks say, as one: it is as fast as the slowest of them says."""
+    bad = [f"{device.label}: {answer.what}" for device, answer in told if not answer.ok]
+    if bad:
+        return Answer(probe="collectives", ok=False, what="; ".join(bad))
+    if silent := [answer for _, answer in told if not answer.figures]:
+        return replace(silent[0], probe="collectives")
+    names = told[0][1].figures
+    slowest = {name: min(answer.figures[name] for _, answer in told) for name in names}
+    return Answer(probe="collectives", ok=True, figures=slowest)

@@ -1,0 +1,47 @@
+"""`elasticctl probe` on this machine."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from tests.elastic.asking import columns, elasticctl
+
+
+def ask(*args: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(elasticctl(*args), capture_output=True, text=True, check=False)
+
+
+def test_a_healthy_machine(tmp_path: Path) -> None:
+    done = ask("probe", "--folder", str(tmp_path))
+    assert done.returncode == 0, done
+    head, *rows = done.stdout.splitlines()
+    assert columns(head) == ["PROBE", "DEVICE", "VERDICT", "FIGURES"]
+    assert ["matmul", "cpu", "ok", "tflops"] in [columns(row)[:4] for row in rows]
+    assert ["disk", str(tmp_path), "ok"] in [columns(row)[:3] for row in rows]
+    assert not done.stderr
+
+
+def test_a_fault_as_json(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    done = ask("-o", "json", "probe", "--folder", missing)
+    assert done.returncode == 1, done
+    said = json.loads(done.stdout)
+    assert (said["level"], said["state"]) == ("quick", "faulty")
+    (bad,) = [probe for probe in said["probes"] if probe["state"] == "faulty"]
+    assert (bad["probe"], bad["device"]) == ("disk", missing)
+    assert bad["what"] == "there is no such folder"
+
+
+def test_usage() -> None:
+    done = ask("probe", "--level", "some")
+    assert done.returncode == 2
+    assert "invalid choice: 'some'" in done.stderr
+
+
+def test_the_disk_of_the_temporary_folder_is_tried(tmp_path: Path) -> None:
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = elasticctl("-o", "json", "probe")
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
+    disks = [p["device"] for p in json.loads(done.stdout)["probes"] if p["probe"] == "disk"]
+    assert disks == [str(tmp_path)]

@@ -1,0 +1,301 @@
+"""Probes of a whole node: real processes, on the CPU, some of them with a fault."""
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from elastic.agent.probes.run import Device, Limits, Prober, devices
+from tests.agent.probes.healthy import (
+    CPU,
+    PAIR,
+    by_name,
+    environ,
+    faults,
+    module,
+    probe,
+)
+from tests.e2e.harness.stuck import stuck_folder
+from tests.elastic.asking import elasticctl
+
+SHORT = 4.0
+"""Seconds that a hanging probe of these tests is given; a healthy one takes far less."""
+
+
+@pytest.mark.parametrize(
+    ("command", "figures"),
+    [
+        (module("matmul"), {"tflops", "slowest_tflops", "checksum"}),
+        (module("bandwidth"), {"gb_s"}),
+        (module("memory"), {"total_bytes", "free_bytes"}),
+        (module("disk", "."), {"free_bytes", "free_files", "write_gb_s", "fsync_s", "read_gb_s"}),
+        (module("copies", "--device", "cpu"), set()),
+    ],
+)
+def test_each_probe_is_a_program_with_one_answer(command: list[str], figures: set[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (line,) = done.stdout.splitlines()
+    said = json.loads(line)
+    assert said["ok"], said
+    assert figures <= said["figures"].keys()
+    assert bool(said["figures"]) == bool(figures), said
+
+
+def test_a_healthy_node(tmp_path: Path) -> None:
+    verdict, left = probe(dict(os.environ), folders=[tmp_path])
+    assert verdict.state == "ok", verdict
+    assert set(by_name(verdict)) == {
+        ("memory", ""),
+        ("disk", str(tmp_path)),
+        ("matmul", "cpu"),
+        ("bandwidth", "cpu"),
+    }
+    assert all(one.state == "ok" and one.figures for one in verdict.probes), verdict
+    assert not left
+    assert not list(tmp_path.iterdir()), "the disk's probe left something"
+
+
+def test_devices_work_together() -> None:
+    verdict, left = probe(dict(os.environ), devices=PAIR)
+    found = by_name(verdict)
+    assert verdict.state == "ok", verdict
+    assert found["collectives", ""].figures.keys() == {"all_reduce_gb_s", "all_gather_gb_s"}
+    checksums = {found["matmul", device.label].figures["checksum"] for device in PAIR}
+    assert len(checksums) == 1, "two devices have other bits of the same product"
+    assert ("matmul_together", "cpu1") in found
+    assert not left
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("while True: pass", "it runs on"),
+        ("import signal; signal.pause()", "it waits"),
+        ("import os; os.kill(os.getpid(), 19)", "it was stopped by a signal"),
+        ("import os; os.kill(os.getpid(), 11)", "was killed by SIGSEGV"),
+        ("import os; os._exit(3)", "ended with exit code 3"),
+        ("import os; sys.stderr.write('the disk sings\\n'); os._exit(0)", "the disk sings"),
+        ("print('hello', flush=True)", "'hello\\n', which is no JSON"),
+        ("print('[' * 60000, flush=True)", "which is no JSON"),
+        ("print('{}', flush=True)", "which is no answer"),
+        ("print('x' * 200000, flush=True)", "a line of more than 65536 bytes"),
+        (
+            'print(\'{"probe": "memory", "ok": true, "what": "", "figures": {}}\', flush=True)',
+            "it answered for memory",
+        ),
+        (
+            "import atexit, os; out = os.dup(1); atexit.register(lambda: os.write(out, b'bye'))",
+            "after its answer it printed b'bye'",
+        ),
+    ],
+)
+def test_no_good_answer_is_a_verdict(tmp_path: Path, fault: str, words: str) -> None:
+    broken = environ(tmp_path / "site", f"if in_probe('disk'):\n    {fault}")
+    hangs = words in ("it runs on", "it waits", "it was stopped by a signal")
+    limits = Limits(torch=100.0, device=100.0, other=SHORT if hangs else 100.0)
+    verdict, left = probe(broken, devices=(), folders=[tmp_path], limits=limits)
+    found = faults(verdict)
+    assert found.keys() == {("disk", str(tmp_path))}, verdict
+    assert words in found["disk", str(tmp_path)]
+    assert by_name(verdict)["memory", ""].state == "ok", "the others went on"
+    assert not left
+
+
+def test_a_request_that_a_disk_never_answers_is_left_behind(tmp_path: Path) -> None:
+    left: set[int] = set()
+    with stuck_folder(tmp_path / "stuck") as stuck:
+
+        async def main() -> None:
+            prober = Prober(
+                "quick",
+                devices=[CPU],
+                folders=[stuck.path],
+                environ=os.environ,
+                limits=Limits(torch=100.0, device=100.0, other=SHORT),
+            )
+            looking = asyncio.create_task(prober.probe())
+            victim = await asyncio.get_running_loop().run_in_executor(None, stuck.victim, 100.0)
+            verdict = await looking
+            (what,) = faults(verdict).values()
+            assert f"process {victim}: it is stuck in the kernel" in what
+            assert "it could not be killed, and is left behind" in what
+            assert prober.pids == {victim}
+            left.add(victim)
+
+        asyncio.run(main())
+    for pid in left:
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("torch.mm = lambda *a, **k: time.sleep(1000)", "it waits"),
+        ("torch.mm = lambda *a, **k: os.abort()", "was killed by SIGABRT"),
+        ("torch.mm = lambda *a, **k: 1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_fault_is_pinned_to_its_step(tmp_path: Path, fault: str, words: str) -> None:
+    broken = environ(tmp_path / "site", torch_fault=fault)
+    limits = Limits(torch=100.0, device=SHORT if words == "it waits" else 100.0, other=100.0)
+    verdict, left = probe(broken, limits=limits)
+    found = faults(verdict)
+    assert found.keys() == {("matmul", "cpu")}, verdict
+    assert words in found["matmul", "cpu"]
+    assert ("bandwidth", "cpu") not in by_name(verdict), "a device with a fault was tried further"
+    assert not left
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [("calls == 3", "in repetition 2 of the same product 1 elements differ: row 7, column 9"),
+     ("True", "elements of a product are wrong")],
+)  # fmt: skip
+def test_a_corrupting_matmul_is_found(tmp_path: Path, when: str, words: str) -> None:
+    """A bit of one element flips, once or each time: the second is the same in each repetition."""
+    at = "7, 9" if when != "True" else "0, 0"
+    fault = f"""
+calls, mm = 0, torch.mm
+def corrupting(*args, **kwargs):
+    global calls
+    calls += 1
+    product = mm(*args, **kwargs)
+    if {when}:
+        product.view(torch.int32)[{at}] ^= 1 << 3
+    return product
+torch.mm = corrupting
+""".replace("global calls", "nonlocal calls")
+    verdict, _ = probe(environ(tmp_path / "site", torch_fault=fault))
+    found = faults(verdict)
+    assert found.keys() == {("matmul", "cpu")}, verdict
+    assert words in found["matmul", "cpu"]
+
+
+def test_a_stopped_rank_of_a_collective_is_named(tmp_path: Path) -> None:
+    """The other one waits for it, and is not accused."""
+    fault = """
+import torch.distributed
+def stop(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGSTOP)
+if in_probe("device", "--rank", "1", "--world"):
+    if sys.orig_argv[sys.orig_argv.index("--rank") + 1] == "1":
+        torch.distributed.all_reduce = stop
+"""
+    limits = Limits(torch=100.0, device=2.5 * SHORT, other=100.0)
+    verdict, left = probe(
+        environ(tmp_path / "site", torch_fault=fault), devices=PAIR, limits=limits
+    )
+    found = faults(verdict)
+    assert found.keys() == {("collectives", "cpu1")}, verdict
+    assert "it was stopped by a signal" in found["collectives", "cpu1"]
+    assert not left
+
+
+def test_without_a_device_nobody_is_accused_of_the_collective(tmp_path: Path) -> None:
+    fault = """
+if sys.orig_argv[sys.orig_argv.index("--rank") + 1] == "0":
+    torch.mm = lambda *args, **kwargs: os.abort()
+"""
+    verdict, _ = probe(environ(tmp_path / "site", torch_fault=fault), devices=PAIR)
+    assert faults(verdict).keys() == {("matmul_together", "cpu0")}, verdict
+    collectives = by_name(verdict)["collectives", ""]
+    assert collectives.state == "unknown"
+    assert "cpu0" in collectives.what
+
+
+def test_torch_that_cannot_be_imported(tmp_path: Path) -> None:
+    broken = environ(tmp_path / "site", "sys.modules['torch'] = None")
+    verdict, _ = probe(broken)
+    found = faults(verdict)
+    assert found.keys() == {("torch", "cpu")}, verdict
+    assert "import of torch halted" in found["torch", "cpu"]
+
+
+def test_what_was_prepared_is_used() -> None:
+    async def main() -> None:
+        prober = Prober("quick", devices=[CPU], folders=[], environ=os.environ)
+        await prober.prepare()
+        (prepared,) = prober.pids
+        looking = asyncio.create_task(prober.probe())
+        while len(prober.pids) < 2:  # it has begun to look
+            await asyncio.sleep(0)
+        assert prepared in prober.pids
+        verdict = await looking
+        assert verdict.state == "ok", verdict
+        assert not prober.pids
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_look_leaves_nothing(tmp_path: Path) -> None:
+    hanging = environ(tmp_path / "site", "if in_probe('disk'):\n    import signal; signal.pause()")
+
+    async def main() -> None:
+        prober = Prober("quick", devices=[CPU], folders=[tmp_path], environ=hanging)
+        await prober.prepare()
+        looking = asyncio.create_task(prober.probe())
+        while len(prober.pids) < 2:
+            await asyncio.sleep(0)
+        started = prober.pids
+        looking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await looking
+        assert not prober.pids
+        assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("when", ["before it began", "in a request that hangs"])
+def test_probes_end_with_who_started_them(tmp_path: Path, when: str) -> None:
+    """Whom SIGKILL ends."""
+    pid = tmp_path / "pid"
+    fault = f"""
+if in_probe("disk"):
+    import os, signal
+    def tell():
+        with open({str(tmp_path / "new")!r}, "w") as file:
+            file.write(str(os.getpid()))
+        os.rename({str(tmp_path / "new")!r}, {str(pid)!r})
+    def hang(*args):
+        tell()
+        signal.pause()
+    os.statvfs = hang
+    if {when == "before it began"}:
+        parent = os.getppid()
+        tell()
+        while os.getppid() == parent:
+            pass
+"""
+    hanging = environ(tmp_path / "site", fault)
+    command = elasticctl("probe", "--folder", str(tmp_path))
+    with subprocess.Popen(command, env=hanging, stdout=subprocess.DEVNULL) as looking:
+        while not pid.exists():
+            assert looking.poll() is None, "it ended without a probe of the disk"
+        looking.kill()
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        gone = os.pidfd_open(int(pid.read_text()))
+        assert select.select([gone], [], [], 100.0)[0], "the probe outlived who started it"
+        os.close(gone)
+
+
+def test_devices_that_may_be_used(tmp_path: Path) -> None:
+    assert devices({}, tmp_path) == (CPU,)
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia10"):
+        (tmp_path / name).touch()
+    gpu = [Device(label=f"gpu{at}", torch=f"cuda:{at}", nvml=f"{at}") for at in range(3)]
+    assert devices({}, tmp_path) == tuple(gpu)
+    assert devices({"CUDA_VISIBLE_DEVICES": "2, 0"}, tmp_path) == (
+        Device(label="gpu2", torch="cuda:0", nvml="2"),
+        Device(label="gpu0", torch="cuda:1", nvml="0"),
+    )
+    assert devices({"CUDA_VISIBLE_DEVICES": "GPU-5f"}, tmp_path) == (
+        Device(label="GPU-5f", torch="cuda:0", nvml="GPU-5f"),
+    )
+    for nothing in ("", "-1"):
+        assert devices({"CUDA_VISIBLE_DEVICES": nothing}, tmp_path) == (CPU,)
