@@ -10,17 +10,19 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from elastic.master.activity import Activity
+from elastic.master.activity import Activity, Doing, moved
 from elastic.master.events import NodeId
+from elastic.master.tree import Call
 
 LONG, LONG_PATIENCES = 60.0, 20
 """Seconds, and patiences, that a round may stand still for a reason; the larger of them."""
 FOREVER = 600.0
 """Seconds that a model may compute by itself: its layers all look alike, whether it goes on or not."""
 
-WAITING = frozenset({Activity.COLLECTIVE, Activity.P2P})
 PATIENT = frozenset({Activity.COMPILE, Activity.DATA})
-COMPUTING = frozenset({Activity.FORWARD, Activity.BACKWARD, Activity.OPTIMIZER, Activity.NATIVE})
+COMPUTING = frozenset({Activity.BACKWARD, Activity.OPTIMIZER, Activity.NATIVE, Activity.DEVICE})
+SILENT = frozenset({Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER, Activity.DEVICE})
+"""May wait for others in a library's code, of which no stack tells: collectives do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +47,9 @@ class Seen:
     node: NodeId
     state: str
     """Of its main thread, as /proc has it: R, S, D, T, Z; empty: gone."""
-    doing: Activity
-    chain: tuple[tuple[str, str], ...] = ()
-    """File and function of the main thread's frames, innermost first; without lines, for those of a loop
-    change while it goes nowhere."""
-    place: str = ""
-    """Its innermost frame of the user's code, in words."""
-    where: str = ""
-    """What it does, in words; of a process that the kernel holds, where."""
+    doing: Doing
+    stack: tuple[Call, ...] = ()
+    """Innermost first."""
     collectives: tuple[Collective, ...] | None = None
     """None: it did not answer what they are."""
     quiet: float = 0.0
@@ -60,8 +57,26 @@ class Seen:
     ticks: int = 0
     cpu: float = 0.0
     """Seconds of it that its main thread used."""
-    workers: tuple[str, ...] | None = None
-    """States of the processes that its loader waits for; None: it waits for none."""
+
+    @property
+    def pending(self) -> tuple[Collective, ...]:
+        """What it has issued, and what is not known to be over."""
+        return tuple(one for one in self.collectives or () if not one.done)
+
+    @property
+    def waits(self) -> bool:
+        """Other ranks hold it up."""
+        doing = self.doing
+        silent = doing.activity in SILENT and doing.asleep and bool(self.pending)
+        return doing.waits_for_others or silent
+
+    @property
+    def place(self) -> str:
+        """The innermost call of the script, in words."""
+        if self.doing.call is None:
+            return ""
+        function, file, line = self.doing.call
+        return f"{file}:{line} in {function}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +102,7 @@ def find(
     if quiet < allowed or not last:
         return None
     long = max(LONG, LONG_PATIENCES * allowed)
-    apart = [s for s in last.values() if s.doing not in WAITING]
+    apart = [s for s in last.values() if not s.waits]
     if not apart:
         odd = _odd(last)
         return _found(odd, last, "waits apart") if odd or quiet >= long else None
@@ -104,55 +119,60 @@ def find(
 
 def _limit(looks: tuple[Seen, ...], phase: str, allowed: float, long: float) -> float:
     """How long a rank that does not move may take, by what it does."""
-    seen = looks[-1]
-    if seen.doing is Activity.CHECKPOINT:
+    seen, doing = looks[-1], looks[-1].doing
+    if doing.activity is Activity.CHECKPOINT:
         return long  # its way to a disk is, too
-    if seen.state == "D" or _lost_worker(seen):
+    if seen.state == "D" or _lost_worker(doing):
         return allowed
-    if not seen.chain:
+    if not seen.stack:
         return FOREVER  # it begins, or ends
-    if phase or seen.doing in PATIENT:
+    if phase or doing.activity in PATIENT:
         return long
-    if seen.doing in COMPUTING and seen.cpu > looks[0].cpu:
+    if doing.activity in COMPUTING and seen.cpu > looks[0].cpu:
         return FOREVER
     return allowed
 
 
-def _both(looks: tuple[Seen, ...], doing: Activity) -> bool:
-    return all(look.doing is doing for look in looks[-2:])
+def _both(looks: tuple[Seen, ...], activity: Activity) -> bool:
+    return all(look.doing.activity is activity for look in looks[-2:])
 
 
 def _moved(looks: tuple[Seen, ...]) -> bool:
-    """Between any two looks: another step, another chain of functions, or another collective."""
-    return len({(look.ticks, look.chain, look.collectives) for look in looks}) > 1
-
-
-def _lost_worker(seen: Seen) -> bool:
-    """Its loader waits for a process that is gone, stopped, or held by the kernel."""
-    workers = seen.workers
-    return workers is not None and (
-        not workers or not {"T", "t", "D", "Z", "X"}.isdisjoint(workers)
+    """Between any two looks: another step, other functions, or another collective."""
+    first = looks[0]
+    return any(
+        (look.ticks, look.collectives) != (first.ticks, first.collectives)
+        or moved(first.stack, look.stack)
+        for look in looks[1:]
     )
+
+
+def _lost_worker(doing: Doing) -> bool:
+    """Its loader waits for a process that is gone, stopped, or held by the kernel."""
+    if doing.activity is not Activity.DATA or doing.name != "_try_get_data":
+        return False
+    return not doing.workers or not set("TtDZX").isdisjoint(doing.workers)
 
 
 def _odd(last: Mapping[int, Seen]) -> list[Seen]:
     """All wait: the few whose pending collective is another than that of the many, in the same group."""
     groups: dict[str, dict[int, Collective]] = {}
     for rank, seen in last.items():
-        for one in seen.collectives or ():
-            if not one.done:
-                groups.setdefault(one.group, {})[rank] = one
+        for one in seen.pending:
+            groups.setdefault(one.group, {})[rank] = one
     for pending in groups.values():
         kinds = Counter((one.seq, one.op, one.sizes) for one in pending.values())
         if len(kinds) > 1:
             (many, count), (_, second) = kinds.most_common(2)
             few = [rank for rank, o in pending.items() if (o.seq, o.op, o.sizes) != many]
             return [last[rank] for rank in (few if count > second else pending)]
-    doing = Counter(seen.where for seen in last.values())
-    if len(doing) > 1:
-        (most, count), (_, second) = doing.most_common(2)
+        elif len(pending) == len(last):
+            return []  # all are in the same
+    names = Counter(seen.doing.name for seen in last.values())
+    if len(names) > 1:
+        (most, count), (_, second) = names.most_common(2)
         if count > second:
-            return [seen for seen in last.values() if seen.where != most]
+            return [seen for seen in last.values() if seen.doing.name != most]
     return []
 
 
@@ -179,12 +199,11 @@ def _plural(how: str) -> str:
 
 def describe(seen: Seen) -> str:
     """What one rank does, in words."""
-    pending = [str(one) for one in seen.collectives or () if not one.done]
-    what = (
-        f"{seen.where} ({', '.join(pending[:2])})"
-        if pending and seen.doing in WAITING
-        else seen.where
-    )
+    what = seen.doing.name or seen.doing.activity.value
+    if seen.state == "D":
+        what = f"{what}, held by the kernel"
+    if seen.waits and seen.pending:
+        what += f" ({', '.join(str(one) for one in seen.pending[:2])})"
     return f"{what}, in {seen.place}" if seen.place else what
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from elastic.master import events as ev
-from elastic.master.activity import Activity, activity
+from elastic.master.activity import doing
 from elastic.master.checkpoints import Orders
 from elastic.master.culprits import Collective, Seen
 from elastic.master.directive import Directive
@@ -15,7 +15,7 @@ from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import CodecError
 from elastic.proto.limits import MOST_SLOTS
 from elastic.proto.looks import Look as Look_
-from elastic.proto.looks import bare, telling
+from elastic.proto.looks import telling
 from elastic.proto.moment import MOST_SPANS, Moment, Span
 
 MAX_TEXT = 4096
@@ -273,43 +273,24 @@ def looks(node_id: NodeId, told: Sequence[str]) -> tuple[Seen, ...]:
     return tuple(found)
 
 
-_WORKERS = ("_get_data", "_try_get_data")
-"""What waits for a loader's workers."""
-
-
 def _seen(node_id: NodeId, look: Look_) -> Seen:
-    frames = telling(look)
-    plain = tuple((frame.function, frame.file, frame.line) for frame in frames)
-    doing, where = activity(plain, look.state)
-    own = next((f for f in frames if _is_own(f.file)), None)
+    stack = tuple((frame.function, frame.file, frame.line) for frame in telling(look))
+    children = tuple((child.state, child.command) for child in look.children)
+    found = doing(stack, state=look.state, wchan=look.wchan, children=children)
+    issued = look.collectives
     return Seen(
         rank=look.rank,
         node=node_id,
         state=look.state,
-        doing=doing,
-        chain=tuple((frame.file, frame.function) for frame in frames),
-        place=f"{own.file}:{own.line} in {own.function}" if own is not None else "",
-        where=where,
+        doing=found,
+        stack=stack,
         quiet=look.quiet,
         ticks=look.ticks,
         cpu=look.main_cpu_seconds,
         collectives=None
-        if look.collectives is None
+        if issued is None
         else tuple(
             Collective(group=c.group, seq=c.seq, op=c.op, sizes=c.sizes, done=c.done)
-            for c in look.collectives
+            for c in issued
         ),
-        workers=tuple(c.state for c in look.children if c.command.startswith("pt_data_worker"))
-        if doing is Activity.DATA and any(bare(frame.function) in _WORKERS for frame in frames)
-        else None,
-    )
-
-
-def _is_own(file: str) -> bool:
-    """Whether a frame is of the user's code: no library's."""
-    return (
-        bool(file)
-        and "site-packages" not in file
-        and "/lib/python" not in file
-        and not file.startswith("<")
     )

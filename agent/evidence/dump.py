@@ -103,7 +103,7 @@ def _is_writing(pid: int, deaf: set[int]) -> bool:
 
 
 _HEADER = re.compile(
-    r"(?:(?P<current>Current t|T)hread 0x[0-9a-f]+(?: \[(?P<name>.*)\])?|Stack)"
+    r"(?:(?:Current t|T)hread 0x[0-9a-f]+(?: \[(?P<name>.*)\])?|Stack)"
     r" \(most recent call first\):"
 )
 _FRAME = re.compile(r'  File (?:"(?P<file>.*)"|\?\?\?), line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
@@ -113,26 +113,24 @@ _MORE = re.compile(r"  \.\.\.|plus \d+ frames")
 
 def parse(text: str, pid: int) -> tuple[Thread, ...]:
     """faulthandler's text, as Python 3.11 to 3.14 write it: the main thread first, the others without a
-    number. 100 threads at most, the newest, of 100 frames, the innermost."""
-    found: list[tuple[bool, str, list[Frame]]] = []
+    number. 100 threads at most, the newest, so without the main one where there are more; of 100 frames
+    each, the innermost."""
+    found: list[tuple[str, list[Frame]]] = []
     whole = True
     for line in text.splitlines():
         if match := _HEADER.fullmatch(line):
-            found.append((match["current"] != "T", match["name"] or "", []))
+            found.append((match["name"] or "", []))
         elif line == "...":
             whole = False
         elif found and (match := _FRAME.fullmatch(line)):
             number = int(match["line"]) if match["line"].isdecimal() else 0
-            found[-1][2].append(looks.frame(match["name"], match["file"] or "???", number))
+            found[-1][1].append(looks.frame(match["name"], match["file"] or "???", number))
         elif found and _MORE.fullmatch(line):
-            found[-1][2].append(Frame(function="<more>", file=""))
-    current = next((i for i, thread in enumerate(found) if thread[0]), len(found) - 1)
+            found[-1][1].append(Frame(function="<more>", file=""))
     # The oldest comes last: the main thread, or of a fork the one that forked, which is main there.
-    # Where there are more than 100 it is left out, but for the one that took the signal, nearly
-    # always the main thread, for the kernel prefers it.
-    main = len(found) - 1 if whole else current
+    main = len(found) - 1 if whole else None
     threads = (
         Thread(tid=pid if i == main else 0, name=looks.text(name), frames=looks.cut(frames))
-        for i, (_, name, frames) in enumerate(found)
+        for i, (name, frames) in enumerate(found)
     )
     return looks.fit(threads, pid)

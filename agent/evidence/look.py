@@ -92,7 +92,10 @@ class Looker:
             text = await dump.ask(found.pid, target, deadline=deadline)
         except dump.Unanswered as error:
             return replace(found, problem=f"{problem}; {error}")
-        return replace(found, how="faulthandler", threads=dump.parse(text, found.pid))
+        threads = dump.parse(text, found.pid)
+        if not any(thread.tid == found.pid for thread in threads):
+            problem = f"{problem}; it has too many threads to tell of its main one"
+        return replace(found, how="faulthandler", threads=threads, problem=problem)
 
     async def _closely(self, found: Look, deadline: float) -> Look:
         """With its libraries' calls, and with what its children do. Who is stopped or in D state

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from elastic.master import hangs
-from elastic.master.activity import Activity
+from elastic.master.activity import Activity, Doing
 from elastic.master.culprits import FOREVER, LONG, Collective, Found, Seen, find, spans
 from elastic.master.events import NodeId
 from elastic.master.hangs import Decision, Examine, State, Verdict, patience, suspects_at
@@ -16,16 +16,28 @@ NODES = frozenset({NodeId("a"), NodeId("b")})
 REDUCE = Collective(group="0", seq=41, op="gloo:all_reduce", sizes="[[4]]", done=False)
 
 
-def seen(rank: int, doing: Activity = Activity.COLLECTIVE, **more: object) -> Seen:
+STACK = (
+    ("all_reduce", "/torch/distributed/distributed_c10d.py", 5),
+    ("main", "train.py", 9),
+)
+
+
+def seen(rank: int, activity: Activity = Activity.COLLECTIVE, **more: object) -> Seen:
     """A rank that waits in an all-reduce, two to a node, but for what is said otherwise."""
+    waits = activity is Activity.COLLECTIVE
+    doing = Doing(
+        activity=activity,
+        name=str(more.pop("name", "all_reduce" if waits else "")),
+        asleep=bool(more.pop("asleep", waits)),
+        call=("main", "train.py", 9),
+        workers=str(more.pop("workers", "")),
+    )
     usual: dict[str, object] = {
         "state": "S",
-        "chain": (("c10d.py", "all_reduce"), ("train.py", "main")),
-        "place": "train.py:9 in main",
-        "where": "all_reduce" if doing is Activity.COLLECTIVE else str(doing),
+        "stack": STACK,
         "quiet": 5.0,
         "ticks": 40,
-        "collectives": (REDUCE,) if doing is Activity.COLLECTIVE else None,
+        "collectives": (REDUCE,) if waits else None,
     }
     return Seen(rank=rank, node=NodeId("ab"[rank // 2]), doing=doing, **usual | more)  # type: ignore[arg-type]
 
@@ -57,11 +69,11 @@ def test_who_is_stopped_is_named_before_the_patience_is_over() -> None:
 
 
 def test_who_does_not_move_while_the_others_wait_is_named() -> None:
-    one = found(*WAITING, seen(3, Activity.PYTHON, where="endless", place="train.py:3 in endless"))
+    one = found(*WAITING, seen(3, Activity.PYTHON, name="endless"))
     assert one is not None
-    assert (one.ranks, one.nodes, one.place) == ((3,), ("b",), "train.py:3 in endless")
+    assert (one.ranks, one.nodes, one.place) == ((3,), ("b",), "train.py:9 in main")
     assert one.reason == (
-        "rank 3 on b does not go on: endless, in train.py:3 in endless; 3 of 3 others: all_reduce "
+        "rank 3 on b does not go on: endless, in train.py:9 in main; 3 of 3 others: all_reduce "
         "(all_reduce #41 of [[4]]), in train.py:9 in main"
     )
 
@@ -70,7 +82,7 @@ def test_who_does_not_move_while_the_others_wait_is_named() -> None:
     "before",
     [
         seen(3, Activity.PYTHON, ticks=39),
-        seen(3, Activity.PYTHON, chain=(("train.py", "other"),)),
+        seen(3, Activity.PYTHON, stack=(("other", "train.py", 3),)),
         seen(3, Activity.PYTHON, collectives=(REDUCE,)),
     ],
 )
@@ -86,7 +98,7 @@ def test_nobody_is_named_within_the_patience_or_by_one_look() -> None:
 
 @pytest.mark.parametrize("doing", [Activity.COMPILE, Activity.CHECKPOINT, Activity.DATA])
 def test_what_takes_long_for_a_reason_gets_long(doing: Activity) -> None:
-    culprit = seen(3, doing, workers=("S", "S") if doing is Activity.DATA else None)
+    culprit = seen(3, doing, name="_try_get_data", workers="SS")
     assert ranks(*WAITING, culprit, quiet=LONG - 1) is None
     assert ranks(*WAITING, culprit, quiet=LONG) == (3,)
 
@@ -97,25 +109,26 @@ def test_a_phase_that_the_script_names_gets_long() -> None:
     assert ranks(*WAITING, culprit, phases={3: "evaluate"}, quiet=LONG) == (3,)
 
 
-@pytest.mark.parametrize("workers", [(), ("S", "T"), ("Z",), ("S", "D")])
-def test_a_loader_whose_worker_will_not_come_back(workers: tuple[str, ...]) -> None:
-    assert ranks(*WAITING, seen(3, Activity.DATA, workers=workers)) == (3,)
+@pytest.mark.parametrize("workers", ["", "ST", "Z", "DS"])
+def test_a_loader_whose_worker_will_not_come_back(workers: str) -> None:
+    assert ranks(*WAITING, seen(3, Activity.DATA, name="_try_get_data", workers=workers)) == (3,)
+    assert ranks(*WAITING, seen(3, Activity.DATA, name="_next_data")) is None, "it has none"
 
 
 def test_a_disk_that_does_not_answer_and_one_that_is_slow_to_save() -> None:
-    assert ranks(*WAITING, seen(3, Activity.PYTHON, state="D", chain=())) == (3,)
+    assert ranks(*WAITING, seen(3, Activity.PYTHON, state="D", stack=())) == (3,)
     assert ranks(*WAITING, seen(3, Activity.CHECKPOINT, state="D")) is None
 
 
 def test_a_model_that_computes_looks_alike_whether_it_goes_on_or_not() -> None:
-    busy, before = seen(3, Activity.FORWARD, cpu=2.0), {3: seen(3, Activity.FORWARD, cpu=1.0)}
+    busy, before = seen(3, Activity.BACKWARD, cpu=2.0), {3: seen(3, Activity.BACKWARD, cpu=1.0)}
     assert ranks(*WAITING, busy, before=before, quiet=FOREVER - 1) is None
     assert ranks(*WAITING, busy, before=before, quiet=FOREVER) == (3,)
     assert ranks(*WAITING, busy) == (3,), "it computes nothing"
 
 
 def test_a_rank_without_a_stack_begins_or_ends() -> None:
-    assert ranks(*WAITING, seen(3, Activity.PYTHON, chain=())) is None
+    assert ranks(*WAITING, seen(3, Activity.PYTHON, stack=())) is None
 
 
 @pytest.mark.parametrize(
@@ -128,6 +141,12 @@ def test_a_rank_without_a_stack_begins_or_ends() -> None:
 )
 def test_who_waits_in_another_collective_is_named(other: Collective) -> None:
     assert ranks(*WAITING, seen(3, collectives=(other,))) == (3,)
+
+
+def test_who_waits_where_no_stack_tells_is_known_by_what_it_has_issued() -> None:
+    backward = seen(3, Activity.BACKWARD, asleep=True, collectives=(REDUCE,))
+    assert ranks(*WAITING, backward) is None
+    assert ranks(*WAITING, seen(3, Activity.BACKWARD, asleep=True, collectives=())) == (3,)
 
 
 def test_of_two_that_wait_apart_nobody_can_say_which() -> None:

@@ -1,0 +1,244 @@
+import asyncio
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import pytest
+
+from elastic.agent.evidence.dump import Target
+from elastic.agent.evidence.look import Looker
+from elastic.proto import codec, looks
+from elastic.proto.looks import Look
+from tests.e2e.harness.freezer import Freezer
+
+from . import programs
+from .programs import PATIENCE, program
+
+
+def look(
+    ranks: Mapping[int, int],
+    *,
+    native: Collection[int] = (),
+    targets: Mapping[int, Target] | None = None,
+    timeout: float = PATIENCE,
+) -> tuple[Look, ...]:
+    async def run() -> tuple[Look, ...]:
+        looker = Looker()
+        deadline = asyncio.get_running_loop().time() + timeout
+        found = await looker.look(ranks, native=native, targets=targets, deadline=deadline)
+        while looker.pids:  # py-spy that was cut off is still to be reaped
+            await asyncio.sleep(0.01)
+        return found
+
+    return asyncio.run(run())
+
+
+def functions(found: Look) -> list[str]:
+    return [frame.function for frame in looks.telling(found)]
+
+
+def test_a_look_at_a_waiting_rank_has_its_stacks_and_what_the_kernel_says() -> None:
+    with program(programs.WAITS) as pid:
+        programs.wait_for_state(pid, "S")
+        (found,) = look({3: pid})
+    assert (found.rank, found.pid, found.state, found.how) == (3, pid, "S", "py-spy"), found
+    assert functions(found) == ["inner", "Trainer.step", "<module>"]
+    assert looks.telling(found)[0].line == 5
+    helper = next(thread for thread in found.threads if thread.name == "helper")
+    assert looks.bare(helper.frames[0].function) == "wait"
+    assert found.threads[0].tid == pid
+    assert found.threads[0].state == "S"
+    assert found.wchan == "" or "read" in found.wchan
+    assert found.main_cpu_seconds <= found.cpu_seconds
+    assert codec.loads(Look, codec.dumps(found)) == found
+
+
+def test_ranks_of_a_node_are_told_apart() -> None:
+    loops = "print('ready', flush=True)\nwhile True: pass"
+    with (
+        program(programs.WAITS) as first,
+        program(loops) as second,
+        program(programs.WAITS) as third,
+    ):
+        found = look({0: first, 1: second, 2: third})
+    assert [one.rank for one in found] == [0, 1, 2]
+    assert [functions(one)[0] for one in found] == ["inner", "<module>", "inner"]
+
+
+def test_a_stopped_rank_is_looked_at_and_stays_stopped() -> None:
+    with program(programs.WAITS) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        programs.wait_for_state(pid, "T")
+        (found,) = look({0: pid}, native=[0])
+        after = programs.state(pid)
+    assert (found.state, found.how, found.native, after) == ("T", "py-spy", False, "T"), found
+    assert functions(found)[0] == "inner"
+
+
+def test_a_rank_in_d_state_is_looked_at(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data")
+    with program(programs.VFORKS, args=(str(tmp_path / "data"),)) as pid:
+        programs.wait_for_state(pid, "D")
+        (found,) = look({0: pid}, native=[0])
+    assert (found.state, found.how, found.native) == ("D", "py-spy", False), found
+    assert functions(found) == ["read_data", "<module>"]
+    assert len(found.children) == 1, found.children
+    assert found.kernel_stack or found.wchan, "the kernel tells root, and us of our own"
+
+
+def test_one_that_no_signal_ends_holds_nobody_up(freezer: Freezer) -> None:
+    with program(programs.WAITS) as pid, program(programs.WAITS) as other:
+        freezer.freeze(pid)
+        try:
+            programs.wait_for_state(pid, "D")
+            frozen, running = look({0: pid, 1: other})
+        finally:
+            (freezer.group / "freezer.state").write_text("THAWED")  # else nothing ends it
+    assert (frozen.state, running.state) == ("D", "S")
+    assert functions(running)[0] == "inner"
+    assert functions(frozen)[0] == "inner", frozen.problem
+
+
+def test_who_has_ended_is_said_to_have() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    programs.wait_for_state(process.pid, "Z")
+    (zombie,) = look({0: process.pid})
+    process.wait()
+    (gone,) = look({0: process.pid})
+    assert (zombie.state, zombie.how, gone.state, gone.how) == ("Z", "none", "", "none")
+    assert zombie.problem
+    assert gone.problem
+
+
+@pytest.mark.parametrize("ends_after", [0.0, 0.002, 0.005, 0.01, 0.02])
+def test_one_that_ends_meanwhile_leaves_a_look(ends_after: float) -> None:
+    async def run(pids: dict[int, int]) -> tuple[Look, ...]:
+        loop = asyncio.get_running_loop()
+        loop.call_later(ends_after, os.kill, pids[0], signal.SIGKILL)
+        return await Looker().look(pids, deadline=loop.time() + PATIENCE)
+
+    with program(programs.WAITS) as pid, program(programs.WAITS) as other:
+        ending, staying = asyncio.run(run({0: pid, 1: other}))
+    assert functions(staying)[0] == "inner"
+    assert ending.how == "none" or functions(ending)[0] == "inner"
+    assert (ending.how == "none") == bool(ending.problem), ending
+
+
+def test_children_are_told_of_and_looked_at_closely_only_for_the_rank_that_is_named() -> None:
+    code = (
+        "import os, subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {programs.WAITS!r}],"
+        " stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "dead = subprocess.Popen(['true'])\n"
+        "child.stdout.readline()\n"
+        "os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with program(code) as pid:
+        (far,) = look({0: pid})
+        (close,) = look({0: pid}, native=[0])
+    assert sorted(child.state for child in far.children) == ["S", "Z"]
+    assert not any(child.frames for child in far.children)
+    alive = next(child for child in close.children if child.state == "S")
+    assert [frame.function for frame in alive.frames] == ["inner", "Trainer.step", "<module>"]
+    assert close.native, close.problem
+    assert any(looks.is_native(frame) for frame in close.threads[0].frames)
+    python = [f.function for f in close.threads[0].frames if not looks.is_native(f)]
+    assert python == functions(far)
+
+
+def test_a_stack_too_deep_for_py_spy_is_asked_for() -> None:
+    fd = os.memfd_create("dump")
+    try:
+        with program(programs.DEEP, fds=(fd,), args=("dump", str(fd))) as pid:
+            append(fd)
+            (alone,) = look({0: pid})
+            (asked,) = look({0: pid}, targets={0: Target(fd=fd, number=fd)})
+    finally:
+        os.close(fd)
+    assert (alone.how, alone.threads) == ("none", ())
+    assert alone.problem.startswith("py-spy: ")
+    assert asked.how == "faulthandler", asked.problem
+    assert functions(asked)[0] == "f"
+
+
+def append(fd: int) -> None:
+    import fcntl
+
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+
+
+def test_a_deadline_that_is_over_is_kept() -> None:
+    with program(programs.WAITS) as pid:
+        programs.wait_for_state(pid, "S")
+        (found,) = look({0: pid}, timeout=0.0)
+    assert (found.how, found.state) == ("none", "S"), found
+    assert found.problem
+
+
+@pytest.mark.parametrize("timeout", [0.01 * n for n in range(1, 21)])
+def test_a_close_look_that_is_cut_off_leaves_nobody_stopped(timeout: float) -> None:
+    with program(programs.WAITS) as pid:
+        (found,) = look({0: pid}, native=[0], timeout=timeout)
+        programs.wait_for_state(pid, "S")
+    assert found.native or found.problem
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls by their numbers there")
+def test_where_no_memory_may_be_read_ranks_are_asked() -> None:
+    """A sandbox that forbids it: a seccomp filter, in a process of its own."""
+    fd = os.memfd_create("dump")
+    append(fd)
+    code = (
+        programs.ANSWERS + "def waits():\n print('ready', flush=True)\n sys.stdin.read()\nwaits()"
+    )
+    try:
+        with program(code, fds=(fd,), args=(str(fd),)) as pid:
+            done = subprocess.run(
+                [sys.executable, "-c", SANDBOXED, str(pid), str(fd)],
+                pass_fds=[fd], capture_output=True, text=True, timeout=PATIENCE, check=False,
+            )  # fmt: skip
+    finally:
+        os.close(fd)
+    assert done.returncode == 0, done.stderr
+    alone, asked = (codec.loads(Look, line) for line in done.stdout.splitlines())
+    assert alone.how == "none"
+    assert "permi" in alone.problem.lower(), alone.problem
+    assert asked.how == "faulthandler", asked.problem
+    assert functions(asked) == ["waits", "<module>"]
+
+
+SANDBOXED = """
+import asyncio, ctypes, struct, sys
+from elastic.agent.evidence.dump import Target
+from elastic.agent.evidence.look import Looker
+from elastic.proto import codec
+
+# open, by which py-spy's C library goes for /proc/<pid>/mem, and no other's; ptrace; process_vm_readv
+numbers = (2, 101, 310)
+load, jump_if, answer = 0x20, 0x15, 0x06
+refuse = (answer, 0, 0, 0x00050000 | 1)  # SECCOMP_RET_ERRNO, EPERM
+program = [(load, 0, 0, 0)]
+for number in numbers:
+    program += [(jump_if, 0, 1, number), refuse]
+program.append((answer, 0, 0, 0x7FFF0000))
+code = b"".join(struct.pack("HBBI", *line) for line in program)
+buffer = ctypes.create_string_buffer(code)
+filter = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, filter) == 0, ctypes.get_errno()  # PR_SET_SECCOMP, by a filter
+
+async def main():
+    pid, fd = map(int, sys.argv[1:])
+    loop = asyncio.get_running_loop()
+    for targets in ({}, {0: Target(fd=fd, number=fd)}):
+        for look in await Looker().look({0: pid}, targets=targets, deadline=loop.time() + 60):
+            print(codec.dumps(look))
+asyncio.run(main())
+"""
