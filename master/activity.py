@@ -29,10 +29,12 @@ class Activity(Enum):
     """In D state, or in a call that the kernel keeps for a file, a pipe or a socket."""
     WAIT = "wait"
     """Waits in C code, which does not say for what: for another rank, or a thread."""
+    DEVICE = "device"
+    """Waits for a GPU."""
     NATIVE = "native"
-    """A library's code runs."""
+    """In a library's code, which runs, or keeps the GIL while it waits."""
     PYTHON = "python"
-    """Python code runs; or a library's that a script calls: they look the same."""
+    """Python code runs; where it is not known who holds the GIL also a library's."""
     STOPPED = "stopped"
     GONE = "gone"
     UNKNOWN = "unknown"
@@ -46,6 +48,8 @@ class Doing:
     activity: Activity
     name: str = ""
     """Of the collective; else of the function that tells."""
+    asleep: bool = False
+    """It waits in the kernel."""
     call: Call | None = None
     """The script's innermost call, in no library's file."""
     workers: str = ""
@@ -70,23 +74,38 @@ _P2P = (
     "batch_p2p_ops_inplace", "isend_inplace", "irecv_inplace",
 )  # fmt: skip
 
-_TABLE: tuple[_Row, ...] = (
-    # A compile is told before what it calls: it imports, sleeps, and waits for its own processes.
+_DDP = (
+    "_sync_module_states", "_sync_params_and_buffers", "_verify_param_shape_across_processes",
+    "_sync_buffers", "_sync_module_buffers", "_default_broadcast_coalesced",
+    "_distributed_broadcast_coalesced",
+)  # fmt: skip
+
+_COMPILE: tuple[_Row, ...] = (
     _row("torch/_dynamo/convert_frame.py", Activity.COMPILE),
-    _row("torch/_dynamo/output_graph.py", Activity.COMPILE),
-    _row("torch/_inductor/compile_fx.py", Activity.COMPILE),
+    _row("torch/_dynamo/output_graph.py", Activity.COMPILE, "call_user_compiler", "compile_and_call_fx_graph"),
+    _row("torch/_inductor/compile_fx.py", Activity.COMPILE, "compile_fx", "compile_fx_inner", "codegen_and_compile"),
     _row("torch/_inductor/async_compile.py", Activity.COMPILE),
-    _row("torch/_inductor/codecache.py", Activity.COMPILE, "load", "_compile", "load_pybinding"),
-    _row("triton/compiler/compiler.py", Activity.COMPILE),
-    _row("triton/runtime/autotuner.py", Activity.COMPILE),
-    # A checkpoint, too, whose ranks wait for one another in collectives: it is those that tell.
+    _row("torch/_inductor/runtime/triton_heuristics.py", Activity.COMPILE, "precompile", "benchmark_all_configs"),
+    _row("triton/compiler/compiler.py", Activity.COMPILE, "compile"),
+    _row("triton/runtime/autotuner.py", Activity.COMPILE, "_bench"),
+)  # fmt: skip
+"""Told by any call: a compile traces collectives, runs optimizers, and waits for its own processes."""
+
+_TABLE: tuple[_Row, ...] = (
     _row("torch/distributed/distributed_c10d.py", Activity.P2P, *_P2P),
     _row("torch/distributed/distributed_c10d.py", Activity.COLLECTIVE),
     _row("torch/distributed/_functional_collectives.py", Activity.COLLECTIVE),
     _row("torch/distributed/nn/functional.py", Activity.COLLECTIVE),
     _row("torch/distributed/rendezvous.py", Activity.COLLECTIVE),
+    _row("torch/distributed/utils.py", Activity.COLLECTIVE, *_DDP),
+    _row("torch/nn/parallel/distributed.py", Activity.COLLECTIVE, *_DDP),
     _row(
-        "torch/utils/data/dataloader.py", Activity.DATA, "__next__", "_next_data", "_try_get_data"
+        "torch/utils/data/dataloader.py",
+        Activity.DATA,
+        "__next__",
+        "_next_data",
+        "_try_get_data",
+        "_reset",
     ),
     _row("elastic/data/", Activity.DATA),
     _row("elastic/checkpoint/", Activity.CHECKPOINT),
@@ -96,8 +115,10 @@ _TABLE: tuple[_Row, ...] = (
     _row("torch/optim/", Activity.OPTIMIZER),
     _row("torch/nn/utils/clip_grad.py", Activity.OPTIMIZER),
     _row("torch/autograd/graph.py", Activity.BACKWARD, "_engine_run_backward"),
+    _row("torch/cuda/__init__.py", Activity.DEVICE, "synchronize"),
+    _row("torch/cuda/streams.py", Activity.DEVICE, "synchronize"),
 )
-"""The first row that any call of the stack is in decides; rows, then calls from the innermost."""
+"""Told by the innermost call that has a row: ranks wait for one another in the collectives of a checkpoint."""
 
 _INNERMOST: tuple[_Row, ...] = (
     _row(
@@ -128,7 +149,8 @@ _NATIVE: tuple[tuple[str, Activity], ...] = (
     ("c10d::", Activity.COLLECTIVE), ("gloo::", Activity.COLLECTIVE), ("ncclCommInit", Activity.COLLECTIVE),
     ("PyThread_acquire_lock", Activity.LOCK), ("lock_PyThread_acquire_lock", Activity.LOCK),
     ("take_gil", Activity.LOCK), ("nanosleep", Activity.SLEEP), ("time_sleep", Activity.SLEEP),
-    ("cudaStreamSynchronize", Activity.NATIVE), ("cudaDeviceSynchronize", Activity.NATIVE),
+    ("cudaStreamSynchronize", Activity.DEVICE), ("cudaDeviceSynchronize", Activity.DEVICE),
+    ("cudaEventSynchronize", Activity.DEVICE), ("cuStreamSynchronize", Activity.DEVICE),
 )  # fmt: skip
 """Parts of a native frame's name; the first row that the stack has."""
 
@@ -148,7 +170,6 @@ _FILES = (
 )
 """Parts of the kernel's functions in which it waits for bytes."""
 _SLEEPS = ("hrtimer_nanosleep", "do_nanosleep")
-_WAITS = ("futex", "poll", "epoll", "select", "wait")
 _NOT_THE_SCRIPT = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
 _HARMLESS = (
     "c10d_logger.py",
@@ -165,39 +186,67 @@ def doing(
     *,
     state: str,
     wchan: str = "",
+    gil: bool | None = None,
     children: Collection[tuple[str, str]] = (),
 ) -> Doing:
     """What a rank does; stack: innermost first; state: the kernel's letter, empty for who is gone;
-    wchan: the kernel's function that it waits in; children: state and command of each."""
+    wchan: the kernel's function that it waits in; gil: whether its main thread holds it; children:
+    state and command of each."""
     python = [call for call in stack if not _native(call)]
-    script = next((call for call in python if _is_script(call)), None)
-    activity, name = _told(stack, python, state, wchan)
-    workers = "".join(sorted(letter for letter, command in children if command == _LOADER))
-    return Doing(activity=activity, name=name, call=script, workers=workers)
+    native = [call for call in stack if _native(call)]
+    activity, name = _by_state(state, wchan, bool(stack))
+    if activity is None:
+        activity, name = _by_tables(python, native)
+    if activity is None:
+        activity, name = _by_kernel(python, native, state, wchan, gil)
+    return Doing(
+        activity=activity,
+        name=name,
+        asleep=state in ("S", "D"),
+        call=next((call for call in python if _is_script(call)), None),
+        workers="".join(sorted(letter for letter, command in children if command == _LOADER)),
+    )
 
 
-def _told(
-    stack: Sequence[Call], python: list[Call], state: str, wchan: str
-) -> tuple[Activity, str]:
+_Told = tuple[Activity | None, str]
+
+
+def _by_state(state: str, wchan: str, seen: bool) -> _Told:
     if state in ("", "Z", "X"):
         return Activity.GONE, ""
     if state in ("T", "t"):
-        return Activity.STOPPED, _innermost_name(python)
-    if not stack:
+        return Activity.STOPPED, ""
+    if not seen:
         return (Activity.FILE, wchan) if state == "D" else (Activity.UNKNOWN, "")
-    for row in _TABLE:
-        inside = [call for call in python if _in(row, call)]
-        if inside:
-            outermost = row[2] in (Activity.COLLECTIVE, Activity.P2P)
-            return row[2], bare((inside[-1] if outermost else inside[0])[0])
-    return _waiting(stack, python, state, wchan)
+    return None, ""
 
 
-def _waiting(
-    stack: Sequence[Call], python: list[Call], state: str, wchan: str
+def _by_tables(python: list[Call], native: list[Call]) -> _Told:
+    for row in _COMPILE:
+        if inside := [call for call in python if _in(row, call)]:
+            return row[2], bare(inside[0][0])
+    for call in python:
+        for row in _TABLE:
+            if not _in(row, call):
+                continue
+            if row[2] is Activity.BACKWARD and any("c10d::" in one[0] for one in native):
+                return Activity.COLLECTIVE, bare(call[0])  # DDP's, which no Python is called for
+            return row[2], bare(_outermost(call, python)[0])
+    return None, ""
+
+
+def _outermost(call: Call, python: list[Call]) -> Call:
+    """Of a collective that is made of others, as all_gather_object, the one that was called."""
+    if not call[1].endswith("/distributed_c10d.py"):
+        return call
+    return [one for one in python if one[1] == call[1]][-1]
+
+
+def _by_kernel(
+    python: list[Call], native: list[Call], state: str, wchan: str, gil: bool | None
 ) -> tuple[Activity, str]:
     """Of one that no library of PyTorch's tells of."""
-    name = _innermost_name(python)
+    name = bare(python[0][0]) if python else ""
     if state == "D" or (state == "S" and any(part in wchan for part in _FILES)):
         return Activity.FILE, wchan
     for call in python:
@@ -207,15 +256,13 @@ def _waiting(
         if not _is_standard(call):
             break
     for part, activity in _NATIVE:
-        if any(part in call[0] for call in stack if _native(call)):
+        if any(part in call[0] for call in native):
             return activity, part.rstrip(":")
-    if state == "S" and wchan in _SLEEPS:
-        return Activity.SLEEP, name
-    if state == "S" and (not wchan or any(part in wchan for part in _WAITS)):
-        return Activity.WAIT, name
-    if any(_native(call) for call in stack[:1]):
-        return Activity.NATIVE, stack[0][0]
-    return Activity.PYTHON, name
+    if state == "S":
+        if gil:  # which sleep() and all that waits for another give back
+            return Activity.NATIVE, name
+        return (Activity.SLEEP if wchan in _SLEEPS else Activity.WAIT), name
+    return (Activity.NATIVE if native or gil is False else Activity.PYTHON), name
 
 
 def moved(before: Sequence[Call], after: Sequence[Call]) -> bool:
@@ -237,7 +284,9 @@ def _place(call: Call) -> tuple[str, str]:
 def _in(row: _Row, call: Call) -> bool:
     file, functions, _ = row
     inside = file in call[1] if file.endswith("/") else call[1].endswith("/" + file)
-    return inside and (functions is None or bare(call[0]) in functions)
+    if functions is None:
+        return inside and call[0] != "<module>"  # it is only being imported
+    return inside and bare(call[0]) in functions
 
 
 def _native(call: Call) -> bool:
@@ -252,7 +301,3 @@ def _is_standard(call: Call) -> bool:
     return ("/lib/python" in call[1] and "-packages" not in call[1]) or call[1].startswith(
         "<frozen"
     )
-
-
-def _innermost_name(python: list[Call]) -> str:
-    return bare(python[0][0]) if python else ""

@@ -103,7 +103,9 @@ def _alone(
 ) -> Program:
     lines = "".join(f"    {line}\n" for line in code.splitlines())
     head = "import os, sys, time, threading, torch\nprint('ready', flush=True)\n"
-    return Program(code=f"{head}def train():\n{lines}train()\n", within=within, then=then, stays=stays)
+    return Program(
+        code=f"{head}def train():\n{lines}train()\n", within=within, then=then, stays=stays
+    )
 
 
 _OUT = "out = torch.empty(8)\n"
@@ -144,6 +146,10 @@ PROGRAMS = {
         _LINEAR + "from torch.nn.parallel import DistributedDataParallel\n"
         "model = DistributedDataParallel(model)\nrank_one()\ntrain(model)\n",
         "_engine_run_backward",
+    ),
+    "ddp_made": _group(
+        _LINEAR + "from torch.nn.parallel import DistributedDataParallel\nrank_one()\nDistributedDataParallel(model)\n",
+        "_verify_param_shape_across_processes",
     ),
     "fsdp_backward": _group(
         _LINEAR + "from torch.distributed.fsdp import fully_shard\n"
@@ -206,7 +212,7 @@ PROGRAMS = {
     "compile": _alone(
         "def f(x):\n    for n in range(300):\n        x = (x * n).sin() + x.cos() @ x\n    return x\n"
         "torch.compile(f)(torch.ones(8, 8))",
-        "_compile", "compile_fx", "compile_inner", stays=False,
+        "compile_inner", "codegen_and_compile", stays=False,
     ),
     "stopped": _alone("time.sleep(1000)", "train", then=_stop),
     "d_state": _alone(
