@@ -15,7 +15,7 @@ from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import CodecError
 from elastic.proto.limits import MOST_SLOTS
 from elastic.proto.looks import Look as Look_
-from elastic.proto.looks import telling
+from elastic.proto.looks import main_thread, telling
 from elastic.proto.moment import MOST_SPANS, Moment, Span
 
 MAX_TEXT = 4096
@@ -276,7 +276,9 @@ def looks(node_id: NodeId, told: Sequence[str]) -> tuple[Seen, ...]:
 def _seen(node_id: NodeId, look: Look_) -> Seen:
     stack = tuple((frame.function, frame.file, frame.line) for frame in telling(look))
     children = tuple((child.state, child.command) for child in look.children)
-    found = doing(stack, state=look.state, wchan=look.wchan, children=children)
+    main = main_thread(look)
+    gil = None if main is None else main.gil
+    found = doing(stack, state=look.state, wchan=look.wchan, gil=gil, children=children)
     issued = look.collectives
     return Seen(
         rank=look.rank,

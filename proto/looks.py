@@ -15,7 +15,7 @@ from SIGRTMAX down, so it is away from both ends."""
 
 FRAMES = 200
 """Of one stack: the innermost and the outermost half of it."""
-ALL_FRAMES = 800
+ALL_FRAMES = 600
 """Of one look; the main thread's come first."""
 THREADS = 64
 """Of one process."""
@@ -52,6 +52,8 @@ class Thread:
     name: str = ""
     active: bool | None = None
     """py-spy's guess whether it runs or waits."""
+    gil: bool | None = None
+    """Whether it holds the GIL, by py-spy."""
     state: str = ""
     """The kernel's letter for it."""
 

@@ -113,6 +113,7 @@ def parse(text: bytes, pid: int) -> tuple[Thread, ...]:
                 tid=thread["os_thread_id"] or 0,
                 name=looks.text(thread["thread_name"]),
                 active=bool(thread["active"]),
+                gil=bool(thread["owns_gil"]),
                 frames=looks.cut(
                     [looks.frame(f["name"], f["filename"], f["line"]) for f in thread["frames"]]
                 ),

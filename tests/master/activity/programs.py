@@ -147,6 +147,10 @@ PROGRAMS = {
         "model = DistributedDataParallel(model)\nrank_one()\ntrain(model)\n",
         "_engine_run_backward",
     ),
+    "ddp_made": _group(
+        _LINEAR + "from torch.nn.parallel import DistributedDataParallel\nrank_one()\nDistributedDataParallel(model)\n",
+        "_verify_param_shape_across_processes",
+    ),
     "fsdp_backward": _group(
         _LINEAR + "from torch.distributed.fsdp import fully_shard\n"
         "from torch.distributed.device_mesh import init_device_mesh\n"
@@ -208,7 +212,7 @@ PROGRAMS = {
     "compile": _alone(
         "def f(x):\n    for n in range(300):\n        x = (x * n).sin() + x.cos() @ x\n    return x\n"
         "torch.compile(f)(torch.ones(8, 8))",
-        "_compile", "compile_fx", "compile_inner", stays=False,
+        "compile_inner", "codegen_and_compile", stays=False,
     ),
     "stopped": _alone("time.sleep(1000)", "train", then=_stop),
     "d_state": _alone(

@@ -88,24 +88,40 @@ def anonymous(found: Look, folder: Path) -> str:
     return text.replace(str(folder), "/job")
 
 
-def record(name: str, program: Program) -> None:
+class Ranks:
+    """A program's ranks, running; rank 0 is the one to look at."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._program = PROGRAMS[name]
+        self._ranks = start(self._program, folder)
+
+    def settle(self) -> Look:
+        """A look at rank 0 once it is where it should be, and what happens to it has happened."""
+        pid = self._ranks[0].pid
+        if self._program.then is not None:
+            settled(pid, self._program)
+            self._program.then(pid)
+        return settled(pid, self._program)
+
+    def end(self) -> None:
+        end(self._ranks)
+
+
+def record(name: str) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        ranks = start(program, folder)
+        ranks = Ranks(name, folder)
         try:
-            if program.then is not None:
-                settled(ranks[0].pid, program)
-                program.then(ranks[0].pid)
-            found = settled(ranks[0].pid, program)
+            found = ranks.settle()
         finally:
-            end(ranks)
+            ranks.end()
         told = json.loads(anonymous(found, folder))
     (HERE / f"{name}.json").write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n")
 
 
 def main() -> None:
     for name in sys.argv[1:] or PROGRAMS:
-        record(name, PROGRAMS[name])
+        record(name)
         print(name)
 
 
