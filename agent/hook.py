@@ -234,9 +234,25 @@ def _after_torch() -> None:
     optimizer = sys.modules["torch.optim.optimizer"]
     optimizer.register_optimizer_step_post_hook(_Ticker(attachment).tick)
     _wait_for(_DYNAMO_RULES, _nothing, keep_out_of_graphs)
+    _quietly(_offer_stacks, attachment)
     from elastic.agent import recorder
 
     _wait_for(recorder.C10D, _nothing, lambda: recorder.follow(attachment))
+
+
+def _offer_stacks(attachment: Attachment) -> None:
+    """For an agent that may not read our memory, as in many containers: by a signal that C code handles, so
+    also in a loop that holds the GIL."""
+    import faulthandler
+    import fcntl
+
+    from elastic.proto.link import StacksOffered
+    from elastic.proto.looks import DUMP_SIGNAL
+
+    fd = os.memfd_create("elastic-stacks", os.MFD_CLOEXEC)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+    faulthandler.register(DUMP_SIGNAL, file=fd, all_threads=True, chain=False)
+    attachment.send(StacksOffered(fd=fd), (fd,))
 
 
 _DYNAMO_RULES = "torch._dynamo.trace_rules"

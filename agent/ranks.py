@@ -13,6 +13,7 @@ from pathlib import Path
 
 from elastic.agent import children, numa, oom
 from elastic.agent.environment import rank_environment
+from elastic.agent.evidence.dump import Target
 from elastic.agent.file_timer import Timer
 from elastic.agent.logs import logs
 from elastic.agent.logs.logs import AttemptLogs, RankStreams
@@ -51,6 +52,8 @@ class Rank:
         self.rhythm = Rhythm()
         self.recorder: socket.socket | None = None
         """Where it may be asked for its collectives, once it offered that."""
+        self.stacks: Target | None = None
+        """Where it writes its stacks when it is asked by a signal."""
         self._link: socket.socket | None = None
         self._passed: list[int] = []
         """Descriptors that came over the link and are nobody's yet."""
@@ -86,6 +89,9 @@ class Rank:
                 self.error = message
             elif isinstance(message, link.RecorderOffered):
                 self._keep_recorder()
+            elif isinstance(message, link.StacksOffered) and self._passed:
+                self._close_stacks()
+                self.stacks = Target(fd=self._passed.pop(0), number=message.fd)
             seen(self, message)
 
     def passed(self) -> socket.socket | None:
@@ -98,6 +104,11 @@ class Rank:
                 self.recorder.close()
             end.setblocking(False)
             self.recorder = end
+
+    def _close_stacks(self) -> None:
+        if self.stacks is not None:
+            os.close(self.stacks.fd)
+            self.stacks = None
 
     def answer(self, message: link.Message) -> None:
         with contextlib.suppress(OSError):
@@ -122,6 +133,7 @@ class Rank:
         if self.recorder is not None:
             self.recorder.close()
             self.recorder = None
+        self._close_stacks()
         if self.page is not None:
             self.page.close()
             self.page = None

@@ -79,7 +79,8 @@ class Watching:
         asked = [asyncio.create_task(_collectives(rank)) for rank in running]
         deadline = asyncio.get_running_loop().time() + DEADLINE
         pids = {rank.number: rank.pid for rank in running}
-        looks = await self._looker.look(pids, deadline=deadline)
+        targets = {rank.number: rank.stacks for rank in running if rank.stacks is not None}
+        looks = await self._looker.look(pids, deadline=deadline, targets=targets)
         answers = await asyncio.gather(*asked)
         issued = {rank.number: said for rank, said in zip(running, answers, strict=True)}
         if self._ranks() is ranks:

@@ -8,6 +8,7 @@
 |               | error: {type, message, frame, traceback}     | an exception that ends the script       |
 |               | unit: n                                      | the script needs a multiple of n ranks  |
 |               | keeper: 1, and a socket                      | a checkpointer asks for `keeper.py`     |
+|               | stacks: n, and a file                        | descriptor n is written to on a signal  |
 |               | recorder: 1, and a socket                    | what the rank's collectives are may be asked there |
 | agent to rank | unit: "ok" or the reason why not             | the answer                              |
 
@@ -91,6 +92,14 @@ class KeeperAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StacksOffered:
+    """The file that comes with this is where the rank writes its stacks when `looks.DUMP_SIGNAL` asks for them."""
+
+    fd: int
+    """The rank's own descriptor of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderOffered:
     """On the socket that comes with this, any byte is answered with the rank's last collectives, JSON."""
 
@@ -104,6 +113,7 @@ Message = (
     | UnitAnswered
     | KeeperAsked
     | RecorderOffered
+    | StacksOffered
 )
 
 
@@ -134,6 +144,8 @@ def encode(message: Message) -> bytes:
             fields["keeper"] = 1
         case RecorderOffered():
             fields["recorder"] = 1
+        case StacksOffered():
+            fields["stacks"] = message.fd
     line = json.dumps(fields, separators=(",", ":")).encode() + b"\n"
     if len(line) > LINE_LIMIT:
         raise LinkError(f"a message of {len(line)} bytes is too long for the link")
@@ -266,6 +278,7 @@ _BUILDERS: tuple[tuple[str, Callable[[dict[str, Any]], Message | None]], ...] = 
     ("unit", _unit),
     ("keeper", lambda fields: KeeperAsked()),
     ("recorder", lambda fields: RecorderOffered()),
+    ("stacks", lambda fields: StacksOffered(fd=_count(fields["stacks"]))),
 )
 
 

@@ -55,7 +55,7 @@ def trained(agent: SmallAgent, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 def test_what_is_ours_is_among_the_modules(agent: SmallAgent, tmp_path: Path) -> None:
     path = write(tmp_path, "import elastic.trainer.schedules\n" + TRAIN)
-    _, modules, _ = agent.start("spawner", target=path)["link"]
+    _, _, modules, _ = agent.start("spawner", target=path)["link"]
     ours = [name for name in modules["modules"] if name.split(".")[0] == "elastic"]
     assert "elastic.trainer.schedules" in ours
     assert not [name for name in ours if name.split(".")[1] in ("agent", "proto")]
@@ -65,7 +65,7 @@ def test_a_script_that_compiles_brings_torchs_compiler(agent: SmallAgent, tmp_pa
     """Which the standby can import."""
     compiler = "torch._inductor.compile_fx"
     path = write(tmp_path, f"import {compiler}\n" + TRAIN)
-    _, modules, _ = agent.start("spawner", target=path)["link"]
+    _, _, modules, _ = agent.start("spawner", target=path)["link"]
     assert compiler in modules["modules"]
     agent.launch("standby")
     found = agent.ask(verb="preload", starter="standby", modules=[compiler])
@@ -75,8 +75,8 @@ def test_a_script_that_compiles_brings_torchs_compiler(agent: SmallAgent, tmp_pa
 
 def test_unmodified_script(trained: dict[str, Any]) -> None:
     assert trained["exit"] == 0, trained["stderr"]
-    assert kinds(trained) == ["TorchNote", "ModulesNote", "FirstStep"]
-    torch, modules, _ = trained["link"]
+    assert kinds(trained) == ["TorchNote", "StacksOffered", "ModulesNote", "FirstStep"]
+    torch, _, modules, _ = trained["link"]
     assert torch["environ"]["SET_BY_SCRIPT"] == "yes"
     assert torch["argv"][1:] == ["--x"]
     assert STARTUP not in torch["path"]
@@ -93,12 +93,12 @@ def test_forked_rank_ticks_too(agent: SmallAgent, tmp_path: Path) -> None:
     agent.launch("standby")
     found = agent.start("standby", target=write(tmp_path, TRAIN))
     assert found["exit"] == 0, found["stderr"]
-    assert kinds(found) == ["ModulesNote", "FirstStep"]
+    assert kinds(found) == ["StacksOffered", "ModulesNote", "FirstStep"]
     assert found["progress"]["ticks"] == 3
     assert found["progress"]["owner"] == found["pid"]
     failed = agent.start("standby", target=write(tmp_path, "import torch\n1 / 0\n"))
-    assert kinds(failed) == ["ErrorNote"]
-    assert failed["link"][0]["frame"].endswith("train.py:2 in <module>")
+    assert kinds(failed) == ["StacksOffered", "ErrorNote"]
+    assert failed["link"][1]["frame"].endswith("train.py:2 in <module>")
     agent.ask(verb="die", starter="standby")
 
 
@@ -139,7 +139,7 @@ def test_python_below_a_shell_script(agent: SmallAgent, tmp_path: Path) -> None:
     shell = write(tmp_path, text, "run.sh")
     found = agent.start("spawner", kind="program", target="bash", args=[shell])
     assert found["exit"] == 0, found["stderr"]
-    assert kinds(found) == ["TorchNote", "ModulesNote", "FirstStep"]
+    assert kinds(found) == ["TorchNote", "StacksOffered", "ModulesNote", "FirstStep"]
     assert found["progress"]["ticks"] == 3
     assert found["progress"]["owner"] != found["pid"]
 
