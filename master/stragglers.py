@@ -7,42 +7,31 @@ its last intervals, which a few wild ones do not move, and over ranks these have
 (MAD). Slow is who is behind by more than the policy's least and by more than the spread and the rank's own noise
 explain.
 
-Communication is what remains: of the ranks that communicate with one another, the one that comes last waits for nobody,
-so the least that any of them waits in a step is what their transfers take. Where that grows and compute does not, a link is slow.
-It is named where groups of ranks share no more than it; a ring over all nodes is as slow everywhere.
+Communication is what remains (`transfers.py`): where that grows and compute does not, a link is slow.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, nan, sqrt
-from statistics import NormalDist, median_low
+from statistics import median_low
 from typing import Literal
 
-WINDOW = 8
-"""Intervals of which a rank's median is."""
-LEAST = 5
-"""Intervals in the window without which nobody is judged."""
+from elastic.master import robust, transfers
+from elastic.master.transfers import Group
+
 SETTLING = 5
 """Intervals at the beginning of a round that are not looked at: ranks warm up each in its own way."""
-STAYS = 0.7
-"""Part of its bound down to which what was called slow stays so."""
 SWIFT = 3
 """Intervals in a row, far beyond all bounds, that are enough."""
 FAR = 3.0
 """Bounds that is."""
 FEW = 3.0
 """By how many parts of their number the spread of few peers may be larger than it looks."""
-TO_DEVIATION = 1.4826
-"""Of the median distance, where what is measured is normal."""
 OF_A_MEDIAN = 1.25
 """How much wider a median varies than a mean does."""
 SAMPLED = 1000
 """Ranks of whose medians the spread is, at most."""
-SLOWLY = 1 / 64
-"""Part by which a group's usual transfer time follows what it takes now."""
 
-FEW_NODES = 64
-"""Nodes of a group among which a link is looked for."""
 
 Kind = Literal["rank", "node", "link", "communication"]
 
@@ -146,21 +135,7 @@ class Verdict:
             "not tell which link it is",
         }[self.kind]  # fmt: skip
         advice = "replacing it pays" if self.pays else "a restart would cost more than it saves"
-        return (
-            f"{who}, since step {self.since.step}: {self.cost:.3g} s of each step, {self.share:.1%} of the job; {advice}"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Of ranks that communicate with one another."""
-
-    usual: float
-    """Seconds a step that transfers take."""
-    noise: float
-    """Median distance of what they take from that, as it was of late."""
-    window: tuple[float, ...]
-    """Seconds that they took, newest last; NaN: not known."""
+        return f"{who}, since step {self.since.step}: {self.cost:.3g} s of each step, {self.share:.1%} of the job; {advice}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +152,8 @@ class State:
     groups: Mapping[str, Group] = field(default_factory=dict[str, Group])
     since: Mapping[int, Mark] = field(default_factory=dict[int, Mark])
     """Of slow ranks."""
-    slow_groups: Mapping[str, Mark] = field(default_factory=dict[str, Mark])
+    began: Mark | None = None
+    """When transfers became slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +169,9 @@ def decide(state: State, report: Report, now: float, policy: Policy) -> Decision
     if state.round != report.round:
         state = State(round=report.round)
     mark = Mark(at=now, step=report.step)
-    state = replace(state, intervals=state.intervals + 1, marks=(*state.marks, mark)[-WINDOW - 1 :])
+    state = replace(
+        state, intervals=state.intervals + 1, marks=(*state.marks, mark)[-robust.WINDOW - 1 :]
+    )
     if state.intervals <= SETTLING:
         state = replace(state, marks=(mark,))
         return Decision(state=state, verdicts=(), reason="the round has only begun")
@@ -217,8 +195,8 @@ def _reason(state: State, report: Report, verdicts: Sequence[Verdict]) -> str:
         return "no rank has told of its times"
     if verdicts:
         return "; ".join(map(str, verdicts))
-    if len(state.marks) <= LEAST:
-        return f"{len(state.marks) - 1} of {LEAST} intervals that it takes are known"
+    if len(state.marks) <= robust.LEAST:
+        return f"{len(state.marks) - 1} of {robust.LEAST} intervals that it takes are known"
     alone = sum(len(ranks) == 1 for ranks in _by_peers(report).values())
     return "nobody is behind" + (f"; {alone} ranks have no peers" if alone else "")
 
@@ -236,7 +214,7 @@ def _behind(state: State, report: Report) -> dict[int, tuple[float, ...]]:
             for rank in ranks if usual > 0 else ():
                 found[rank] = report.times[rank].compute / usual - 1
     before = state.behind
-    return {rank: (*before.get(rank, ()), value)[-WINDOW:] for rank, value in found.items()}
+    return {rank: (*before.get(rank, ()), value)[-robust.WINDOW :] for rank, value in found.items()}
 
 
 def _medians(state: State) -> dict[int, float]:
@@ -244,7 +222,7 @@ def _medians(state: State) -> dict[int, float]:
     return {
         rank: median_low(known)
         for rank, window in state.behind.items()
-        if len(known := _known(window)) >= SWIFT
+        if len(known := robust.known(window)) >= SWIFT
     }
 
 
@@ -254,25 +232,26 @@ def _slow(
     """Slow ranks, each with its bound."""
     if not medians:
         return {}
-    deviations = NormalDist().inv_cdf(1 - policy.wrong / len(medians))
-    explained = deviations * _spread_over(list(medians.values()))
+    deviations = robust.deviations(policy.wrong, len(medians))
+    explained = deviations * robust.spread_of_most(_some([*medians.values()]))
     of_peers = {
         peers: explained * (1 + FEW / len(ranks)) for peers, ranks in _by_peers(report).items()
     }
     found = {}
     for rank, middle in medians.items():
         bound = max(policy.least, of_peers.get(report.seats[rank].peers, explained))
-        known = _known(state.behind[rank])
+        known = robust.known(state.behind[rank])
         swift = min(known[-SWIFT:]) > FAR * bound
-        stays = rank in state.since and middle > STAYS * policy.least
+        stays = rank in state.since and middle > robust.STAYS * policy.least
         if middle > bound or swift or stays:
-            bound = max(bound, deviations * OF_A_MEDIAN * _spread(known) / sqrt(len(known)))
-            if swift or stays or (len(known) >= LEAST and middle > bound):
+            bound = max(bound, deviations * OF_A_MEDIAN * robust.spread(known) / sqrt(len(known)))
+            if swift or stays or (len(known) >= robust.LEAST and middle > bound):
                 found[rank] = bound
     for ranks in _on_nodes(report, medians).values():
-        if min(medians[rank] for rank in ranks) > policy.least / 2:
-            if bound := _together(ranks, state, medians, deviations, policy):
-                found = dict.fromkeys(ranks, bound) | found
+        if min(medians[rank] for rank in ranks) <= policy.least / 2:
+            continue
+        if bound := _together(ranks, state, medians, deviations, policy):
+            found = dict.fromkeys(ranks, bound) | found
     return found
 
 
@@ -286,14 +265,19 @@ def _together(
     """The bound beyond which a node's ranks are slow together, as against all others; 0: they are not."""
     here = set(ranks)
     others = [middle for rank, middle in medians.items() if rank not in here]
-    if not others or min(len(_known(state.behind[rank])) for rank in ranks) < LEAST:
+    if not others or min(len(robust.known(state.behind[rank])) for rank in ranks) < robust.LEAST:
         return 0.0
     # Several at once vary less than each does.
-    spread = _spread(others[:: max(1, len(others) // SAMPLED)]) / sqrt(len(ranks))
+    spread = robust.spread(_some(others)) / sqrt(len(ranks))
     bound = max(policy.least, deviations * spread * (1 + FEW / len(others)))
     behind = median_low([medians[rank] for rank in ranks]) - median_low(others)
-    stays = here <= state.since.keys() and behind > STAYS * policy.least
+    stays = here <= state.since.keys() and behind > robust.STAYS * policy.least
     return bound if behind > bound or stays else 0.0
+
+
+def _some(values: Sequence[float]) -> Sequence[float]:
+    """A part of them, where there are many."""
+    return values[:: max(1, len(values) // SAMPLED)]
 
 
 def _on_nodes(report: Report, medians: Mapping[int, float]) -> dict[str, list[int]]:
@@ -308,40 +292,17 @@ def _on_nodes(report: Report, medians: Mapping[int, float]) -> dict[str, list[in
     }
 
 
-def _spread_over(values: Sequence[float]) -> float:
-    """`_spread` of ranks, or of those below their median alone, if that is less: slow ranks, as all of a node may be,
-    do not widen it. Of a part of them, where there are many."""
-    some = sorted(values[:: max(1, len(values) // SAMPLED)])
-    half = (len(some) + 1) // 2
-    below = [some[half - 1] - one for one in some[: half - 1]]
-    return min(_spread(some), TO_DEVIATION * median_low(below)) if below else 0.0
-
-
-def _spread(values: Sequence[float]) -> float:
-    """As a deviation, of the median distance from the median."""
-    middle = median_low(values)
-    return TO_DEVIATION * median_low([abs(one - middle) for one in values])
-
-
 def _since(state: State, rank: int, bound: float) -> Mark:
     """The end of the last interval before most were above half of `bound`."""
-    return state.since.get(rank) or _turned([one > bound / 2 for one in state.behind[rank]], state)
-
-
-def _turned(above: Sequence[bool], state: State) -> Mark:
-    """When what is `above` in newest intervals began to be: of each beginning, as many fit as do not."""
-    fits = [
-        sum(above[at:]) + sum(not one for one in above[:at]) for at in range(len(above))
-    ]  # of a beginning with each
-    at = fits.index(max(fits))
-    return state.marks[-(len(above) - at) - 1]
+    above = [one > bound / 2 for one in state.behind[rank]]
+    return state.since.get(rank) or state.marks[-robust.age(above) - 1]
 
 
 def _now(state: State, rank: int) -> float:
     """By how much a slow rank is behind since it is."""
     later = sum(mark.at > state.since[rank].at for mark in state.marks)
     window = state.behind[rank]
-    return median_low(_known(window[-later:]) or _known(window))
+    return median_low(robust.known(window[-later:]) or robust.known(window))
 
 
 def _of_compute(
@@ -381,75 +342,38 @@ def _of_compute(
 
 
 def _with_groups(state: State, report: Report, step: float, policy: Policy) -> State:
-    """Its groups with this interval's transfers, and which are slow."""
+    """Its groups with this interval's transfers. step: seconds."""
     took = dict.fromkeys((seat.group for seat in report.seats.values()), nan)
     for rank, times in report.times.items():
         group = report.seats[rank].group
         if isfinite(times.least):
             took[group] = min(times.least, took[group]) if isfinite(took[group]) else times.least
-    deviations = NormalDist().inv_cdf(1 - policy.wrong / max(1, len(took)))
-    groups: dict[str, Group] = {}
-    slow: dict[str, Mark] = {}
-    for name, seconds in took.items():
-        before = state.groups.get(name) or Group(usual=nan, noise=0.0, window=())
-        group = replace(before, window=(*before.window, seconds)[-WINDOW:])
-        known = _known(group.window)
-        if len(known) < LEAST:
-            groups[name] = group
-            continue
-        middle = median_low(known)
-        own = group.usual if isfinite(group.usual) else middle
-        noise = max(group.noise, _spread(known))
-        bound = max(policy.least * step, deviations * noise)
-        over = middle - own
-        if over > bound or (name in state.slow_groups and over > STAYS * bound):
-            above = [one - own > bound / 2 for one in group.window]
-            slow[name] = state.slow_groups.get(name) or _turned(above, state)
-            groups[name] = replace(group, usual=own)
-        else:
-            groups[name] = replace(group, usual=own + SLOWLY * (middle - own), noise=noise)
-    return replace(state, groups=groups, slow_groups=slow)
+    least, deviations = policy.least * step, robust.deviations(policy.wrong, len(took))
+    groups = {
+        name: transfers.taken_in(
+            state.groups.get(name, Group()), seconds, least=least, deviations=deviations
+        )
+        for name, seconds in took.items()
+    }
+    oldest = max((group.slow for group in groups.values()), default=0)
+    began = (state.began or state.marks[-oldest - 1]) if oldest else None
+    return replace(state, groups=groups, began=began)
 
 
 def _of_links(state: State, report: Report, step: float, policy: Policy) -> Iterable[Verdict]:
     """The link that slow groups share, if compute is as it should be."""
-    if state.since or not state.slow_groups:
+    if state.since or state.began is None:
         return
     nodes: dict[str, set[str]] = {}
     for seat in report.seats.values():
         nodes.setdefault(seat.group, set()).add(seat.node)
-    slow = [nodes[name] for name in state.slow_groups if name in nodes]
-    fine = [nodes[name] for name in state.groups if name not in state.slow_groups and name in nodes]
-    ends = _ends(slow, fine)
-    longer = {
-        name: median_low(_known(state.groups[name].window)) - state.groups[name].usual
-        for name in state.slow_groups
-    }
-    worst = max(longer, key=lambda name: longer[name])
-    ranks = [rank for rank, seat in report.seats.items() if seat.group in state.slow_groups]
-    since = min(state.slow_groups.values(), key=lambda mark: mark.at)
-    usual = state.groups[worst].usual
+    ends = transfers.ends(nodes, state.groups)
+    worst = max((one for one in state.groups.values() if one.slow), key=lambda one: one.longer)
+    ranks = [rank for rank, seat in report.seats.items() if state.groups[seat.group].slow]
     yield _verdict(
-        "link" if ends else "communication", ranks, ends, since,
-        longer[worst] / usual if usual > 0 else 0.0, longer[worst], step, report, policy,
+        "link" if ends else "communication", ranks, ends, state.began,
+        worst.longer / worst.usual if worst.usual > 0 else 0.0, worst.longer, step, report, policy,
     )  # fmt: skip
-
-
-def _ends(slow: Sequence[set[str]], fine: Sequence[set[str]]) -> list[str]:
-    """The two ends of the link that all slow groups have and no other has, or the one node that they share; none
-    where it may be several."""
-    common = set.intersection(*slow) if slow else set()
-    if len(common) == 1:
-        return sorted(common)
-    if len(common) > FEW_NODES:
-        return []
-    pairs = [
-        {one, other}
-        for one in common
-        for other in common
-        if one < other and not any({one, other} <= group for group in fine)
-    ]
-    return sorted(pairs[0]) if len(pairs) == 1 else []
 
 
 # --- both ----------------------------------------------------------------------------------------
@@ -480,7 +404,3 @@ def _by_peers(report: Report) -> dict[str, list[int]]:
     for rank in report.times:
         found.setdefault(report.seats[rank].peers, []).append(rank)
     return found
-
-
-def _known(window: Sequence[float]) -> list[float]:
-    return [one for one in window if isfinite(one)]

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastic.master.robust import LEAST, WINDOW
 from elastic.master.stragglers import (
-    LEAST,
     SETTLING,
-    WINDOW,
     Decision,
     Policy,
     Report,
@@ -252,7 +251,9 @@ def test_any_reports_are_taken_and_little_is_remembered(data: st.DataObject) -> 
         there = data.draw(st.sets(st.integers(0, ranks - 1)))
         told |= there
         times = {
-            rank: Times(compute=data.draw(number), waiting=data.draw(number), least=data.draw(number))
+            rank: Times(
+                compute=data.draw(number), waiting=data.draw(number), least=data.draw(number)
+            )
             for rank in there
         }
         report = Report(round=1, step=interval, seats=seats, times=times)

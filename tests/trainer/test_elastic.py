@@ -68,7 +68,9 @@ def test_4_5_7_3_replicas_with_a_kill_in_each_phase(tmp_path: Path) -> None:
     ]  # fmt: skip
     for ranks, more, until in parts:
         faults = f"{faults} {more}"
-        output = run(tmp_path, "resized", ranks, faults, *length, COMPARED, f"--exit-interval={until}")
+        output = run(
+            tmp_path, "resized", ranks, faults, *length, COMPARED, f"--exit-interval={until}"
+        )
         assert f"iteration {until:8d}/" in output
         assert f"Weight hashes match after {until} iterations" in output
     assert sorted(struck(tmp_path / "resized-faults")) == sorted(PHASES)

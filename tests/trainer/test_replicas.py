@@ -29,5 +29,9 @@ def test_a_bit_turns_over_and_its_rank_is_named_before_that_is_saved(tmp_path: P
     assert 4 not in saved, saved
     output = finish(start(tmp_path, "odd", *LONG, f"{FLAG}=2", nproc=2))
     assert "2 replicas are compared: parameters, and what the optimizer keeps" in output
-    assert [step for step in range(9) if f"match after {step} iterations" in output][1:] == [4, 6, 8]
+    assert [step for step in range(9) if f"match after {step} iterations" in output][1:] == [
+        4,
+        6,
+        8,
+    ]
     assert_same(tmp_path, "whole", "odd")
