@@ -175,7 +175,7 @@ def checksum(tensor: Tensor) -> Tensor:
     return sum(
         (
             _mixed(some.view(1, -1), places[: len(some)]).sum() * (2 * number + 1)
-            for number, some in enumerate(rows.split(_ROW))
+            for number, some in enumerate(torch.split(rows, _ROW))
         ),
         start=torch.zeros((), dtype=torch.int64, device=flat.device),
     )
