@@ -245,10 +245,13 @@ def _offer_stacks(attachment: Attachment) -> None:
     also in a loop that holds the GIL."""
     import faulthandler
     import fcntl
+    import signal
 
     from elastic.proto.link import StacksOffered
     from elastic.proto.looks import DUMP_SIGNAL
 
+    if signal.getsignal(DUMP_SIGNAL) is not signal.SIG_DFL:
+        return  # the script's own
     fd = os.memfd_create("elastic-stacks", os.MFD_CLOEXEC)
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
     faulthandler.register(DUMP_SIGNAL, file=fd, all_threads=True, chain=False)

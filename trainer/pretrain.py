@@ -182,7 +182,8 @@ def _run(
     checkpoint = begin.checkpointer(settings)
     begin.agree(settings, state, data, 0 if looked_at is None else len(looked_at), world.device)
     start, notes = begin.start(settings, plan, config, checkpoint, state)
-    for note in notes:
+    replicas, said = begin.replicas(settings, laid, adam)
+    for note in (*notes, *said):
         print_rank_0(note)
     told = progress = None
     if world.is_first:
@@ -194,7 +195,7 @@ def _run(
         stepper=Stepper(laid, leaf_tokens=plan.leaf_size * config.seq_length),
         optimizer=adam, loss_scale=scale, state=state,
         train=data.train, validation=data.validation, test=data.test,
-        checkpoint=checkpoint, reporter=told, clock=clock, timers=current().timers,
+        checkpoint=checkpoint, replicas=replicas, reporter=told, clock=clock, timers=current().timers,
         profiler=profiler, probes=looked_at, non_loss=non_loss, progress=progress,
     )  # fmt: skip
     _go(run, start)

@@ -128,7 +128,7 @@ if __name__ == "__main__":
 def test_children_of_a_rank_do_not_count(agent: SmallAgent, tmp_path: Path) -> None:
     found = agent.start("spawner", target=write(tmp_path, CHILDREN))
     assert found["exit"] == 0, found["stderr"]
-    assert kinds(found) == ["TorchNote"]
+    assert kinds(found) == ["TorchNote", "StacksOffered"]
     assert (found["progress"]["ticks"], found["progress"]["claims"]) == (0, 1)
     assert found["progress"]["owner"] == found["pid"]
 

@@ -8,6 +8,8 @@ from tests.trainer.launch import assert_same, finish, start
 
 FAULTY = ("-m", "tests.trainer.faulty")
 STEPS = 12
+COMPARED = "--check-weight-hash-across-dp-replicas-interval=1"
+"""Replicas are, behind each step: nothing is said of them, and no bit changes."""
 PHASES = ("forward", "backward", "optimizer", "save", "restore", "evaluate")
 
 
@@ -66,8 +68,11 @@ def test_4_5_7_3_replicas_with_a_kill_in_each_phase(tmp_path: Path) -> None:
     ]  # fmt: skip
     for ranks, more, until in parts:
         faults = f"{faults} {more}"
-        output = run(tmp_path, "resized", ranks, faults, *length, f"--exit-interval={until}")
+        output = run(
+            tmp_path, "resized", ranks, faults, *length, COMPARED, f"--exit-interval={until}"
+        )
         assert f"iteration {until:8d}/" in output
+        assert f"Weight hashes match after {until} iterations" in output
     assert sorted(struck(tmp_path / "resized-faults")) == sorted(PHASES)
     assert_same(tmp_path, "whole", "resized")
     assert_consumed(tmp_path)

@@ -106,7 +106,6 @@ _REASONS: tuple[tuple[str, str], ...] = (
         grad-reduce-in-bf16 ddp-* no-gradient-reduce-div-fusion gradient-reduce-div-fusion
         calculate-per-token-loss num-distributed-optimizer-instances
         enable-full-sharding-in-hsdp outer-dp-sharding-strategy
-        check-weight-hash-across-dp-replicas-interval
     """),
     ("data parallelism is FSDP2 at every stage: see --data-parallel-sharding-strategy", """
         use-megatron-fsdp use-torch-fsdp2 use-custom-fsdp torch-fsdp2-no-reshard-after-forward

@@ -8,7 +8,7 @@ from elastic.proto.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchFlags:
-    """Metrics, phases, memory and probes. Nothing is watched by default that costs anything."""
+    """Metrics, phases, memory, probes and replicas. Nothing is watched by default that costs anything."""
 
     metrics_file: Path | None = None
     """JSON lines of steps, evaluations, probes and verdicts; None: `metrics.jsonl` in the job's folder,
@@ -37,6 +37,8 @@ class WatchFlags:
     """JSON lines of texts whose probability and perplexity are told as training goes on."""
     probe_interval: int = 1000
     """Steps between two looks at them."""
+    check_weight_hash_across_dp_replicas_interval: int | None = None
+    """Steps between two comparisons of the bits that replicas hold; None: they are not compared."""
 
     def __post_init__(self) -> None:
         if self.device_peak_tflops is not None and not self.device_peak_tflops > 0:
@@ -45,3 +47,6 @@ class WatchFlags:
             raise UsageError("--profile-step-start is at least 0, and below --profile-step-end")
         if self.probe_interval < 1:
             raise UsageError("--probe-interval is at least 1")
+        interval = self.check_weight_hash_across_dp_replicas_interval
+        if interval is not None and interval < 1:
+            raise UsageError("--check-weight-hash-across-dp-replicas-interval is at least 1")

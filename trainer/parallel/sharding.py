@@ -14,10 +14,11 @@ gradients of norms and of `Row`'s biases up over tensor-parallel ranks before it
 leaf then, in `compute` (the same in any number of replicas).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -83,6 +84,21 @@ def reshard(model: nn.Module) -> None:
     """What forward has gathered, and no backward has let go of."""
     for part in sharded(model):
         part.reshard()
+
+
+def gathered(program: Program) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter of the model as forward computes with it, a piece at a time, since all may be more than a device
+    has: to be looked at before the next one is asked for. All ranks of data parallelism go through it, between
+    steps."""
+    taken: set[int] = set()
+    for piece in reversed(list(sharded(program))):  # blocks before what is around them
+        own = {id(one) for one in cast(nn.Module, piece).parameters()} - taken
+        taken |= own
+        names = [name for name, one in program.model.named_parameters() if id(one) in own]
+        piece.unshard()
+        for name in names:
+            yield name, program.model.get_parameter(name)
+        piece.reshard()
 
 
 def begin_leaf(model: FSDPModule, *, stage: int, last: bool) -> None:

@@ -26,6 +26,7 @@ from elastic.trainer.run import state as states
 from elastic.trainer.run.loss_scale import LossScale
 from elastic.trainer.run.plan import Plan
 from elastic.trainer.run.recipe import recipe
+from elastic.trainer.run.replicas import Replicas, note
 from elastic.trainer.watch import guard
 
 
@@ -154,6 +155,22 @@ def loss_scale(settings: Settings) -> LossScale | None:
     return None if scaling is None else LossScale(scaling)
 
 
+def replicas(
+    settings: Settings, laid: Laid, adam: torch.optim.Optimizer
+) -> tuple[Replicas | None, list[str]]:
+    """What compares them, and what is to be said of it; None where that is not asked for, or there is one."""
+    interval, zero = (
+        settings.watching.check_weight_hash_across_dp_replicas_interval,
+        settings.layout.zero,
+    )
+    if interval is None:
+        return None, []
+    said = [note(laid.grid.dp, zero=zero)]
+    if laid.grid.dp == 1:
+        return None, said
+    return Replicas(laid, adam, zero=zero, interval=interval), said
+
+
 def state_of(
     settings: Settings,
     plan: Plan,
@@ -180,8 +197,9 @@ def agree(
     settings: Settings, state: states.State, data: Data, probes: int, device: torch.device
 ) -> None:
     """UsageError, on all ranks, where nodes were told different things. probes: how many there are."""
-    exact = settings.parallel().exact
-    conditions = {name: one if exact else None for name, one in state["conditions"].items()}
+    watching = settings.watching  # replicas on devices of two kinds need not compute the same bits
+    alike = settings.parallel().exact or watching.check_weight_hash_across_dp_replicas_interval
+    conditions = {name: one if alike else None for name, one in state["conditions"].items()}
     others = {
         "validation data": [_digest(one) for one in data.validation],
         "test data": _digest(data.test), "number of probes": probes,

@@ -22,6 +22,7 @@ from elastic.trainer.run.feed import Feed
 from elastic.trainer.run.loss_scale import LossScale
 from elastic.trainer.run.non_loss import NonLoss
 from elastic.trainer.run.plan import Plan
+from elastic.trainer.run.replicas import Replicas
 from elastic.trainer.run.state import State
 from elastic.trainer.run.step import Stepper
 from elastic.trainer.run.told import Coming, Numbers, Taken
@@ -34,7 +35,7 @@ from elastic.trainer.watch.probes import ProbeSet
 from elastic.trainer.watch.profiler import StepProfiler
 from elastic.trainer.watch.progress import Progress
 from elastic.trainer.watch.report import Step
-from elastic.trainer.watch.reporter import Reporter
+from elastic.trainer.watch.reporter import Reporter, say
 from elastic.trainer.watch.timers import Timers
 
 
@@ -56,6 +57,8 @@ class Run:
     test: Dataset | None
     checkpoint: Checkpointer | None
     """None without --save."""
+    replicas: Replicas | None
+    """What compares them."""
     reporter: Reporter | None
     """On rank 0."""
     probes: ProbeSet | None
@@ -90,6 +93,7 @@ class Loop:
         try:
             with garbage.collected() as collect:
                 while not ends:
+                    self._compare(step)
                     feed = self._feed(step)
                     try:
                         step, ends = self._until_rollback(feed, step, collect)
@@ -101,6 +105,7 @@ class Loop:
         finally:
             if run.reporter is not None:
                 run.reporter.flush()
+        self._compare(step)
         if run.checkpoint is not None and step > start:
             run.checkpoint.save(step, run.state, persist=True)
             run.checkpoint.wait()
@@ -170,6 +175,9 @@ class Loop:
             if run.probes is not None and step % run.settings.watching.probe_interval == 0:
                 with self._paused():
                     self.probe(step, run.probes)
+            if run.replicas is not None and run.replicas.due(step):
+                with self._paused():
+                    self._compare(step)
             self._save(step)  # last: ranks may leave in it, and from it nothing above is done again
             session.step(step)
             collect(step)
@@ -235,6 +243,12 @@ class Loop:
         if run.progress is not None and interval and step % interval == 0:
             tokens = run.plan.consumed(step) * run.settings.schedules.seq_length
             run.progress.saved(step, tokens)
+
+    def _compare(self, step: int) -> None:
+        """Replicas with one another; step: finished ones. Raises UsageError where they differ."""
+        replicas = self._run.replicas
+        if replicas is not None and replicas.check(step) and self._run.reporter is not None:
+            say(f">>> Weight hashes match after {step} iterations...")
 
     def _feed(self, start: int) -> Feed:
         """What steps from `start` on train on."""

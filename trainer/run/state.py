@@ -68,7 +68,7 @@ def agree(told: Mapping[str, Any], device: torch.device) -> None:
         if others:
             raise UsageError(
                 f"{name} of rank {others[0]} is not that of rank 0: start all nodes with the same arguments, on "
-                "the same data and, with --reduction exact, on machines of one kind"
+                "the same data and, with --reduction exact or where replicas are compared, on machines of one kind"
             )
 
 

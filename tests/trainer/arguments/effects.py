@@ -235,6 +235,9 @@ SHOWN: Mapping[str, Shown] = {
     "profile_ranks": Shown("files", f"--profile {PROFILED}", "--profile-ranks 1"),
     "probe_file": Shown("text", "--train-iters 4 --probe-interval 2", "--probe-file {base}/probes"),
     "probe_interval": Shown("text", f"{PROBED} --probe-interval 2", "--probe-interval 1"),
+    "check_weight_hash_across_dp_replicas_interval": Shown(
+        "ops text", OPS, "--check-weight-hash-across-dp-replicas-interval 2", world=2
+    ),
     # The guard.
     "guard": Shown("verdicts", GUARDED, "--guard warn"),
     "guard_window": Shown("verdicts", GUARDED, "--guard-window 16"),
