@@ -142,6 +142,8 @@ def render(tree: Node, *, most: int = 60) -> str:
 
 _RUN = 8
 """Calls in one run that are shown."""
+_RANGES = 12
+"""Of ranks, on one line."""
 
 
 def _render(node: Node, level: int, lines: list[str]) -> None:
@@ -154,10 +156,10 @@ def _render(node: Node, level: int, lines: list[str]) -> None:
         shown[2 : 2 + left_out] = [f"... {left_out} calls more"]
     indent = "  " * level
     for place, words in enumerate(shown or ["ranks"]):
-        lines.append(f"{indent}{words}" + (f"  [{ranges(node.ranks)}]" if place == 0 else ""))
+        lines.append(f"{indent}{words}" + (f"  [{_who(node.ranks)}]" if place == 0 else ""))
     last = run[-1]
     if last.calls and last.here:
-        lines.append(f"{indent}  (here)  [{ranges(last.here)}]")
+        lines.append(f"{indent}  (here)  [{_who(last.here)}]")
     for one in last.calls:
         _render(one, level + 1, lines)
 
@@ -166,6 +168,14 @@ def _words(call: Call) -> str:
     function, file, line = call
     place = f"{file}:{line}" if line else file
     return f"{function} ({place})" if place else function
+
+
+def _who(ranks: tuple[int, ...]) -> str:
+    """Ranks on one line: the first of many ranges, and how many ranks that are."""
+    parts = ranges(ranks).split(",")
+    if len(parts) <= _RANGES:
+        return ",".join(parts)
+    return f"{','.join(parts[:_RANGES])},... ({len(ranks)} ranks)"
 
 
 def ranges(ranks: Collection[int]) -> str:

@@ -112,6 +112,13 @@ def test_people_read_it() -> None:
     ]
 
 
+def test_ranks_in_many_places_are_counted() -> None:
+    looks = {rank: ((LOAD, MAIN) if rank % 2 else (REDUCE, MAIN)) for rank in range(10_000)}
+    _, even, odd = tree.render(tree.merge(looks)).splitlines()
+    assert even.endswith("[0,2,4,6,8,10,12,14,16,18,20,22,... (5000 ranks)]")
+    assert odd.endswith("[1,3,5,7,9,11,13,15,17,19,21,23,... (5000 ranks)]")
+
+
 def test_a_deep_stack_is_read_on_one_level() -> None:
     deep = tuple((f"f{n}", "/job/train.py", n) for n in range(5_000))
     text = tree.render(tree.merge({0: deep, 1: deep}))

@@ -140,6 +140,8 @@ def test_children_are_told_of_and_looked_at_closely_only_for_the_rank_that_is_na
         "sys.stdin.read()\n"
     )
     with program(code) as pid:
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            programs.wait_for_state(int(child), "S", "Z")
         (far,) = look({0: pid})
         (close,) = look({0: pid}, native=[0])
     assert sorted(child.state for child in far.children) == ["S", "Z"]
