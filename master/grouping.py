@@ -6,12 +6,16 @@ fail beside the nodes themselves, all pairs have ways of one length, whose times
 broken uplink does not make suspects of a whole rack. Suspects get neighbours, too, as long as there are.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import combinations, islice
 
 from elastic.master.events import NodeId
 from elastic.master.pair_results import Labels, Link, link
+
+FEW = 16
+"""So many nodes make a single group after the first round, in which good ones serve several suspects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,10 @@ def _pairs(ids: Sequence[NodeId]) -> list[Group]:
 
 
 def among(ids: Sequence[NodeId], tested: Collection[Link]) -> tuple[Group, ...]:
-    """Pairs of nodes that have not met."""
+    """Pairs of nodes that have not met; of few nodes all there are, one after another."""
+    if len(ids) <= FEW:
+        pairs = [pair for pair in combinations(ids, 2) if link(*pair) not in tested]
+        return _one(pairs)
     left = list(reversed(ids))
     groups: list[Group] = []
     while left:
@@ -68,6 +75,20 @@ def among(ids: Sequence[NodeId], tested: Collection[Link]) -> tuple[Group, ...]:
                 groups.append(_star(a, left.pop(index)))
                 break
     return tuple(groups)
+
+
+def _one(pairs: Sequence[tuple[NodeId, NodeId]]) -> tuple[Group, ...]:
+    """A single group; nobody waits for long, as neighbours in the list have no node in common."""
+    left, ordered, turn = list(pairs), list[tuple[NodeId, NodeId]](), set[NodeId]()
+    while left:
+        apart = next((pair for pair in left if turn.isdisjoint(pair)), None)
+        if apart is None:
+            turn.clear()
+            continue
+        left.remove(apart)
+        ordered.append(apart)
+        turn.update(apart)
+    return (Group(pairs=tuple(ordered)),) if ordered else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +107,8 @@ def further(
     labels: Labels, good: Sequence[NodeId], wanted: Wanted, tested: Collection[Link], star: int
 ) -> tuple[Group, ...]:
     """Groups for as much of it as can be had at once; at least one, if anything can."""
+    if len(labels) <= FEW:
+        return _all_at_once(labels, good, wanted, tested)
     busy_next = {node_id for which in wanted.again for node_id in which} | set(wanted.slow_once)
     free = [node_id for node_id in good if node_id not in busy_next]
     # the last are taken first
@@ -102,6 +125,24 @@ def further(
             other = pool.take(node_id, lambda _: True)
             groups += [_star(node_id, other)] if other else []
     return tuple(groups)
+
+
+def _all_at_once(
+    labels: Labels, good: Sequence[NodeId], wanted: Wanted, tested: Collection[Link]
+) -> tuple[Group, ...]:
+    """All of it, in a single group; who has the least to do so far is taken first, then neighbours."""
+    turns: Counter[NodeId] = Counter()
+    pairs: list[tuple[NodeId, NodeId]] = [*wanted.again, *wanted.again]
+    turns.update(node_id for pair in pairs for node_id in pair)
+    needs = {**wanted.suspects, **{n: 1 for n in wanted.slow_once if not turns[n]}}
+    for node_id, wants in needs.items():
+        able = [other for other in good if other != node_id]
+        if node_id in wanted.suspects:
+            able = [other for other in able if link(node_id, other) not in tested]
+        able.sort(key=lambda other, n=node_id: (turns[other], labels[other] != labels[n]))  # type: ignore[misc]
+        pairs += [(node_id, other) for other in able[:wants]]
+        turns.update(able[:wants])
+    return _one(pairs)
 
 
 class _Pool:
@@ -172,7 +213,7 @@ def _at_witnesses(
 
 
 def _again(links: Sequence[Link], pool: _Pool, most: int) -> list[Group]:
-    """Those that share nodes in one group, up to so many."""
+    """Those that share nodes in one group, up to so many; each twice, if only to outlast a disturbance."""
     in_group: dict[NodeId, list[Link]] = {}
     for which in links:
         new = [node_id for node_id in which if node_id not in in_group]
@@ -182,4 +223,4 @@ def _again(links: Sequence[Link], pool: _Pool, most: int) -> list[Group]:
             for node_id in {node_id for one in joined for node_id in one}:
                 in_group[node_id] = joined
     groups = {id(group): group for group in in_group.values()}
-    return [Group(pairs=tuple(group)) for group in groups.values()]
+    return [Group(pairs=(*group, *group)) for group in groups.values()]

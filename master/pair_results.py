@@ -96,7 +96,7 @@ class Limits:
     gather_ratio: float = 1.2
     mads: float = 6.0
     """Median absolute deviations, each taken as 1.4826 of them: a standard deviation, were they normal."""
-    star: int = 4
+    star: int = 6
     """With how many others a node may be tested in one round, one after another."""
     risk: float = 1e-4
     """How many healthy nodes may be blamed in all, by the odds, for links that fail by chance."""
@@ -271,7 +271,8 @@ def _bounds(labels: Labels, tests: Sequence[Test], limits: Limits) -> dict[bool,
                 nodes[apart][node_id] = min(nodes[apart].get(node_id, seconds), seconds)
     found: dict[bool, _Bound] = {}
     for apart, of_links in links.items():
-        few = len(of_links) < _FEW_LINKS
+        # between neighbours, all are tested; between others only suspects, of whom most may be slow
+        few = len(of_links) < _FEW_LINKS or (apart and bool(links[False]))
         figures = list((of_links if few else nodes[apart]).values())
         usual, slow = beyond(figures, limits.gather_ratio, limits.mads, few=few)
         found[apart] = _Bound(usual=usual, slow=slow)

@@ -182,7 +182,8 @@ class _Case:
         if len(self.labels) == 3 and not self.suspects and len(tested) < 3:
             return grouping.among(list(self.labels), tested)  # a slow hub has no other to compare
         wanted = Wanted(
-            suspects={n: max(self.enough - len(self.suspects[n]), 1) for n in self.open()},
+            # one more than seems enough by now: this round's bad links may raise that
+            suspects={n: max(self.enough - len(self.suspects[n]), 0) + 1 for n in self.open()},
             again=[which for which in self.links() if len(self.bad[which]) == 1],
             slow_once=[n for n in self.labels if n in self.reading.slow_once and n in self.good],
         )

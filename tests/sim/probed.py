@@ -106,7 +106,7 @@ class World:
             if self._random.random() < 0.5:
                 self.dead_links.add(which)
             else:
-                self.slow_links[which] = self._random.uniform(1.6, 5.0)
+                self.slow_links[which] = self._random.uniform(1.8, 5.0)
         self.tested.add(which)
 
     def _time(self, seconds: float) -> float:
@@ -154,16 +154,31 @@ class World:
     def _mute(self) -> set[NodeId]:
         return self.dead | set(self.slow_nodes)
 
+    @property
+    def _compared(self) -> bool:
+        """A link was tested that is as fast as it should be: others are slow beside it."""
+        unfit = self._mute | {node_id for node_id, _ in self.broken_gpus}
+        return any(
+            which not in self.faulty_links and not unfit & set(which) for which in self.tested
+        )
+
     def missed(self, verdicts: Sequence[Verdict]) -> set[tuple[NodeId, ...]]:
-        """Faulty nodes, and faulty links between healthy nodes that were tested, of which none speaks."""
+        """Faulty nodes, and faulty links between healthy nodes that were tested, of which none speaks.
+
+        Not what has nothing to be compared with: slow ones without a fast one, slow links between racks.
+        """
         named = {verdict.nodes for verdict in verdicts}
         ends = {node_id for nodes in named for node_id in nodes}
         nodes: set[tuple[NodeId, ...]] = {(node_id,) for node_id in self.faulty_nodes}
+        if not self._compared:
+            nodes -= {(node_id,) for node_id in self.slow_nodes}
         if len(self.labels.keys() - self._proved) == 2:  # the link's name is theirs
             nodes -= {(node_id,) for node_id in self._mute & ends}
         links: set[tuple[NodeId, ...]] = {
             which
             for which in self.faulty_links & self.tested
+            if which in self.dead_links
+            or (self._compared and self.labels[which[0]] == self.labels[which[1]])
             if not any(one in self.faulty_nodes or (one,) in named for one in which)
         }
         return (nodes | links) - named
@@ -204,7 +219,7 @@ def spoiled(count: int, nodes: float, links: float, seed: int, racks: int = 0) -
             case 0:
                 world.dead.add(node_id)
             case 1:
-                world.slow_nodes[node_id] = chance.uniform(1.6, 5.0)
+                world.slow_nodes[node_id] = chance.uniform(1.8, 5.0)
             case 2:
                 world.broken_gpus.add(gpu)
             case _:
