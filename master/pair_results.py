@@ -1,12 +1,14 @@
 """What tests of two nodes say: which links work, which nodes and GPUs are slow by their own figures. Pure.
 
-A figure is slow beyond the median by a factor and by a number of median absolute deviations, both over
-the nodes, each with its best. Nothing makes a healthy one fast, so of an even number the lower of the two middle ones counts:
-half of all nodes may be slow, and are found.
+A figure is slow beyond the median by a factor and by a number of median absolute deviations, over the
+GPUs, or over the links. Nothing makes a healthy one fast, so of an even number the lower of the two
+middle ones counts: half of all GPUs may be slow, and are found. A slow node has slow links to healthy
+ones, so of links only those like the fastest quarter are asked for the median: three quarters may be slow.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from elastic.master.events import NodeId
@@ -126,8 +128,6 @@ class Reading:
     """Links over which a test has passed in time, at least once."""
     bad: Mapping[Link, tuple[str, ...]]
     """The others that were tested: what was wrong, each time."""
-    passing: frozenset[Link] = field(default_factory=frozenset[Link])
-    """Good ones that were bad before."""
 
 
 def read(labels: Labels, rounds: Sequence[Round], limits: Limits) -> Reading:
@@ -139,27 +139,39 @@ def read(labels: Labels, rounds: Sequence[Round], limits: Limits) -> Reading:
     slow, slow_once = _slow_gpus(known, limits)
     own = {verdict.nodes[0]: verdict for verdict in _failed_alone(known)}
     own_slow = [verdict for verdict in slow if verdict.nodes[0] not in own]
-    good, bad, passing = _links(labels, known, limits)
+    good, bad = _links(labels, known, limits)
     return Reading(
         own=(*own.values(), *own_slow),
         slow_once=slow_once - set(own),
         good=good,
         bad=bad,
-        passing=passing,
     )
 
 
-def beyond(
-    figures: Sequence[float], ratio: float, mads: float, *, few: bool
-) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    usual: float
+    slow: float
+    """Seconds; longer is slow."""
+    fair: bool = True
+    """False: of other ways, which may be shorter. What is within is fine, the rest is not known."""
+
+
+def beyond(figures: Sequence[float], ratio: float, mads: float, *, few: bool) -> Bound:
     """What is usual, and what is slow above: infinite where there is nothing to compare with."""
     if len(figures) < 2:
-        return (figures[0] if figures else 0.0), float("inf")
+        return Bound(usual=figures[0] if figures else 0.0, slow=math.inf)
     if few:
-        return min(figures), min(figures) * (1 + 3 * (ratio - 1))
+        return Bound(usual=min(figures), slow=min(figures) * (1 + 3 * (ratio - 1)))
     usual = _lower_median(figures)
     spread = _lower_median([abs(figure - usual) for figure in figures])
-    return usual, max(usual * ratio, usual + mads * _NORMAL * spread)
+    return Bound(usual=usual, slow=max(usual * ratio, usual + mads * _NORMAL * spread))
+
+
+def _like_the_fastest(figures: Sequence[float], ratio: float) -> list[float]:
+    """Those around the lower quartile."""
+    quartile = sorted(figures)[(len(figures) - 1) // 4]
+    return [figure for figure in figures if quartile / ratio <= figure <= quartile * ratio]
 
 
 def _lower_median(figures: Sequence[float]) -> float:
@@ -179,15 +191,6 @@ def _failed_alone(rounds: Sequence[Round]) -> Iterator[Verdict]:
                 yield blame(account.node_id, account.gpu, account.what or "failed alone")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bound:
-    usual: float
-    slow: float
-    """Seconds; longer is slow."""
-    fair: bool = True
-    """False: of other ways, which may be shorter. What is within is fine, the rest is not known."""
-
-
 def _slow_gpus(rounds: Sequence[Round], limits: Limits) -> tuple[list[Verdict], frozenset[NodeId]]:
     """A GPU is as fast as in its best round: what only disturbed it in one is forgotten."""
     best: dict[NodeId, dict[int, float]] = {}
@@ -200,15 +203,15 @@ def _slow_gpus(rounds: Sequence[Round], limits: Limits) -> tuple[list[Verdict], 
             for gpu, seconds in enumerate(account.matmul):
                 gpus[gpu] = min(gpus.get(gpu, seconds), seconds)
     figures = [seconds for gpus in best.values() for seconds in gpus.values()]
-    usual, bound = beyond(figures, limits.matmul_ratio, limits.mads, few=len(figures) < _FEW_GPUS)
+    bound = beyond(figures, limits.matmul_ratio, limits.mads, few=len(figures) < _FEW_GPUS)
     verdicts: list[Verdict] = []
     once: set[NodeId] = set()
     for node_id, gpus in best.items():
-        slow = [gpu for gpu, seconds in gpus.items() if seconds > bound]
+        slow = [gpu for gpu, seconds in gpus.items() if seconds > bound.slow]
         if slow and len(measured[node_id]) < 2:
             once.add(node_id)
         elif slow:
-            verdicts += _slow(node_id, gpus, slow, usual)
+            verdicts += _slow(node_id, gpus, slow, bound.usual)
     return verdicts, frozenset(once)
 
 
@@ -226,59 +229,65 @@ def _slow(
 
 def _links(
     labels: Labels, rounds: Sequence[Round], limits: Limits
-) -> tuple[frozenset[Link], dict[Link, tuple[str, ...]], frozenset[Link]]:
+) -> tuple[frozenset[Link], dict[Link, tuple[str, ...]]]:
     tests = [test for tests in rounds for test in tests]
-    bounds = _bounds(labels, tests, limits)
+    bounds = _bounds(labels, rounds, limits)
     good: set[Link] = set()
     wrong: dict[Link, tuple[str, ...]] = {}
     for test in tests:
-        if Outcome.FAILED_ALONE in (test.a.outcome, test.b.outcome):
-            continue  # the other had nobody to meet: the link was not tested
         what = _wrong(test, bounds[_apart(labels, test.link)])
         if what:
             wrong[test.link] = (*wrong.get(test.link, ()), what)
         elif what is not None:
             good.add(test.link)
     bad = {which: what for which, what in wrong.items() if which not in good}
-    return frozenset(good), bad, frozenset(good & wrong.keys())
+    return frozenset(good), bad
 
 
-def _wrong(test: Test, bound: _Bound) -> str | None:
+def _wrong(test: Test, bound: Bound) -> str | None:
     """What was wrong between the two; empty: nothing, None: it cannot be told."""
     for account in (test.a, test.b):
         if account.outcome is not Outcome.PASSED:
             return account.what or account.outcome
     seconds = max(test.a.gather, test.b.gather)
-    if seconds <= bound.slow:
-        return ""
-    return f"an allgather takes {_took(seconds, bound.usual)}" if bound.fair else None
+    if seconds > bound.slow and bound.fair:
+        return f"an allgather takes {_took(seconds, bound.usual)}"
+    # a node on the verge of slow would have links of both sorts, and these be blamed for it
+    return "" if seconds <= (bound.usual + bound.slow) / 2 else None
 
 
 def _apart(labels: Labels, which: Link) -> bool:
     return labels[which[0]] != labels[which[1]]
 
 
-def _bounds(labels: Labels, tests: Sequence[Test], limits: Limits) -> dict[bool, _Bound]:
-    """Of allgathers between neighbours (False) and others (True): their ways differ in length."""
-    nodes: dict[bool, dict[NodeId, float]] = {False: {}, True: {}}
-    links: dict[bool, dict[Link, float]] = {False: {}, True: {}}
-    for test in tests:
-        if test.a.outcome is test.b.outcome is Outcome.PASSED:
-            apart = _apart(labels, test.link)
-            seconds = max(test.a.gather, test.b.gather)
-            links[apart][test.link] = min(links[apart].get(test.link, seconds), seconds)
-            for node_id in test.link:
-                nodes[apart][node_id] = min(nodes[apart].get(node_id, seconds), seconds)
-    found: dict[bool, _Bound] = {}
-    for apart, of_links in links.items():
-        # between neighbours, all are tested; between others only suspects, of whom most may be slow
-        few = len(of_links) < _FEW_LINKS or (apart and bool(links[False]))
-        figures = list((of_links if few else nodes[apart]).values())
-        usual, slow = beyond(figures, limits.gather_ratio, limits.mads, few=few)
-        found[apart] = _Bound(usual=usual, slow=slow)
-    if len(links[True]) < _FEW_LINKS and links[False]:
+def _bounds(labels: Labels, rounds: Sequence[Round], limits: Limits) -> dict[bool, Bound]:
+    """Of allgathers between neighbours (False) and others (True): their ways differ in length.
+
+    Only the first round says what is usual: later ones are about suspects, of whom most may be slow.
+    """
+    first, ratio = _gathers(labels, rounds[:1]), limits.gather_ratio
+    links = _gathers(labels, rounds)
+    found: dict[bool, Bound] = {}
+    for apart in (False, True):
+        if len(first[apart]) < _FEW_LINKS:
+            found[apart] = beyond(links[apart], ratio, limits.mads, few=True)
+        else:
+            like = _like_the_fastest(first[apart], ratio)
+            found[apart] = beyond(like, ratio, limits.mads, few=False)
+    if len(first[True]) < _FEW_LINKS and links[False]:
         found[True] = replace(found[False], fair=False)
     return found
+
+
+def _gathers(labels: Labels, rounds: Sequence[Round]) -> dict[bool, list[float]]:
+    """The best of each link that worked."""
+    links: dict[bool, dict[Link, float]] = {False: {}, True: {}}
+    for test in (test for tests in rounds for test in tests):
+        if test.a.outcome is test.b.outcome is Outcome.PASSED:
+            of_kind = links[_apart(labels, test.link)]
+            seconds = max(test.a.gather, test.b.gather)
+            of_kind[test.link] = min(of_kind.get(test.link, seconds), seconds)
+    return {apart: list(of_kind.values()) for apart, of_kind in links.items()}
 
 
 def blame(node_id: NodeId, gpu: int | None, what: str) -> Verdict:

@@ -208,7 +208,7 @@ class _Case:
             return
         for node_id in nodes:
             own = tuple(which for which in links if node_id in which)
-            what = "there is no other test" if own else "it was not tested"
+            what = "too few tests are left" if own else "no test was clearly in time"
             yield Undecided(nodes=(node_id,), links=own, what=what)
         for which in self.links():
             if which in links:
