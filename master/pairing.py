@@ -144,7 +144,7 @@ class _Case:
             bad=bad,
             good=tuple(node_id for node_id in labels if node_id in works),
             suspects={node_id: tuple(others) for node_id, others in suspects.items()},
-            enough=_enough(len(reading.good) + between, between, limits.risk),
+            enough=enough(len(reading.good) + between, between, limits.risk),
         )
 
     def guilty(self, node_id: NodeId) -> bool:
@@ -228,7 +228,7 @@ def _two_alone(case: _Case, solo: Mapping[NodeId, Solo]) -> Iterator[Verdict]:
                 yield _blame_link(which, f"both are fine alone, and not together: {what[-1]}")
 
 
-def _enough(tested: int, bad: int, risk: float) -> int:
+def enough(tested: int, bad: int, risk: float) -> int:
     """With how many good nodes one has to fail until links alone are too unlikely a reason.
 
     tested, bad: links between good nodes. The odds of a bad one are taken from them, and from ten more

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from elastic.master import grouping
 from elastic.master.events import NodeId
-from elastic.master.grouping import Wanted
+from elastic.master.grouping import Group, Wanted
 from elastic.master.pair_results import Account, Kind, Limits, Outcome, Test, link
-from elastic.master.pairing import Found, Plan, Solo, decide
+from elastic.master.pairing import Found, Plan, Solo, decide, enough
 from tests.sim.probed import World, names, probe, spoiled
 
 A, B, C, D = names(4)
@@ -153,6 +153,41 @@ def test_what_rounds_do_not_suffice_for_is_undecided() -> None:
     assert not plan.verdicts
     assert any(A in one.nodes for one in plan.undecided)
     assert "after 1 rounds" in plan.reason
+
+
+def test_a_few_bad_links_do_not_make_a_node_guilty() -> None:
+    """While links alone may be the reason, more good nodes are asked."""
+    bad = world(64)
+    bad.dead_links.update({(A, B), (A, C)})
+    pairs = [Group(pairs=((a, b),)) for a, b in zip(names(64)[::2], names(64)[1::2], strict=True)]
+    rounds = [bad.run(pairs), bad.run([Group(pairs=((A, C), (B, D)))])]
+    plan = decide(bad.labels, {}, rounds, MANY)
+    assert not plan.verdicts, "two good nodes that it does not work with are not enough"
+    rounds.append(bad.run(plan.groups))
+    assert not decide(bad.labels, {}, rounds, Limits(rounds=3)).reason.count("node n0000")
+
+
+def test_a_link_that_failed_once_is_not_named() -> None:
+    plan, _ = probe(world(64, dead_links={(A, B)}), limits=Limits(rounds=2))
+    assert not plan.verdicts
+    assert [one.links for one in plan.undecided] == [((A, B),)]
+    assert "seen once" in plan.reason
+
+
+def test_half_of_all_gpus_may_be_slow() -> None:
+    slow = {(node_id, 0): 1.5 for node_id in names(8)[::2]}
+    plan, _ = probe(world(8, noise=0.005, slow_gpus=slow))
+    assert named(plan) == {(Kind.NODE, (node_id,), None) for node_id, _ in slow}
+
+
+@pytest.mark.parametrize(("tested", "bad", "at_least"), [(30, 0, 3), (30, 2, 4), (3000, 150, 6)])
+def test_the_more_links_are_bad_the_more_witnesses_it_takes(
+    tested: int, bad: int, at_least: int
+) -> None:
+    """What the links of a healthy node are bad by chance with, in all that were tested: < 1e-4."""
+    found = enough(tested, bad, 1e-4)
+    assert found >= at_least
+    assert 2 * tested * ((bad + 0.5) / (tested + 10)) ** found <= 1e-4
 
 
 def test_pairs_of_a_group_take_turns() -> None:

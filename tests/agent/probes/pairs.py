@@ -53,7 +53,7 @@ def numbers(group: Group) -> str:
     return ",".join(f"{number[a]}-{number[b]}" for a, b in group.pairs)
 
 
-def tests_of(group: Group, said: dict[NodeId, dict[str, Any]]) -> list[Test]:
+def told_of(group: Group, said: dict[NodeId, dict[str, Any]]) -> list[Test]:
     """What the processes of a group said, one a node, as the master is told."""
     left = {node_id: list(one["figures"]["pairs"]) for node_id, one in said.items()}
     tests: list[Test] = []
