@@ -312,16 +312,21 @@ SHARES = [(0.01, 0.0), (0.05, 0.0), (0.0, 0.01), (0.0, 0.05)]
 
 
 def sweep(count: int, nodes: float, links: float, seeds: range) -> None:
+    """All is named, but for one run in a hundred that ends before a suspect was tested often enough."""
+    open_: list[str] = []
     for seed in seeds:
         world = spoiled(count, nodes, links, seed, racks=count // 16 if seed % 2 else 0)
         plan, rounds = probe(world, fine(world))
         assert rounds <= 3
         assert not world.wrong(plan.verdicts), f"seed {seed}: {plan.reason}"
-        seen_once = {w for one in plan.undecided if not one.nodes for w in one.links}
         missed = world.missed(plan.verdicts)
-        assert missed <= seen_once, f"seed {seed}: {missed - seen_once}: {plan.reason}"
-        # a healthy node all of whose first links are bad is found so late that they are seen once
-        assert len(missed) <= 5, f"seed {seed}: {plan.reason}"
+        said = {(node_id,) for one in plan.undecided for node_id in one.nodes}
+        assert missed <= said.union(*(one.links for one in plan.undecided)), (
+            f"seed {seed}: nothing is said of some of {missed}: {plan.reason}"
+        )
+        if missed:
+            open_.append(f"seed {seed}: {missed}")
+    assert len(open_) <= len(seeds) / 100, open_
 
 
 @pytest.mark.parametrize("count", SIZES)
