@@ -1,0 +1,344 @@
+"""A program: a matmul, then allgathers between pairs of nodes, one process for each of their devices.
+
+`python -m elastic.agent.probes.pair --store HOST:PORT --rank R --world W --device cpu|cuda --deadline S`
+is run for every rank of a group of nodes; node n has the ranks from n x `--per-node` on. `--pairs 0-1,0-2`
+says which nodes are tested with each other, in this order (0-1 by itself for two). At the end it prints one
+line of JSON and nothing else on stdout:
+
+    {"probe": "pair", "ok": bool, "what": "<in words, empty when ok>", "figures": {
+        "alone": bool,            # true: failed or hung in its own work, the allgathers were not reached
+        "matmul_s": float,        # median of one
+        "pairs": [{"with": node, "outcome": "passed" | "failed" | "timed out" | "not tested",
+                   "what": "", "gather_s": float, "gb_s": float}, ...]}}
+
+It ends by its deadline, whatever hangs: a thread says what it was at and leaves; if the interpreter is
+stuck as well, faulthandler's own thread ends it 2 s later, with the stacks on stderr and no JSON.
+"""
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from elastic.proto import env
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_MATMULS, _GATHERS = 8, 5
+_SIZE = {"cpu": 768, "cuda": 8192}
+"""Rows and columns of the matmul's matrices."""
+_MIB = {"cpu": 8.0, "cuda": 64.0}
+"""That each process sends in an allgather."""
+_PERIOD = 64
+_MARGIN = 1.0
+"""Seconds before the deadline at which the last pair is given up."""
+
+
+class Mismatch(Exception):
+    """A result is not what it has to be."""
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What will be printed; whoever ends the process first prints it."""
+
+    out: int
+    """The descriptor that was stdout."""
+    doing: str = "starting"
+    alone: bool = True
+    """Nothing of the work so far needs another node."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    pairs: list[dict[str, Any]] = field(default_factory=list)
+    _once: threading.Lock = field(default_factory=threading.Lock)
+
+    def end(self, what: str) -> None:
+        """Print it and end the process. what: failed; empty where all that was tested passed."""
+        if not self._once.acquire(blocking=False):
+            threading.Event().wait()  # the other is about to end this process
+        wrong = [f"with node {p['with']}: {p['what']}" for p in self.pairs if p["what"]]
+        what = what or "; ".join(wrong)
+        figures = {"alone": bool(what) and self.alone, **self.figures, "pairs": self.pairs}
+        said = {"probe": "pair", "ok": not what, "what": what, "figures": figures}
+        with contextlib.suppress(OSError):
+            os.write(self.out, json.dumps(said).encode() + b"\n")
+        os._exit(1 if what else 0)  # threads may hang, and what they hold would be waited for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Who this process is, and until when."""
+
+    store: tuple[str, int]
+    rank: int
+    world: int
+    per_node: int
+    device: str
+    pairs: tuple[tuple[int, int], ...]
+    mib: float
+    deadline: float
+    """On the monotonic clock."""
+
+    @property
+    def node(self) -> int:
+        return self.rank // self.per_node
+
+    @property
+    def mine(self) -> list[tuple[int, tuple[int, int]]]:
+        """Pairs that this node is in, each with its number."""
+        return [(n, pair) for n, pair in enumerate(self.pairs) if self.node in pair]
+
+    def ranks(self, pair: tuple[int, int]) -> list[int]:
+        """Of both nodes, in their order in the pair."""
+        return [node * self.per_node + local for node in pair for local in range(self.per_node)]
+
+    @property
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+
+def main(args: Sequence[str]) -> None:
+    """Never returns."""
+    started = time.monotonic()
+    report = Report(out=os.dup(1))
+    os.dup2(2, 1)  # libraries may print
+    options = _parser().parse_args(args)
+    setting = _setting(options, started)
+    faulthandler.dump_traceback_later(options.deadline + 2, exit=True)
+    timer = threading.Timer(
+        setting.left, lambda: report.end(f"hung: {report.doing}, for {options.deadline:g} s in all")
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        _alone(setting, report)
+        _together(setting, report)
+    except Exception as error:  # noqa: BLE001 - torch and drivers may raise anything: it is the verdict
+        report.end(f"{report.doing}: {_said(error)}")
+    report.end("")
+
+
+def _alone(setting: Setting, report: Report) -> None:
+    """The matmul; the others of the group hear of it if it fails."""
+    report.doing = "importing torch"
+    env.process_environment().setdefault(
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
+    )  # we give up ourselves
+    import torch
+
+    try:
+        if setting.device == "cuda":
+            report.doing = "opening the device"
+            torch.cuda.set_device(setting.rank % setting.per_node)
+        report.doing = "matmul"
+        report.figures["matmul_s"] = matmul(setting.device, _SIZE[setting.device])
+    except Exception:
+        with contextlib.suppress(Exception):
+            _connect(setting, min(2.0, setting.left)).set(f"alone/{setting.rank}", "failed")
+        raise
+
+
+def matmul(device: str, size: int) -> float:
+    """Seconds of one, the median of some; raises Mismatch where an element of any is wrong.
+
+    The operands are whole numbers so small that every sum is exact in fp32, in whatever order, and they
+    repeat every 64 rows and columns: what each element has to be is reckoned in int64 on the CPU.
+    """
+    import torch
+
+    kind = torch.bfloat16 if device == "cuda" else torch.float32
+    # else partial sums of a split matmul are rounded to bf16
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    chance = torch.Generator().manual_seed(0)
+    small_a = torch.randint(-2, 3, (_PERIOD, size), generator=chance)
+    small_b = torch.randint(-2, 3, (size, _PERIOD), generator=chance)
+    times = size // _PERIOD
+    a = small_a.to(kind).to(device).repeat(times, 1)
+    b = small_b.to(kind).to(device).repeat(1, times)
+    right = (small_a @ small_b).to(kind).to(device).repeat(times, times)
+    seconds: list[float] = []
+    for _ in range(_MATMULS + 1):
+        _finish(device)
+        start = time.perf_counter()
+        c = a @ b
+        _finish(device)
+        seconds.append(time.perf_counter() - start)
+        if not torch.equal(c, right):
+            raise Mismatch(f"{int((c != right).sum())} elements of a matmul are wrong")
+    return statistics.median(seconds[1:])  # the first one finds its kernel
+
+
+def _together(setting: Setting, report: Report) -> None:
+    """All pairs that this node is in, each for as long as it may take at most."""
+    report.alone, report.doing = False, f"reaching the store at {setting.store[0]}"
+    store = _connect(setting, max(setting.left - _MARGIN, 0.1))
+    store.set(f"alone/{setting.rank}", "passed")
+    mine = setting.mine
+    busiest = max(
+        sum(node in pair for pair in setting.pairs) for pair in setting.pairs for node in pair
+    )
+    slot = max(setting.left - _MARGIN, 0.1) / (busiest + 1)
+    for done, (number, pair) in enumerate(mine):
+        other = pair[0] if pair[1] == setting.node else pair[1]
+        report.doing = f"allgather with node {other}"
+        latest = setting.deadline - _MARGIN - slot * (len(mine) - done)
+        report.pairs.append({"with": other, **_pair(setting, store, number, pair, slot, latest)})
+
+
+def _pair(
+    setting: Setting, store: "Store", number: int, pair: tuple[int, int], slot: float, latest: float
+) -> dict[str, Any]:
+    """latest: when it has to begin, on the monotonic clock."""
+    ranks = setting.ranks(pair)
+    others = [rank for rank in ranks if rank // setting.per_node != setting.node]
+    try:
+        store.set(f"here/{number}/{setting.rank}", "")
+        for rank in others:
+            store.wait([f"alone/{rank}"], timedelta(seconds=max(latest - time.monotonic(), 0.01)))
+            if store.get(f"alone/{rank}") != b"passed":
+                return {"outcome": "not tested", "what": "the other one failed alone"}
+        here = [f"here/{number}/{rank}" for rank in ranks]
+        store.wait(here, timedelta(seconds=max(latest - time.monotonic(), 0.01)))
+    except RuntimeError as error:  # which all of torch's errors are
+        return {"outcome": "timed out", "what": f"no word of it through the store: {_said(error)}"}
+    return _bounded(lambda give_up: _gathers(setting, number, ranks, slot, give_up), slot)
+
+
+def _bounded(
+    work: Callable[[list[Callable[[], object]]], dict[str, Any]], seconds: float
+) -> dict[str, Any]:
+    """What `work` returns; it is left behind where it takes longer, and what it put on its list called."""
+    found: list[dict[str, Any]] = []
+    give_up: list[Callable[[], object]] = []
+
+    def run() -> None:
+        try:
+            found.append(work(give_up))
+        except Mismatch as error:
+            found.append({"outcome": "failed", "what": str(error)})
+        except Exception as error:  # noqa: BLE001 - as above
+            late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+            outcome = "timed out" if late else "failed"
+            found.append({"outcome": outcome, "what": _said(error)})
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if found:
+        return found[0]
+    for call in give_up:
+        aborting = threading.Thread(target=call, daemon=True)
+        aborting.start()
+        aborting.join(1)
+    return {"outcome": "timed out", "what": f"no allgather within {seconds:.1f} s"}
+
+
+def _gathers(
+    setting: Setting,
+    number: int,
+    ranks: list[int],
+    seconds: float,
+    give_up: list[Callable[[], object]],
+) -> dict[str, Any]:
+    """Seconds of an allgather, the median of some; GB/s are bytes from the other node for each process."""
+    import torch
+
+    group = _group(setting, number, ranks, seconds)
+    if setting.device == "cuda":
+        give_up.append(group.abort)
+    count = int(setting.mib * (1 << 20)) // 4
+    sent = torch.full((count,), float(setting.rank + 1), device=setting.device)
+    got = torch.empty(count * len(ranks), device=setting.device)
+    right = torch.tensor([float(rank + 1) for rank in ranks], device=setting.device)
+    took: list[float] = []
+    for _ in range(_GATHERS + 1):
+        _finish(setting.device)
+        start = time.perf_counter()
+        group.allgather([list(got.chunk(len(ranks)))], [sent]).wait()
+        _finish(setting.device)
+        took.append(time.perf_counter() - start)
+    if not bool((got.view(len(ranks), count) == right[:, None]).all()):
+        raise Mismatch("what was gathered is not what was sent")
+    median = statistics.median(took[1:])  # the first one connects
+    rate = count * 4 * setting.per_node / median / 1e9
+    return {"outcome": "passed", "what": "", "gather_s": median, "gb_s": rate}
+
+
+def _group(setting: Setting, number: int, ranks: list[int], seconds: float) -> Any:
+    """A backend of its own, as one that has failed is of no use to the next pair; torch's stubs do not
+    know its collectives."""
+    from torch import distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
+
+    store = PrefixStore(f"pair/{number}", _connect(setting, seconds))
+    rank = ranks.index(setting.rank)
+    if setting.device == "cuda":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=10 * seconds + 60)  # we give up before
+        return dist.ProcessGroupNCCL(store, rank, len(ranks), options)
+    return dist.ProcessGroupGloo(store, rank, len(ranks), timedelta(seconds=seconds))
+
+
+def _connect(setting: Setting, seconds: float) -> "Store":
+    from torch._C._distributed_c10d import TCPStore
+
+    host, port = setting.store
+    timeout = timedelta(seconds=seconds)
+    return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def _finish(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def _said(error: BaseException) -> str:
+    """One line of it."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def _setting(options: argparse.Namespace, started: float) -> Setting:
+    host, _, port = options.store.rpartition(":")
+    pairs = [tuple(map(int, pair.split("-"))) for pair in options.pairs.split(",")]
+    nodes = options.world // options.per_node
+    if any(len(pair) != 2 or pair[0] == pair[1] or max(pair) >= nodes for pair in pairs):
+        raise SystemExit(f"elastic: --pairs {options.pairs} are not pairs of {nodes} nodes")
+    return Setting(
+        store=(host.strip("[]"), int(port)),
+        rank=options.rank,
+        world=options.world,
+        per_node=options.per_node,
+        device=options.device,
+        pairs=tuple((pair[0], pair[1]) for pair in pairs),
+        mib=options.mib or _MIB[options.device],
+        deadline=started + options.deadline,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m elastic.agent.probes.pair")
+    parser.add_argument("--store", required=True, metavar="HOST:PORT", help="of this group alone")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--world", type=int, required=True, help="processes on all nodes")
+    parser.add_argument("--per-node", type=int, default=1, help="processes on one")
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--deadline", type=float, required=True, help="seconds from now")
+    parser.add_argument("--pairs", default="0-1", help="of nodes, by their numbers in the group")
+    parser.add_argument("--mib", type=float, default=0.0, help="sent by each process")
+    return parser
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
