@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from elastic.master.activity import Activity, Doing, moved
 from elastic.master.events import NodeId
-from elastic.master.tree import Call
+from elastic.master.tree import Call, merge, ranges, render
 
 LONG, LONG_PATIENCES = 60.0, 20
 """Seconds, and patiences, that a round may stand still for a reason; the larger of them."""
@@ -184,7 +184,7 @@ def _found(culprits: Collection[Seen], last: Mapping[int, Seen], how: str) -> Fo
             ranks=(), nodes=(), place="", reason=f"no rank goes on: {_others(last.values())}"
         )
     first = last[ranks[0]]
-    who = f"rank {ranks[0]} on {first.node}" if len(ranks) == 1 else f"ranks {spans(ranks)}"
+    who = f"rank {ranks[0]} on {first.node}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
     rest = [s for s in last.values() if s.rank not in ranks]
     reason = f"{who} {how if len(ranks) == 1 else _plural(how)}: {describe(first)}"
     if rest:
@@ -213,12 +213,11 @@ def _others(rest: Collection[Seen]) -> str:
     return f"{count} of {len(rest)} others: {what}" if len(rest) > 1 else f"the other: {what}"
 
 
-def spans(ranks: Collection[int]) -> str:
-    """As 0-3,5."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+def account(found: Found, seen: Mapping[int, tuple[Seen, ...]]) -> str:
+    """For people: the verdict, all ranks' stacks as one tree, and what each rank does."""
+    last = [looks[-1] for _, looks in sorted(seen.items())]
+    stacks = render(merge({one.rank: one.stack for one in last}))
+    lines = (
+        f"rank {one.rank} on {one.node}, {one.state or 'gone'}: {describe(one)}" for one in last
+    )
+    return "\n".join((found.reason, "", stacks, "", *lines, ""))

@@ -72,6 +72,8 @@ class Verdict:
     found: Found
     quiet: float
     """Seconds that the round stood still."""
+    seen: Mapping[int, tuple[Seen, ...]]
+    """What it rests on: looks by rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +158,9 @@ def decide(
     allowed = patience(state, policy)
     found = find(suspicion.seen, phases, quiet, allowed)
     if found is not None:
-        return Decision(state=state, order=Verdict(found, quiet), reason=found.reason)
+        return Decision(
+            state=state, order=Verdict(found, quiet, suspicion.seen), reason=found.reason
+        )
     gap = GAP if quiet < 2 * allowed else min(LONGEST_GAP, quiet / 4)
     again = suspicion.looked + gap
     if now < again:

@@ -6,14 +6,16 @@ Nothing of it but the verdict is journaled: another master learns the round's rh
 import asyncio
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 
+from elastic.master import culprits, messages
 from elastic.master import events as ev
 from elastic.master import hangs as core
-from elastic.master import messages
 from elastic.master.events import NodeId
 from elastic.master.session import Session
 from elastic.master.shell import Shell
 from elastic.master.state import Round
+from elastic.proto import job_folder
 from elastic.proto import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -25,7 +27,11 @@ AGAIN = 1.2
 class Health:
     """Of the round that stands."""
 
-    def __init__(self, shell: Shell, sessions: Mapping[NodeId, Session]) -> None:
+    def __init__(
+        self, shell: Shell, sessions: Mapping[NodeId, Session], folder: Path | None
+    ) -> None:
+        """folder: the job's, for what people read of a hang; None: it is not written."""
+        self._folder = folder
         self._shell = shell
         self._sessions = sessions
         self._state = core.State()
@@ -134,7 +140,16 @@ class Health:
         )
         if self._told != current.number:
             self._told = current.number
+            self._write(current.number, culprits.account(found, verdict.seen))
             self._shell.fold(hung)
+
+    def _write(self, number: int, text: str) -> None:
+        if self._folder is None:
+            return
+        try:
+            (self._folder / job_folder.hang(number)).write_text(text)
+        except OSError as error:
+            log.error("what ranks did in the hang of round %d is not kept: %s", number, error)
 
     def _wake(self) -> None:
         self._timer = None

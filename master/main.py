@@ -62,7 +62,7 @@ async def serve(settings: MasterSettings) -> None:
     begun = again or os.path.exists(settings.run_dir / job_folder.JOURNAL)
     journal = await _open(settings.run_dir / job_folder.JOURNAL, again, told_to_end)
     shell = Shell(journal, settings.policy, settings.launch)
-    streams = Streams(shell, settings.run_id)
+    streams = Streams(shell, settings.run_id, settings.run_dir)
     control = Control(
         shell, streams, journal, settings.run_id, open_admin=bool(settings.security.token)
     )

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -42,7 +43,7 @@ HELLO_TIMEOUT = 60.0
 class Streams(master_pb2_grpc.MasterServicer):
     """Translates between streams and the shell. One event loop, no locks, no thread a stream."""
 
-    def __init__(self, shell: Shell, run_id: str) -> None:
+    def __init__(self, shell: Shell, run_id: str, folder: Path | None = None) -> None:
         self.over = asyncio.Event()
         """Set when the job has a result."""
         self.sessions: dict[NodeId, Session] = {}
@@ -53,7 +54,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         self._run_id = run_id
         self.snapshots = Snapshots(shell, self.sessions)
         self._boundary = Boundary(shell, self.sessions, self.snapshots)
-        self._health = Health(shell, self.sessions)
+        self._health = Health(shell, self.sessions, folder)
         self._news = Gathering(shell.fold)
         self._places = orders.places(None)
         self._placed: tuple[int, bool] = (0, False)

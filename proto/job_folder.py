@@ -57,6 +57,11 @@ class MasterNote:
     epoch: int = 0
 
 
+def hang(number: int) -> str:
+    """Name of the file with what all ranks did while round `number` hung."""
+    return f"hang-{number}.txt"
+
+
 def default_base() -> Path:
     """Where jobs keep their folders if they are not told otherwise."""
     return Path(tempfile.gettempdir()) / f"elastic-{os.getuid()}"

@@ -32,6 +32,9 @@ def test_whoever_hangs_is_named_and_the_job_goes_on(job: Job) -> None:
         )  # fmt: skip
     job.finish()
     job.ends(0)
+    written = (job.folder / "logs" / "job" / "hang-2.txt").read_text()
+    assert "endless" in written, written
+    assert written.count("\nrank ") == 4, written
     assert job.report()["restarts_by_cause"] == {"hang": len(hangs)}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from elastic.master import hangs
 from elastic.master.activity import Activity, Doing
-from elastic.master.culprits import FOREVER, LONG, Collective, Found, Seen, find, spans
+from elastic.master.culprits import FOREVER, LONG, Collective, Found, Seen, account, find
 from elastic.master.events import NodeId
 from elastic.master.hangs import Decision, Examine, State, Verdict, patience, suspects_at
 from elastic.master.policy import Policy
@@ -169,8 +169,17 @@ def test_a_job_of_one_rank() -> None:
     assert ranks(seen(0, Activity.PYTHON), quiet=2.4) == (0,)
 
 
-def test_spans() -> None:
-    assert spans((5, 0, 1, 2, 7, 8)) == "0-2,5,7-8"
+def test_what_people_read_of_it() -> None:
+    seen_by_rank = looks(
+        *WAITING, seen(3, Activity.PYTHON, stack=(("endless", "train.py", 3), STACK[1]))
+    )
+    one = find(seen_by_rank, {}, 5.0, 1.2)
+    assert one is not None
+    told = account(one, seen_by_rank)
+    assert told.startswith(one.reason)
+    assert "endless (train.py:3)  [3]" in told
+    assert "[0-2]" in told
+    assert "rank 0 on a, S: all_reduce (all_reduce #41 of [[4]]), in train.py:9 in main\n" in told
 
 
 # --- when to look --------------------------------------------------------------------------------

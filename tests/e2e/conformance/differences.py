@@ -34,6 +34,7 @@ class Difference:
 
 
 PAGE = "/memfd:elastic-page (deleted)"
+STACKS = "/memfd:elastic-stacks (deleted)"
 RANK = r"rank\[.*\]"
 RUN = rf"{RANK}\..*|node0\.(exit|stdout|stderr\.(ranks|omp_banner))|log\.attempt_0(/.*)?"
 RESTART_COUNT = "env.TORCHELASTIC_RESTART_COUNT"
@@ -45,10 +46,12 @@ def _hooked(delta: Delta) -> bool:
 
 
 def _page_and_socket(delta: Delta) -> bool:
-    """Descriptors 200 and 201 come on top, and what mapping the page duplicates, and no other."""
+    """Descriptors 200 and 201 come on top, what mapping the page duplicates, and a file for stacks, and no other."""
     if ABSENT in (delta.theirs, delta.ours):
         return False
-    rest = {fd: name for fd, name in delta.ours.items() if fd != "201" and name != PAGE}
+    rest = {
+        fd: name for fd, name in delta.ours.items() if fd != "201" and name not in (PAGE, STACKS)
+    }
     return bool(rest == delta.theirs)
 
 
@@ -147,6 +150,9 @@ DIFFERENCES = (
     Difference(id="page", keys=RANK + r"\.fds", witness="env", when=_page_and_socket),
     Difference(
         id="resolver", keys=RANK + r"\.env\.RES_OPTIONS", witness="env", only_added=True
+    ),
+    Difference(
+        id="recorder", keys=RANK + r"\.env\.TORCH_FR_BUFFER_SIZE", witness="env", only_added=True
     ),
     Difference(
         id="address", keys=RANK + r"\.env\.MASTER_ADDR", witness="env", when=_an_address
