@@ -14,7 +14,7 @@ from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.recorder import DATAGRAM
 from elastic.proto import codec
 from elastic.proto import master_pb2 as pb
-from elastic.proto.looks import Collective, Look
+from elastic.proto.looks import Collective, Look, brief
 
 EVERY = 0.1
 """Seconds between looks at the pages."""
@@ -97,7 +97,7 @@ class Watching:
 def _with(look: Look, rank: Rank, collectives: tuple[Collective, ...] | None) -> Look:
     """What the rank itself has told, beside what was seen of it."""
     return replace(
-        look,
+        brief(look),
         quiet=rank.rhythm.quiet(time.monotonic_ns()),
         ticks=rank.rhythm.ticks,
         collectives=collectives,

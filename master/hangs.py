@@ -7,10 +7,9 @@ the looks say who stands apart (`culprits.py`). What is learned belongs to the r
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from elastic.master.culprits import Found, Seen, find
-from elastic.master.events import NodeId
 from elastic.master.policy import Policy
 
 LEARNED = 20
@@ -43,11 +42,6 @@ class Suspicion:
     """Of the last look; they grow over all of a master's life."""
     looked: float
     """When it was ordered, in job time."""
-    awaited: frozenset[NodeId]
-    """Nodes that have not answered it."""
-    seen: Mapping[int, tuple[Seen, ...]] = field(default_factory=dict[int, tuple[Seen, ...]])
-    """By rank, oldest look first."""
-    looks: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +52,20 @@ class State:
     suspicion: Suspicion | None = None
     number: int = 0
     """Of the last look that was ordered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of a round's ranks besides its rhythm; the shell keeps it, for there may be many."""
+
+    ticked: float | None
+    """When the rank that has been quiet for longest had its last step, in job time; None: no rank had one."""
+    phases: Mapping[int, str]
+    """By rank, what its script says it does; those that say nothing are not here."""
+    seen: Mapping[int, tuple[Seen, ...]]
+    """By rank, the looks since the suspicion began, oldest first."""
+    answered: bool
+    """All nodes have answered the last look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,65 +127,33 @@ def suspects_at(state: State, policy: Policy) -> float:
     return patience(state, policy) / 2
 
 
-def seen(state: State, node: NodeId, number: int, looks: tuple[Seen, ...]) -> State:
-    """A node has looked at its ranks."""
-    suspicion = state.suspicion
-    if suspicion is None or suspicion.number != number or node not in suspicion.awaited:
-        return state
-    more = {one.rank: (*suspicion.seen.get(one.rank, ()), one)[-4:] for one in looks}
-    suspicion = replace(
-        suspicion,
-        seen={**suspicion.seen, **more},
-        awaited=suspicion.awaited - {node},
-    )
-    return replace(state, suspicion=suspicion)
-
-
-def decide(
-    state: State,
-    ticked: float | None,
-    phases: Mapping[int, str],
-    nodes: frozenset[NodeId],
-    now: float,
-    policy: Policy,
-) -> Decision:
-    """ticked: when the rank that has been quiet for longest had its last step, in job time; None: no rank
-    had one. phases: by rank, what its script says it does. nodes: those of the round.
-    """
-    since = state.began if ticked is None else ticked
+def decide(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
+    """What to do about the round now."""
+    since = state.began if facts.ticked is None else facts.ticked
     quiet, limit = now - since, suspects_at(state, policy)
     suspicion = state.suspicion
     if quiet < limit:
-        reason = "ranks go on: nothing hangs" if suspicion is not None else ""
-        state = replace(state, suspicion=None) if suspicion is not None else state
-        return Decision(state=state, wake=since + limit, reason=reason)
+        if suspicion is None:
+            return Decision(state=state, wake=since + limit)
+        calm = replace(state, suspicion=None)
+        return Decision(state=calm, wake=since + limit, reason="ranks go on: nothing hangs")
     if suspicion is None:
-        return _look(state, None, nodes, now, f"no rank's step for {quiet:.1f} s: looking at all")
-    if suspicion.awaited and now < suspicion.looked + ANSWER:
+        return _look(state, now, f"no rank's step for {quiet:.1f} s: looking at all")
+    if not facts.answered and now < suspicion.looked + ANSWER:
         return Decision(state=state, wake=suspicion.looked + ANSWER)
     allowed = patience(state, policy)
-    found = find(suspicion.seen, phases, quiet, allowed)
+    found = find(facts.seen, facts.phases, quiet, allowed)
     if found is not None:
-        return Decision(
-            state=state, order=Verdict(found, quiet, suspicion.seen), reason=found.reason
-        )
+        verdict = Verdict(found, quiet, facts.seen)
+        return Decision(state=state, order=verdict, reason=found.reason)
     gap = GAP if quiet < 2 * allowed else min(LONGEST_GAP, quiet / 4)
     again = suspicion.looked + gap
     if now < again:
         return Decision(state=state, wake=again)
-    return _look(state, suspicion, nodes, now, "")
+    return _look(state, now, "")
 
 
-def _look(
-    state: State, before: Suspicion | None, nodes: frozenset[NodeId], now: float, reason: str
-) -> Decision:
+def _look(state: State, now: float, reason: str) -> Decision:
     number = state.number + 1
-    suspicion = Suspicion(
-        number=number,
-        looked=now,
-        awaited=nodes,
-        seen=before.seen if before is not None else {},
-        looks=before.looks + 1 if before is not None else 1,
-    )
-    state = replace(state, suspicion=suspicion, number=number)
+    state = replace(state, suspicion=Suspicion(number=number, looked=now), number=number)
     return Decision(state=state, order=Examine(number), wake=now + ANSWER, reason=reason)

@@ -11,6 +11,7 @@ from pathlib import Path
 from elastic.master import culprits, messages
 from elastic.master import events as ev
 from elastic.master import hangs as core
+from elastic.master.culprits import Seen
 from elastic.master.events import NodeId
 from elastic.master.session import Session
 from elastic.master.shell import Shell
@@ -20,6 +21,8 @@ from elastic.proto import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+KEPT = 4
+"""Looks at a rank."""
 AGAIN = 1.2
 """Agents hear of another patience once it is so many times the one before, or so small a part of it."""
 
@@ -39,6 +42,10 @@ class Health:
         """When the rank of it that is quiet for longest had its last step, in job time."""
         self._phases: dict[int, str] = {}
         """By rank, what its script says it does."""
+        self._awaited: set[NodeId] = set()
+        """Nodes that have not answered the last look."""
+        self._seen: dict[int, tuple[Seen, ...]] = {}
+        """By rank, the newest looks at it, oldest first."""
         self._quiet = 0.0
         """What agents were told last."""
         self._timer: asyncio.TimerHandle | None = None
@@ -59,6 +66,7 @@ class Health:
         elif current.number != self._state.round:
             self._state = core.begin(self._state, current.number, self._shell.now())
             self._ticked, self._phases, self._quiet = {}, {}, 0.0
+            self._seen, self._awaited = {}, set()
             self._decide(current)
 
     def heard(self, session: Session, beat: pb.Heartbeat) -> None:
@@ -78,8 +86,8 @@ class Health:
             else:
                 self._phases.pop(rank.rank, None)
         self._tell(current, session)
-        suspected = self._state.suspicion is not None
-        if suspected or self._timer is None or quiet >= self._quiet:
+        doubts = self._state.suspicion is None and quiet >= self._quiet
+        if doubts or self._timer is None:
             self._decide(current)  # else its time is looked at when it comes: O(1) a heartbeat
 
     def examined(self, session: Session, message: pb.Examined) -> None:
@@ -87,9 +95,14 @@ class Health:
         current = self._standing()
         if current is None or message.round != self._state.round:
             return
-        looks = messages.looks(session.node_id, message.looks)
-        self._state = core.seen(self._state, session.node_id, message.number, looks)
-        self._decide(current)
+        suspicion = self._state.suspicion
+        if suspicion is None or message.number != suspicion.number:
+            return
+        for look in messages.looks(session.node_id, message.looks):
+            self._seen[look.rank] = (*self._seen.get(look.rank, ()), look)[-KEPT:]
+        self._awaited.discard(session.node_id)
+        if not self._awaited:
+            self._decide(current)
 
     def _tell(self, current: Round, session: Session) -> None:
         """From which quiet on the agents are to say so at once."""
@@ -107,14 +120,16 @@ class Health:
             one.push(order)
 
     def _decide(self, current: Round) -> None:
-        nodes = frozenset(
-            seat.node_id
-            for seat in current.seats
-            if seat.node_id in self._sessions and seat.node_id not in current.finished
-        )
         now = self._shell.now()
-        ticked = min(self._ticked.values(), default=None)
-        decision = core.decide(self._state, ticked, self._phases, nodes, now, self._shell.policy)
+        ticked = [at for node_id, at in self._ticked.items() if node_id in self._sessions]
+        facts = core.Facts(
+            ticked=min(ticked, default=None),
+            phases=self._phases,
+            seen=self._seen,
+            answered=not self._awaited,
+        )
+        before = self._state.suspicion
+        decision = core.decide(self._state, facts, now, self._shell.policy)
         self._state = decision.state
         if decision.reason and not isinstance(decision.order, core.Verdict):
             log.info("round %d: %s", current.number, decision.reason)
@@ -123,11 +138,19 @@ class Health:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(0.0, decision.wake - now) + 0.001, self._wake)
         if isinstance(decision.order, core.Examine):
-            order = pb.Examine(round=current.number, number=decision.order.number)
-            for node_id in nodes:
-                self._sessions[node_id].push(pb.ToAgent(examine=order))
+            if before is None:
+                self._seen = {}
+            self._examine(current, decision.order)
         elif isinstance(decision.order, core.Verdict):
             self._hung(current, decision.order)
+
+    def _examine(self, current: Round, order: core.Examine) -> None:
+        """Have all nodes look that can hear of it and have ranks that run."""
+        seated = {seat.node_id for seat in current.seats} - current.finished
+        self._awaited = seated & self._sessions.keys()
+        told = pb.ToAgent(examine=pb.Examine(round=current.number, number=order.number))
+        for node_id in self._awaited:
+            self._sessions[node_id].push(told)
 
     def _hung(self, current: Round, verdict: core.Verdict) -> None:
         found = verdict.found

@@ -20,6 +20,8 @@ ALL_FRAMES = 600
 THREADS = 64
 """Of one process."""
 CHILDREN = 64
+TOLD_FRAMES, TOLD_CHILDREN = 60, 16
+"""Of a brief look."""
 KERNEL_LINES = 40
 TEXT = 300
 """Characters of a name; of a path the last ones."""
@@ -178,6 +180,16 @@ def telling(look: Look) -> tuple[Frame, ...]:
         if len(working) == 1:
             return working[0].frames
     return main.frames
+
+
+def brief(look: Look) -> Look:
+    """What a verdict rests on, and no more: a job of thousands of ranks tells its master all of it at once."""
+    main = main_thread(look)
+    threads = () if main is None else (replace(main, frames=cut(telling(look), TOLD_FRAMES)),)
+    kernel = look.kernel_stack if look.state == "D" else ()
+    return replace(
+        look, threads=threads, kernel_stack=kernel, children=look.children[:TOLD_CHILDREN]
+    )
 
 
 def bare(function: str) -> str:

@@ -8,11 +8,10 @@ from elastic.master import hangs
 from elastic.master.activity import Activity, Doing
 from elastic.master.culprits import FOREVER, LONG, Collective, Found, Seen, account, find
 from elastic.master.events import NodeId
-from elastic.master.hangs import Decision, Examine, State, Verdict, patience, suspects_at
+from elastic.master.hangs import Decision, Examine, Facts, State, Verdict, patience, suspects_at
 from elastic.master.policy import Policy
 
 POLICY = Policy(hang_floor=1.2)
-NODES = frozenset({NodeId("a"), NodeId("b")})
 REDUCE = Collective(group="0", seq=41, op="gloo:all_reduce", sizes="[[4]]", done=False)
 
 
@@ -201,65 +200,70 @@ def test_the_patience_is_the_rounds_own() -> None:
     assert patience(jitter, POLICY) == pytest.approx(13.0, rel=0.05), "beyond the longest so far"
 
 
-def decide(state: State, ticked: float | None, now: float) -> Decision:
-    return hangs.decide(state, ticked, {}, NODES, now, POLICY)
+def decide(
+    state: State,
+    now: float,
+    *looked: Mapping[int, tuple[Seen, ...]],
+    ticked: float | None = 200.0,
+    answered: bool = True,
+) -> Decision:
+    """looked: at the ranks, so far."""
+    facts = Facts(ticked=ticked, phases={}, seen=looked[0] if looked else {}, answered=answered)
+    return hangs.decide(state, facts, now, POLICY)
 
 
 def test_nothing_is_looked_at_while_ranks_step() -> None:
     state = learned(*[0.02] * 30)
-    told = decide(state, 200.0, 200.1)
+    told = decide(state, 200.1)
     assert told.order is None
     assert told.wake == 200.0 + suspects_at(state, POLICY)
 
 
+def test_a_round_without_a_step_is_looked_at_after_a_minute() -> None:
+    assert decide(learned(), 100.0 + 29.0, ticked=None).order is None
+    assert decide(learned(), 100.0 + 31.0, ticked=None).order == Examine(1)
+
+
 def test_from_the_first_doubt_to_a_verdict() -> None:
-    state = learned(*[0.02] * 30)
-    told = decide(state, 200.0, 200.61)
+    told = decide(learned(*[0.02] * 30), 200.61)
     assert told.order == Examine(1)
-    stopped = (seen(2, Activity.STOPPED), seen(3))
-    for number, at in ((1, 200.7), (2, 201.1)):
-        state = hangs.seen(told.state, NodeId("a"), number, WAITING[:2])
-        assert decide(state, 200.0, at).order is None, "the other node has not answered"
-        told = decide(hangs.seen(state, NodeId("b"), number, stopped), 200.0, at)
-        if number == 1:
-            assert told.order is None
-            assert told.wake is not None
-            told = decide(told.state, 200.0, told.wake + 0.001)
-            assert told.order == Examine(2), "one look is none"
+    stopped = seen(3, Activity.STOPPED)
+    once = {one.rank: (one,) for one in (*WAITING, stopped)}
+    assert decide(told.state, 200.7, answered=False).order is None, "somebody has not answered"
+    told = decide(told.state, 200.7, once)
+    assert told.order is None
+    assert told.wake is not None
+    told = decide(told.state, told.wake + 0.001, once)
+    assert told.order == Examine(2), "one look is none"
+    told = decide(told.state, 201.0, looks(*WAITING, stopped))
     assert isinstance(told.order, Verdict)
-    assert told.order.found.ranks == (2,)
+    assert told.order.found.ranks == (3,)
 
 
-def test_a_step_ends_the_doubt_and_what_is_answered_late_says_nothing() -> None:
-    told = decide(learned(*[0.02] * 30), 200.0, 200.61)
-    calm = decide(told.state, 200.7, 200.8)
+def test_a_step_ends_the_doubt() -> None:
+    told = decide(learned(*[0.02] * 30), 200.61)
+    calm = decide(told.state, 200.8, looks(*WAITING, seen(3, Activity.STOPPED)), ticked=200.7)
     assert (calm.order, calm.state.suspicion) == (None, None)
-    late = hangs.seen(calm.state, NodeId("b"), 1, (seen(2, Activity.STOPPED),))
-    again = decide(late, 200.7, 201.4)
-    assert again.order == Examine(2)
-    assert again.state.suspicion is not None
-    assert again.state.suspicion.seen == {}
+    assert decide(calm.state, 201.4, ticked=200.7).order == Examine(2)
 
 
 def test_a_node_that_does_not_answer_is_not_waited_for_for_ever() -> None:
-    state = hangs.seen(decide(learned(*[0.02] * 30), 200.0, 200.61).state, NodeId("a"), 1, WAITING)
-    assert decide(state, 200.0, 200.61 + hangs.ANSWER - 0.1).order is None
-    assert decide(state, 200.0, 200.61 + hangs.ANSWER).order == Examine(2)
+    told = decide(learned(*[0.02] * 30), 200.61)
+    late = 200.61 + hangs.ANSWER
+    assert decide(told.state, late - 0.1, answered=False).order is None
+    assert decide(told.state, late, answered=False).order == Examine(2)
 
 
 def test_looks_become_rare() -> None:
     """Where nobody stands apart they go on, but cost nothing."""
-    told, now, looked = decide(learned(*[0.02] * 30), 200.0, 200.61), 200.61, 0
+    told, now, looked = decide(learned(*[0.02] * 30), 200.61), 200.61, 0
     while now < 800.0:
-        state = told.state
         if isinstance(told.order, Examine):
             looked += 1
-            for node in NODES:
-                moving = seen(0, Activity.PYTHON, ticks=looked)  # of another kind of step
-                state = hangs.seen(state, node, told.order.number, (moving,))
         else:
             assert told.order is None
             assert told.wake is not None
             now = told.wake + 0.001
-        told = decide(state, 200.0, now)
+        moving = tuple(seen(0, Activity.PYTHON, ticks=n) for n in range(looked))
+        told = decide(told.state, now, {0: moving[-4:]})
     assert looked < 60
