@@ -1,25 +1,35 @@
 """Who makes a round hang: from two looks or more at each of its ranks. Pure.
 
-Hard evidence is a process that is stopped, or that the kernel holds (D). Soft evidence is a rank that stands
-apart: it does not move, while the others wait in a collective; or all wait, and one of them in another
-collective than they. What takes long for a reason (compiling, a checkpoint, data that come late, a phase that
-the script names) gets `LONG`, and so does whoever moves.
+Hard evidence is a process that is stopped, or ranks that all wait, one of them in another collective than the
+others. Soft evidence is a rank that stands apart and does not move while the others wait in a collective. What
+may take long for a reason (compiling, a checkpoint, an evaluation, data that come late, anything that sleeps)
+gets `LONG`. And a verdict by soft evidence may be wrong, for a script may do something rare: each at the same
+place makes the next one there take `PATIENT_AFTER` times as long.
 """
 
+import math
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from elastic.master.activity import Activity, Doing, moved
 from elastic.master.events import NodeId
-from elastic.master.tree import Call, merge, ranges, render
+from elastic.master.tree import Call, bare, merge, ranges, render
 
 LONG, LONG_PATIENCES = 60.0, 20
 """Seconds, and patiences, that a round may stand still for a reason; the larger of them."""
 FOREVER = 600.0
 """Seconds that a model may compute by itself: its layers all look alike, whether it goes on or not."""
 
-PATIENT = frozenset({Activity.COMPILE, Activity.DATA})
+PATIENT = frozenset({Activity.COMPILE, Activity.CHECKPOINT, Activity.DATA})
+SLEEPING = frozenset({Activity.SLEEP, Activity.LOCK, Activity.FILE, Activity.WAIT})
+"""Waits for something that is none of the ranks: a disk, a network, another process."""
+RARE = re.compile(
+    r"_*(eval|valid|test|predict|generat|infer|save|checkpoint|upload|download)", re.IGNORECASE
+)
+"""Beginnings of functions' names of a script that does something besides training."""
+PATIENT_AFTER = 4
 COMPUTING = frozenset({Activity.BACKWARD, Activity.OPTIMIZER, Activity.NATIVE, Activity.DEVICE})
 SILENT = frozenset({Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER, Activity.DEVICE})
 """May wait for others in a library's code, of which no stack tells: collectives do."""
@@ -89,48 +99,69 @@ class Found:
     """Where in the code, for what makes two hangs the same."""
     reason: str
     """In one line: who, where, and what the others do."""
+    soft: bool = False
+    """It may be wrong."""
 
 
-def find(
-    seen: Mapping[int, tuple[Seen, ...]], phases: Mapping[int, str], quiet: float, allowed: float
-) -> Found | None:
-    """seen: looks by rank, oldest first; quiet: seconds since the round moved; allowed: how long it may."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long what may take, in seconds."""
+
+    allowed: float
+    """A step, by the round's own rhythm."""
+    stepped: bool
+    """The round had its first step. Before it a rank may well download, tokenize or load while others wait."""
+    phases: Mapping[int, str]
+    """By rank, what its script says it does; those that say nothing are not here."""
+    judged: Mapping[str, int]
+    """Verdicts by soft evidence so far, by place."""
+
+    @property
+    def long(self) -> float:
+        return max(LONG, LONG_PATIENCES * self.allowed)
+
+    def of(self, looks: tuple[Seen, ...]) -> float:
+        """Of a rank that does not move, by what it does."""
+        seen, doing = looks[-1], looks[-1].doing
+        if not self.stepped:
+            return math.inf
+        if doing.activity is not Activity.CHECKPOINT and (seen.state == "D" or _lost_worker(doing)):
+            return self._here(seen)
+        if not seen.stack:
+            return FOREVER  # it begins, or ends
+        if self.phases.get(seen.rank) or doing.activity in PATIENT or _is_rare(seen.stack):
+            return self.long
+        if doing.asleep and doing.activity in SLEEPING:
+            return self.long
+        if doing.activity in COMPUTING and seen.cpu > looks[0].cpu:
+            return FOREVER
+        return self._here(seen)
+
+    def _here(self, seen: Seen) -> float:
+        return float(self.allowed * PATIENT_AFTER ** self.judged.get(seen.place, 0))
+
+
+def find(seen: Mapping[int, tuple[Seen, ...]], quiet: float, patience: Patience) -> Found | None:
+    """seen: looks by rank, oldest first; quiet: seconds since the round moved."""
     looks = {rank: found for rank, found in seen.items() if len(found) > 1}
     last = {rank: found[-1] for rank, found in looks.items()}
     if stopped := [s for s in last.values() if _both(looks[s.rank], Activity.STOPPED)]:
         return _found(stopped, last, "is stopped")
-    if quiet < allowed or not last:
+    if quiet < patience.allowed or not last:
         return None
-    long = max(LONG, LONG_PATIENCES * allowed)
     apart = [s for s in last.values() if not s.waits]
     if not apart:
         odd = _odd(last)
-        return _found(odd, last, "waits apart") if odd or quiet >= long else None
-    hung = [
-        s
-        for s in apart
-        if not _moved(looks[s.rank])
-        and quiet >= _limit(looks[s.rank], phases.get(s.rank, ""), allowed, long)
-    ]
-    if len(apart) == len(last) and quiet < 2 * allowed:
+        return _found(odd, last, "waits apart") if odd or quiet >= patience.long else None
+    hung = [s for s in apart if not _moved(looks[s.rank]) and quiet >= patience.of(looks[s.rank])]
+    if len(apart) == len(last) and quiet < 2 * patience.allowed:
         return None  # nobody waits for them
-    return _found(hung, last, "does not go on") if hung else None
+    return _found(hung, last, "does not go on", soft=True) if hung else None
 
 
-def _limit(looks: tuple[Seen, ...], phase: str, allowed: float, long: float) -> float:
-    """How long a rank that does not move may take, by what it does."""
-    seen, doing = looks[-1], looks[-1].doing
-    if doing.activity is Activity.CHECKPOINT:
-        return long  # its way to a disk is, too
-    if seen.state == "D" or _lost_worker(doing):
-        return allowed
-    if not seen.stack:
-        return FOREVER  # it begins, or ends
-    if phase or doing.activity in PATIENT:
-        return long
-    if doing.activity in COMPUTING and seen.cpu > looks[0].cpu:
-        return FOREVER
-    return allowed
+def _is_rare(stack: Collection[Call]) -> bool:
+    """Not torch's own, which calls what saves memory a checkpoint."""
+    return any(RARE.match(bare(name)) for name, file, _ in stack if "/torch/" not in file)
 
 
 def _both(looks: tuple[Seen, ...], activity: Activity) -> bool:
@@ -176,7 +207,9 @@ def _odd(last: Mapping[int, Seen]) -> list[Seen]:
     return []
 
 
-def _found(culprits: Collection[Seen], last: Mapping[int, Seen], how: str) -> Found:
+def _found(
+    culprits: Collection[Seen], last: Mapping[int, Seen], how: str, *, soft: bool = False
+) -> Found:
     ranks = tuple(sorted(s.rank for s in culprits))
     nodes = tuple(dict.fromkeys(last[rank].node for rank in ranks))
     if not ranks:
@@ -189,7 +222,7 @@ def _found(culprits: Collection[Seen], last: Mapping[int, Seen], how: str) -> Fo
     reason = f"{who} {how if len(ranks) == 1 else _plural(how)}: {describe(first)}"
     if rest:
         reason += f"; {_others(rest)}"
-    return Found(ranks=ranks, nodes=nodes, place=first.place, reason=reason)
+    return Found(ranks=ranks, nodes=nodes, place=first.place, reason=reason, soft=soft)
 
 
 def _plural(how: str) -> str:

@@ -7,9 +7,9 @@ the looks say who stands apart (`culprits.py`). What is learned belongs to the r
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from elastic.master.culprits import Found, Seen, find
+from elastic.master.culprits import Found, Patience, Seen, find
 from elastic.master.policy import Policy
 
 LEARNED = 20
@@ -50,6 +50,8 @@ class State:
     began: float = 0.0
     rhythm: Rhythm = Rhythm()
     suspicion: Suspicion | None = None
+    judged: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Verdicts of all rounds that may have been wrong, by place in the code."""
     number: int = 0
     """Of the last look that was ordered."""
 
@@ -95,7 +97,7 @@ class Decision:
 
 def begin(state: State, number: int, now: float) -> State:
     """A round has begun."""
-    return State(round=number, began=now, number=state.number)
+    return State(round=number, began=now, number=state.number, judged=state.judged)
 
 
 def learned(state: State, interval: float) -> State:
@@ -142,9 +144,18 @@ def decide(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
     if not facts.answered and now < suspicion.looked + ANSWER:
         return Decision(state=state, wake=suspicion.looked + ANSWER)
     allowed = patience(state, policy)
-    found = find(facts.seen, facts.phases, quiet, allowed)
+    limits = Patience(
+        allowed=allowed,
+        stepped=facts.ticked is not None,
+        phases=facts.phases,
+        judged=state.judged,
+    )
+    found = find(facts.seen, quiet, limits)
     if found is not None:
         verdict = Verdict(found, quiet, facts.seen)
+        if found.soft:
+            count = state.judged.get(found.place, 0) + 1
+            state = replace(state, judged={**state.judged, found.place: count})
         return Decision(state=state, order=verdict, reason=found.reason)
     gap = GAP if quiet < 2 * allowed else min(LONGEST_GAP, quiet / 4)
     again = suspicion.looked + gap

@@ -6,7 +6,7 @@ import pytest
 
 from elastic.master import hangs
 from elastic.master.activity import Activity, Doing
-from elastic.master.culprits import FOREVER, LONG, Collective, Found, Seen, account, find
+from elastic.master.culprits import FOREVER, LONG, Collective, Found, Patience, Seen, account, find
 from elastic.master.events import NodeId
 from elastic.master.hangs import Decision, Examine, Facts, State, Verdict, patience, suspects_at
 from elastic.master.policy import Policy
@@ -46,10 +46,18 @@ def looks(*last: Seen, before: Mapping[int, Seen] | None = None) -> dict[int, tu
     return {one.rank: ((before or {}).get(one.rank, one), one) for one in last}
 
 
-def found(*last: Seen, quiet: float = 5.0, **more: object) -> Found | None:
-    phases = more.pop("phases", {})
-    assert isinstance(phases, dict)
-    return find(looks(*last, **more), phases, quiet, 1.2)  # type: ignore[arg-type]
+def found(
+    *last: Seen,
+    quiet: float = 5.0,
+    before: Mapping[int, Seen] | None = None,
+    phases: Mapping[int, str] | None = None,
+    judged: int = 0,
+    stepped: bool = True,
+) -> Found | None:
+    """judged: verdicts before, at the same place."""
+    here = {"train.py:9 in main": judged}
+    patience = Patience(allowed=1.2, stepped=stepped, phases=phases or {}, judged=here)
+    return find(looks(*last, before=before), quiet, patience)
 
 
 def ranks(*last: Seen, **more: object) -> tuple[int, ...] | None:
@@ -92,7 +100,8 @@ def test_who_moves_is_not_named(before: Seen) -> None:
 def test_nobody_is_named_within_the_patience_or_by_one_look() -> None:
     assert ranks(*WAITING, seen(3, Activity.PYTHON), quiet=1.1) is None
     single = {one.rank: (one,) for one in (*WAITING, seen(3, Activity.STOPPED))}
-    assert find(single, {}, 5.0, 1.2) is None
+    patience = Patience(allowed=1.2, stepped=True, phases={}, judged={})
+    assert find(single, 5.0, patience) is None
 
 
 @pytest.mark.parametrize("doing", [Activity.COMPILE, Activity.CHECKPOINT, Activity.DATA])
@@ -100,6 +109,32 @@ def test_what_takes_long_for_a_reason_gets_long(doing: Activity) -> None:
     culprit = seen(3, doing, name="_try_get_data", workers="SS")
     assert ranks(*WAITING, culprit, quiet=LONG - 1) is None
     assert ranks(*WAITING, culprit, quiet=LONG) == (3,)
+
+
+@pytest.mark.parametrize("doing", [Activity.SLEEP, Activity.LOCK, Activity.FILE, Activity.WAIT])
+def test_what_sleeps_may_wait_for_something_that_is_no_rank(doing: Activity) -> None:
+    assert ranks(*WAITING, seen(3, doing, asleep=True), quiet=LONG - 1) is None
+    assert ranks(*WAITING, seen(3, doing, asleep=True), quiet=LONG) == (3,)
+    assert ranks(*WAITING, seen(3, Activity.NATIVE)) == (3,), "it keeps the GIL"
+
+
+@pytest.mark.parametrize("name", ["evaluate", "Trainer._evaluate_all", "validate", "save_model"])
+def test_a_function_that_does_something_besides_training_gets_long(name: str) -> None:
+    culprit = seen(3, Activity.PYTHON, stack=(("count", "train.py", 3), (name, "train.py", 9)))
+    assert ranks(*WAITING, culprit) is None
+    assert ranks(*WAITING, culprit, quiet=LONG) == (3,)
+
+
+def test_before_its_first_step_a_rank_may_do_what_it_likes() -> None:
+    assert ranks(*WAITING, seen(3, Activity.PYTHON), quiet=9999.0, stepped=False) is None
+    assert ranks(*WAITING, seen(3, Activity.STOPPED), stepped=False) == (3,)
+
+
+def test_a_verdict_that_may_have_been_wrong_makes_the_next_one_there_wait() -> None:
+    culprit = seen(3, Activity.PYTHON)
+    assert ranks(*WAITING, culprit, quiet=4.7, judged=1) is None
+    assert ranks(*WAITING, culprit, quiet=4.8, judged=1) == (3,)
+    assert ranks(*WAITING, culprit, quiet=19.1, judged=2) is None
 
 
 def test_a_phase_that_the_script_names_gets_long() -> None:
@@ -172,7 +207,7 @@ def test_what_people_read_of_it() -> None:
     seen_by_rank = looks(
         *WAITING, seen(3, Activity.PYTHON, stack=(("endless", "train.py", 3), STACK[1]))
     )
-    one = find(seen_by_rank, {}, 5.0, 1.2)
+    one = find(seen_by_rank, 5.0, Patience(allowed=1.2, stepped=True, phases={}, judged={}))
     assert one is not None
     told = account(one, seen_by_rank)
     assert told.startswith(one.reason)
