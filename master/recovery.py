@@ -16,8 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from elastic.master.events import Failed, NodeId, RankFailure
+from elastic.master.events import Failed, RankFailure
 from elastic.master.policy import Policy
+from elastic.master.reading import Observed, describe
+
+__all__ = [
+    "COUNTED", "FREE", "REGROW", "UNIT_TRIES", "Cause", "Fail", "Hold", "Observed", "Recovery",
+    "Restart", "Verdict", "charge", "classify", "describe", "fingerprint", "follows", "judge",
+    "progressed", "rested",
+]  # fmt: skip
 
 
 class Cause(StrEnum):
@@ -87,15 +94,6 @@ _DEVICE_OOM = re.compile(r"\b(?:CUDA|HIP|XPU) out of memory", re.IGNORECASE)
 _HARDWARE = re.compile(
     r"uncorrectable (?:ECC|NVLink) error|fallen off the bus|GPU is lost", re.IGNORECASE
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """A failure with its place and time."""
-
-    node_id: NodeId
-    failure: RankFailure
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,33 +243,3 @@ def fingerprint(cause: Cause, root: Observed | None) -> str:
     message = re.sub(r"0x[0-9a-f]+|[0-9]+", "#", failure.message, flags=re.IGNORECASE)[:300]
     kind = failure.error_type
     return f"{cause}|{failure.exit_code}|{kind}|{failure.frame}|{message}"
-
-
-def describe(observed: Observed) -> str:
-    """One line: which rank, where, how it ended."""
-    failure = observed.failure
-    if failure.what is Failed.STORE:
-        return f"the store on {observed.node_id} died"
-    where = f"rank {failure.rank} on {observed.node_id}"
-    if failure.oom_killed:
-        return f"{where} was killed by the kernel, out of memory"
-    said = next(iter(failure.message.strip().splitlines()), "")[:200]
-    if failure.what is Failed.START:
-        return f"{where} could not be started: {said}"
-    if failure.what is Failed.LOG:
-        return f"{where} failed with no space left for its logs in {said}"
-    kind = " ".join(failure.error_type.split())
-    if kind:
-        return f"{where} raised {kind}" + (f": {said}" if said else "")
-    if failure.exit_code < 0:
-        ended = f"{where} was ended by {_signal_name(-failure.exit_code)}"
-    else:
-        ended = f"{where} exited with {failure.exit_code}"
-    return ended + (f": {said}" if said else "")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
