@@ -77,7 +77,7 @@ def _by_kernel(readings: Sequence[Reading], hosts: Mapping[NodeId, Host]) -> Dia
             return _on_node(readings, hosts, node_id, found, CERTAIN)
     own = readings[0] if readings else None
     for node_id, host in hosts.items():
-        vague = own is None or own.weight < Weight.KILLED
+        vague = own is None or own.weight < Weight.ABORTED
         here = own is not None and own.observed.node_id == node_id
         if here or vague:
             label = own.label if own else ""
@@ -112,7 +112,7 @@ def _on_node(
 ) -> Diagnosis:
     """The kernel of that node said so: of its ranks, the one that it struck."""
     here = [r for r in readings if r.observed.node_id == node_id]
-    struck = [r for r in here if r.weight >= Weight.KILLED]
+    struck = [r for r in here if r.weight >= Weight.ABORTED]
     if found.label in ("cgroup_oom", "host_oom"):
         killed = [r for r in here if r.observed.failure.exit_code in (-signal.SIGKILL, 137)]
         struck = killed or struck
@@ -130,7 +130,7 @@ def _by_container(readings: Sequence[Reading], hosts: Mapping[NodeId, Host]) -> 
     for node_id, host in hosts.items():
         code = host.container_exit
         if code in (None, 0) or any(
-            r.observed.node_id == node_id and r.weight >= Weight.KILLED
+            r.observed.node_id == node_id and r.weight >= Weight.ABORTED
             for r in readings
             if r.observed.failure.what is not Failed.START
         ):

@@ -1,8 +1,9 @@
 """What one rank's end says, looked at alone: a label, and how much that says of the cause. Pure."""
 
+import functools
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -29,10 +30,10 @@ class Weight(IntEnum):
     """A peer did not come: this rank left by itself, and so may be why others see it gone."""
     WAITED = 2
     """It says what it could not reach, or waited for in vain."""
-    KILLED = 3
-    """A signal from outside, which may have come because of another's failure."""
-    ABORTED = 4
+    ABORTED = 3
     """SIGABRT with no word: libraries end a process so too when a peer is lost."""
+    KILLED = 4
+    """A signal from outside, which may have come because of another's failure."""
     CAUSE = 5
 
 
@@ -48,17 +49,35 @@ class Reading:
 
     @property
     def order(self) -> tuple[int, float, int]:
-        return -self.weight, self.observed.at, self.observed.failure.rank
+        """Where it began sorts first: a signal from outside is a cause too unless one came before."""
+        weight = Weight.CAUSE if self.weight is Weight.KILLED else self.weight
+        return -weight, self.observed.at, self.observed.failure.rank
 
 
 def read(observed: Observed) -> Reading:
     """What one rank's end says, looked at alone."""
-    failure = observed.failure
-    label, weight, line = _of_kind(failure) or _of_texts(failure) or _of_signal(failure)
+    label, weight, line = _said(observed.failure)
     return Reading(observed, label, weight, line or describe(observed))
 
 
+def ends(failure: RankFailure) -> tuple[str, Weight]:
+    """The label of one rank's end, and how much it says of the cause."""
+    label, weight, _ = _said(failure)
+    return label, weight
+
+
+def root_of(observed: Sequence[Observed]) -> Observed:
+    """The one with which it began, by what each says; of those that only follow, the first heard."""
+    root = min(map(read, observed), key=lambda reading: reading.order)
+    return root.observed if root.weight > Weight.WAITED else observed[0]
+
+
 Said = tuple[str, Weight, str]
+
+
+@functools.lru_cache(maxsize=4096)
+def _said(failure: RankFailure) -> Said:
+    return _of_kind(failure) or _of_texts(failure) or _of_signal(failure)
 
 
 def _of_kind(failure: RankFailure) -> Said | None:
@@ -94,11 +113,17 @@ def _of_texts(failure: RankFailure) -> Said | None:
     before = symptoms.raised(tail)
     if peer := _of_peer(before, tail):
         return peer
-    found = symptoms.first(symptoms.CAUSES, before)
-    found = found or symptoms.first((*symptoms.DEVICE, *symptoms.SHARED_MEMORY), tail)
+    found = symptoms.first(symptoms.CAUSES, before) if _CHAINED.search(tail) else None
+    if found is None and (kind in _VAGUE or kind.startswith("Dist")):
+        found = symptoms.first((*symptoms.DEVICE, *symptoms.SHARED_MEMORY), tail)
     if found:
         return found.label, Weight.CAUSE, found.line
     return "script_error", Weight.CAUSE, said.splitlines()[0]
+
+
+_CHAINED = re.compile("direct cause of the following|handling of the above exception")
+_VAGUE = ("RuntimeError", "AcceleratorError", "Exception")
+"""What libraries in C++ raise: the log before it may say more."""
 
 
 def _of_exception(kind: str, said: str, tail: str, log: str) -> Found | None:

@@ -132,7 +132,7 @@ def test_a_rank_that_gave_up_waiting_is_no_culprit() -> None:
 
 def test_a_signal_after_an_exception_is_ours_or_an_operators() -> None:
     killed = end(0, exit_code=-9, at=0.5)
-    told = diagnose([killed, end(1, "bad", "ValueError", at=0.6)], TWO)
+    told = diagnose([killed, end(1, "bad", "ValueError", at=0.4)], TWO)
     assert where(told) == ("script_error", A, 1)
     assert where(diagnose([killed, *peers(1, 2, 3)], TWO)) == ("killed", A, 0)
 
