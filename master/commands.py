@@ -1,4 +1,4 @@
-"""`elasticctl`'s verbs about a whole job: status, events, restart, drain. The first two also read
+"""`elasticctl`'s verbs about a whole job: status, events, why, restart, drain. The first three also read
 the folder of a job whose master is gone.
 """
 
@@ -9,7 +9,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from elastic.master import messages
+from elastic.master import account, messages
+from elastic.master.events import Event
+from elastic.master.job import Job
+from elastic.master.policy import Policy
 from elastic.master.status import of_folder, of_master, open_journal
 from elastic.proto import job_folder, verbs
 from elastic.proto import master_pb2 as pb
@@ -212,6 +215,49 @@ def _event(record: pb.EventRecord) -> dict[str, Any]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+# --- why -----------------------------------------------------------------------------------------
+
+
+def why(context: Context, argv: Sequence[str]) -> int:
+    """What ended the last round that failed, or the one asked for: where it began, by what evidence,
+    what was done about it."""
+    parser = _parser("why", why)
+    parser.add_argument("--round", type=_round, metavar="N", help="of that round")
+    args = parser.parse_args(argv)
+    job, out = context.find(), context.out
+    if job.folder is None:
+        raise NotFound(
+            f"only the address of the master of job {job.name} is known: its journal is told of "
+            "where its folder is (--dir)"
+        )
+    told = account.endings(*_journaled(job), Policy())
+    ending = account.chosen(told, args.round)
+    if ending is None and args.round is not None:
+        rounds = ", ".join(str(ending.round) for ending in told) or "none"
+        raise NotFound(f"the journal tells of no end of round {args.round}; of those of: {rounds}")
+    if out.json:
+        out.document(account.document(ending) if ending else {"round": None, "failed": False})
+    else:
+        out.text(account.paragraph(ending) if ending else "No round has ended: nothing failed.")
+    return 0
+
+
+def _journaled(job: verbs.Job) -> tuple[Job, list[tuple[Event, float]]]:
+    """The job before the events that the journal still has, and these with their job times."""
+    journal = open_journal(job)
+    try:
+        state, _, _, entries = journal.load()
+    finally:
+        journal.close()
+    return state, [(entry.event, entry.job) for entry in entries]
+
+
+def _round(argument: str) -> int:
+    if not argument.isdecimal() or not 0 < int(argument) < 1 << 63:
+        raise argparse.ArgumentTypeError(f"{argument!r} is no round: a number of 1 or more")
+    return int(argument)
 
 
 # --- restart and drain ---------------------------------------------------------------------------

@@ -16,8 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from elastic.master.events import Failed, NodeId, RankFailure
+from elastic.master.events import Failed, RankFailure
 from elastic.master.policy import Policy
+from elastic.master.reading import Observed, Weight, describe, ends, root_of
+
+__all__ = [
+    "COUNTED", "FREE", "REGROW", "UNIT_TRIES", "Cause", "Fail", "Hold", "Observed", "Recovery",
+    "Restart", "Verdict", "charge", "classify", "describe", "fingerprint", "follows", "judge",
+    "progressed", "rested",
+]  # fmt: skip
 
 
 class Cause(StrEnum):
@@ -73,29 +80,19 @@ _CRASHES = frozenset(
 )
 """What a process brings upon itself: its errors, alarms that it set, limits that it was given."""
 _NETWORK_TYPES = frozenset({"DistNetworkError", "DistBackendError", "DistStoreError"})
-# What gloo, NCCL and the store say once a peer is gone; not what they say of a wrong call.
-_NETWORK_WORDS = re.compile(
-    r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket timeout|"
-    r"connect(?:ion)? timed? ?out|timed out (?:waiting|connecting)|wait timeout|"
-    r"application timeout caused pair closure|connectfullmesh failed|"
-    r"store->get|failed to (?:recv|send), got|remote process exited|ncclremoteerror|"
-    r"ncclsystemerror|nccl communicator was aborted|watchdog caught collective|"
-    r"Dist(?:Network|Backend|Store)Error",
-    re.IGNORECASE,
-)
-_DEVICE_OOM = re.compile(r"\b(?:CUDA|HIP|XPU) out of memory", re.IGNORECASE)
-_HARDWARE = re.compile(
-    r"uncorrectable (?:ECC|NVLink) error|fallen off the bus|GPU is lost", re.IGNORECASE
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """A failure with its place and time."""
-
-    node_id: NodeId
-    failure: RankFailure
-    at: float
+_CAUSES: Mapping[str, Cause] = {
+    **dict.fromkeys(("cgroup_oom", "host_oom"), Cause.KERNEL_OOM),
+    "device_oom": Cause.DEVICE_OOM,
+    **dict.fromkeys(("ecc_error", "gpu_lost", "nvlink_error", "gpu_firmware"), Cause.HARDWARE),
+}
+"""By what a rank's end says, where that alone tells who pays."""
+_KINDS: Mapping[Failed, Cause] = {
+    Failed.STORE: Cause.STORE_LOST,
+    Failed.START: Cause.NO_START,
+    Failed.LOG: Cause.NO_LOG,
+    Failed.HANG: Cause.HANG,
+    Failed.TIMER: Cause.ERROR,  # a signal, but one that the script had asked for
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,41 +131,24 @@ Verdict = Hold | Restart | Fail
 
 
 def classify(failure: RankFailure) -> Cause:
-    """The cause that one rank's end points to, looked at alone."""
-    if failure.what is Failed.STORE:
-        return Cause.STORE_LOST
-    if failure.what is Failed.START:
-        return Cause.NO_START
-    if failure.what is Failed.LOG:
-        return Cause.NO_LOG
-    if failure.what is Failed.HANG:
-        return Cause.HANG
-    if failure.what is Failed.TIMER:  # a signal, but one that the script had asked for
-        return Cause.ERROR
-    if failure.oom_killed:
-        return Cause.KERNEL_OOM
-    if "OutOfMemoryError" in failure.error_type or _DEVICE_OOM.search(failure.message):
-        return Cause.DEVICE_OOM
-    if _HARDWARE.search(failure.message):
-        return Cause.HARDWARE
+    """The cause that one rank's end points to, looked at alone: who pays for it."""
+    if failure.what in _KINDS:
+        return _KINDS[failure.what]
+    label, weight = ends(failure)
+    if label in _CAUSES:
+        return _CAUSES[label]
     kind = failure.error_type.rpartition(".")[2]
-    told = kind == "RuntimeError" and _NETWORK_WORDS.search(failure.message)
-    if kind in _NETWORK_TYPES or told:
+    told = kind == "RuntimeError" or (not kind and failure.exit_code == -signal.SIGABRT)
+    if kind in _NETWORK_TYPES or (told and weight <= Weight.WAITED):
         return Cause.NETWORK
     if failure.exit_code >= 0 or kind:  # a KeyboardInterrupt ends Python by SIGINT
         return Cause.ERROR
-    if -failure.exit_code in _CRASHES:
-        abort = -failure.exit_code == signal.SIGABRT
-        return Cause.NETWORK if abort and _NETWORK_WORDS.search(failure.log_tail) else Cause.CRASH
-    return Cause.KILLED
+    return Cause.CRASH if -failure.exit_code in _CRASHES else Cause.KILLED
 
 
 def follows(failure: RankFailure) -> bool:
     """It looks like the end of a peer's peer: what it met may have begun elsewhere."""
-    cause = classify(failure)
-    if cause is Cause.ERROR:  # `raise TrainingError from network_error`, or sys.exit(1) after it
-        return _NETWORK_WORDS.search(failure.log_tail) is not None
-    return cause is Cause.NETWORK
+    return ends(failure)[1] <= Weight.WAITED
 
 
 def judge(
@@ -183,7 +163,7 @@ def judge(
     doubt: until when, in job time, a silent node of the round may turn out to be dead; no script
     is blamed before that, since these may be the symptoms.
     """
-    root = next((o for o in observed if not follows(o.failure)), observed[0])
+    root = root_of(observed)
     cause = classify(root.failure)
     settled = observed[0].at + policy.settle if follows(root.failure) else now
     if cause in COUNTED:
@@ -245,33 +225,3 @@ def fingerprint(cause: Cause, root: Observed | None) -> str:
     message = re.sub(r"0x[0-9a-f]+|[0-9]+", "#", failure.message, flags=re.IGNORECASE)[:300]
     kind = failure.error_type
     return f"{cause}|{failure.exit_code}|{kind}|{failure.frame}|{message}"
-
-
-def describe(observed: Observed) -> str:
-    """One line: which rank, where, how it ended."""
-    failure = observed.failure
-    if failure.what is Failed.STORE:
-        return f"the store on {observed.node_id} died"
-    where = f"rank {failure.rank} on {observed.node_id}"
-    if failure.oom_killed:
-        return f"{where} was killed by the kernel, out of memory"
-    said = next(iter(failure.message.strip().splitlines()), "")[:200]
-    if failure.what is Failed.START:
-        return f"{where} could not be started: {said}"
-    if failure.what is Failed.LOG:
-        return f"{where} failed with no space left for its logs in {said}"
-    kind = " ".join(failure.error_type.split())
-    if kind:
-        return f"{where} raised {kind}" + (f": {said}" if said else "")
-    if failure.exit_code < 0:
-        ended = f"{where} was ended by {_signal_name(-failure.exit_code)}"
-    else:
-        ended = f"{where} exited with {failure.exit_code}"
-    return ended + (f": {said}" if said else "")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

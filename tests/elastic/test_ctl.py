@@ -189,6 +189,16 @@ def test_events_of_a_running_job(job: Running, ask: Ask) -> None:
     assert set(found[0]) == {"sequence", "time", "job_time", "kind", "reason", "detail"}
 
 
+def test_why_of_a_job_of_which_no_round_has_ended(job: Running, ask: Ask) -> None:
+    assert ask("--dir", job.folder, "why").out == "No round has ended: nothing failed.\n"
+    answer = ask("--dir", job.folder, "why", "--round", "7")
+    assert answer.code == 1
+    assert "no end of round 7" in answer.err
+    answer = ask("--master", job.note.address, "why")
+    assert answer.code == 1
+    assert "(--dir)" in answer.err
+
+
 @pytest.mark.parametrize("tail", [1, 3, 101, 5000])
 @pytest.mark.parametrize("by", ["folder", "master"])
 def test_logs(job: Running, ask: Ask, by: str, tail: int) -> None:
@@ -272,7 +282,7 @@ def test_foreign_server(ask: Ask) -> None:
             ("whistle",),
             (
                 "there is no verb 'whistle': write one of ckpt, data, drain, events, generate, "
-                "hf, logs, restart, status"
+                "hf, logs, probe, restart, status, why"
             ),
         ),
         (("--master", "host", "status"), "write HOST:PORT"),
@@ -442,6 +452,9 @@ def of_a_folder(folder: Path, ask: Ask) -> None:
     assert found["restarts_by_cause"] == {"asked for": 1}
     reasons = [event["reason"] for event in ask("--dir", folder, "events", "-o", "json").documents]
     assert any(reason.startswith("because I say so") for reason in reasons)
+    told = ask("--dir", folder, "why", "-o", "json")
+    found = json.loads(told.out)
+    assert (found["round"], found["failed"], found["label"]) == (2, False, None), told.out
     followed = ask("--dir", folder, "events", "--follow")
     assert columns(followed.lines[0]) == ["TIME", "KIND", "REASON"]
     assert ask("--dir", folder, "logs", "-f").lines[-1] == "end of rank 0 in round 2"

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from elastic.master.diagnosis import Host
 from elastic.master.events import Failed, NodeId, RankFailure
-from elastic.master.recovery import Observed
+from elastic.master.reading import Observed
+from elastic.master.symptoms import ACTIONS
 
 FOLDER = Path(__file__).parent / "corpus"
 MAX_TEXT = 4096
@@ -24,48 +26,7 @@ MAX_TEXT = 4096
 Side = Literal["known", "held_out"]
 SIDES: tuple[Side, Side] = ("known", "held_out")
 
-LABELS: Mapping[str, str] = {
-    "script_error": "correct the script",
-    "import_error": "install the package, or correct the import",
-    "library_mismatch": "install a build that fits driver, CUDA, NCCL and C library",
-    "config_error": "correct arguments, variables or the configuration file",
-    "collective_mismatch": "correct the script: ranks call collectives that do not fit",
-    "device_oom": "make the model or the batch smaller, or shard it further",
-    "device_assert": "correct the script: an index is out of range on the device",
-    "device_illegal_access": "correct or replace a kernel; the device is sound",
-    "device_error": "probe the device: a call failed and nothing says why",
-    "no_device": "start driver or fabric manager, free the device, or take the node out",
-    "ecc_error": "drain the node and reset the device; replace it if it comes again",
-    "gpu_lost": "take the node out; it needs a power cycle",
-    "nvlink_error": "take the node out and look at links and switches",
-    "gpu_firmware": "reset the device; look at driver and firmware",
-    "host_hardware": "take the node out and replace memory or processor",
-    "host_oom": "find what else uses the host's memory, or use less",
-    "cgroup_oom": "raise the container's memory limit, or use less",
-    "memory_refused": "use less memory, or raise the process's own limit",
-    "shared_memory_full": "give the container more of /dev/shm, or use fewer loader workers",
-    "crash": "look at the native code: the process brought a signal on itself",
-    "peer_hung": "look at the rank that did not come to the collective",
-    "network": "look at addresses, links and firewalls between nodes",
-    "node_lost": "replace the node: nothing comes from it",
-    "store_lost": "restart: the process that ranks meet at has died",
-    "port_in_use": "choose another port, or end who holds it",
-    "start_failed": "look at the command and the working directory on that node",
-    "disk_full": "free space or inodes",
-    "storage_error": "look at the disk or the mount",
-    "permission_denied": "grant the right, or write elsewhere",
-    "file_missing": "correct the path, or mount it",
-    "limit_reached": "raise the limit: files, processes, CPU time, file size",
-    "data_error": "repair or skip the damaged input",
-    "dataloader_worker_died": "look at the loader's worker, which was ended by a signal or left",
-    "checkpoint_damaged": "load an older checkpoint",
-    "checkpoint_mismatch": "load with the model that wrote it",
-    "loss_not_finite": "go back some steps, skip the batch, or lower the rate",
-    "timeout": "look at what takes so long: the script's own limit ran out",
-    "killed": "ask who sent the signal",
-    "interrupted": "nothing: a person did it",
-    "preempted": "nothing: the scheduler wants the node, and gives one back",
-}
+LABELS: Mapping[str, str] = ACTIONS
 """Every label, and what an operator does about it; two that call for the same would be one."""
 
 
@@ -80,14 +41,6 @@ class Culprit:
     node_id: NodeId
     rank: int | None
     """None: the node as a whole, its store or its container."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """What a node can tell besides its ranks' ends."""
-
-    kernel_log: tuple[str, ...] = ()
-    container_exit: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

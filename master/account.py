@@ -1,0 +1,225 @@
+"""What ended each round, told to a person: where it began, by what evidence, what was done. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elastic.master import events as ev
+from elastic.master.diagnosis import CERTAIN, LIKELY, Diagnosis, Host, diagnose
+from elastic.master.events import Event, NodeId
+from elastic.master.job import Job, Round, handle
+from elastic.master.policy import Policy
+from elastic.master.reading import Observed
+from elastic.master.recovery import COUNTED, FREE, Cause
+from elastic.master.symptoms import ACTIONS
+
+LINES = 3
+"""Of evidence, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """A round that is over, as the journal tells of it."""
+
+    round: int
+    lasted: float
+    """Seconds."""
+    cause: str
+    """A `Cause`; empty: the job ended with it."""
+    reason: str
+    nodes: tuple[NodeId, ...]
+    """In the order of their ranks."""
+    failures: tuple[Observed, ...] = ()
+    hung: ev.Hung | None = None
+    next: int = 0
+    """The round after it; 0: there is none."""
+    outcome: str = ""
+    """How the job ended with it; empty: it went on."""
+    left: str = ""
+    """Of the budget that it was charged to, in words."""
+
+    @property
+    def failed(self) -> bool:
+        """Something went wrong; else it was asked for, or the script was done."""
+        if self.cause:
+            return self.cause not in {*map(str, FREE), str(Cause.NODE_LEFT)}
+        return self.outcome == "failed"
+
+
+def endings(job: Job, entries: Iterable[tuple[Event, float]], policy: Policy) -> list[Ending]:
+    """Of all rounds that end in these events, which happened to `job`, oldest first.
+
+    policy: for an epoch that names none.
+    """
+    found: dict[int, Ending] = {}
+    hung: ev.Hung | None = None
+    for event, now in entries:
+        hung = event if isinstance(event, ev.Hung) else hung
+        own = event.policy if isinstance(event, ev.MasterStarted) else job.policy
+        before, job = job, handle(job, event, now, own or policy).state
+        for ended in (before.round, job.round):
+            if ended is None or ended.number not in found:
+                continue
+            told = found[ended.number]
+            if job.last_round > told.round and not told.next:
+                told = replace(told, next=told.round + 1)
+            if len(ended.failures) > len(told.failures):
+                told = replace(told, failures=ended.failures)
+            found[ended.number] = told
+        if ending := _ending(before, job, event, now, hung, own or policy):
+            found[ending.round] = ending
+    return list(found.values())
+
+
+def _ending(
+    before: Job, job: Job, event: Event, now: float, hung: ev.Hung | None, policy: Policy
+) -> Ending | None:
+    """Of the round that this step ended, if it did end one."""
+    current = before.round
+    if current is None:
+        return None
+    same = job.round if job.round is not None and job.round.number == current.number else None
+    broke = current.standing and (same is None or not same.standing)
+    over = job.result is not None and before.result is None
+    if not (broke or over):
+        return None
+    cause, reason = "", job.result.reason if job.result is not None else ""
+    if job.ledger.interruptions != before.ledger.interruptions:
+        last = job.ledger.interruptions[-1]
+        cause, reason = last.cause, reason or last.reason
+    seen = same.failures if same is not None else (*current.failures, *_last(current, event, now))
+    return Ending(
+        round=current.number,
+        lasted=now - current.started,
+        cause=cause,
+        reason=reason,
+        nodes=tuple(seat.node_id for seat in current.seats),
+        failures=seen,
+        hung=hung if hung is not None and hung.round == current.number else None,
+        next=job.last_round if job.last_round > current.number else 0,
+        outcome=job.result.outcome if over and job.result is not None else "",
+        left=_left(job, cause, policy),
+    )
+
+
+def _last(current: Round, event: Event, now: float) -> list[Observed]:
+    """What was reported in the step that has already formed the next round."""
+    if not isinstance(event, ev.Reported) or event.report.round != current.number:
+        return []
+    known = {(o.node_id, o.failure) for o in current.failures}
+    return [
+        Observed(node_id=event.node_id, failure=failure, at=now)
+        for failure in event.report.failures
+        if (event.node_id, failure) not in known
+    ]
+
+
+def _left(job: Job, cause: str, policy: Policy) -> str:
+    if cause in map(str, COUNTED):
+        return f"{policy.max_restarts - job.recovery.restarts} of {policy.max_restarts} restarts"
+    return f"{policy.fault_budget - job.recovery.faults} of {policy.fault_budget} faults"
+
+
+# --- in words ------------------------------------------------------------------------------------
+
+
+def verdict(ending: Ending) -> Diagnosis | None:
+    """Of a round that failed; None where no rank and no node had a part in it."""
+    hung = ending.hung
+    if hung is not None and ending.cause in ("", Cause.HANG):
+        node_id = hung.nodes[0] if hung.nodes else None
+        return Diagnosis(
+            label="peer_hung",
+            node_id=node_id,
+            rank=hung.ranks[0] if hung.ranks else None,
+            evidence=tuple(filter(None, (hung.reason, hung.place))),
+            confidence=CERTAIN if hung.ranks else LIKELY,
+        )
+    if ending.cause in (Cause.NODE_LOST, Cause.AGENT_LOST):
+        lost = [n for n in ending.nodes if n in ending.reason.replace(",", " ").split()]
+        return Diagnosis(
+            label="node_lost",
+            node_id=lost[0] if lost else None,
+            rank=None,
+            evidence=(ending.reason,),
+            confidence=CERTAIN,
+        )
+    if not ending.failures:
+        return None
+    return diagnose(ending.failures, {node_id: Host() for node_id in ending.nodes})
+
+
+def document(ending: Ending) -> dict[str, Any]:
+    """JSON-able; nulls where nothing failed."""
+    told = verdict(ending) if ending.failed else None
+    root = told.root if told else None
+    return {
+        "round": ending.round,
+        "seconds": round(ending.lasted, 3),
+        "failed": ending.failed,
+        "cause": ending.cause,
+        "reason": ending.reason,
+        "label": told.label if told else None,
+        "node": told.node_id if told else None,
+        "rank": told.rank if told else None,
+        "frame": root.failure.frame if root else None,
+        "confidence": told.confidence if told else None,
+        "evidence": list(evidence(told)) if told else [],
+        "done": _done(ending),
+        "next_round": ending.next or None,
+        "action": ACTIONS[told.label] if told else None,
+    }
+
+
+def evidence(told: Diagnosis) -> tuple[str, ...]:
+    """The most telling lines, the culprit's last log lines among them."""
+    log = told.root.failure.log_tail.splitlines() if told.root else []
+    last = [" ".join(line.split())[:200] for line in log if line.strip()][-2:]
+    lines = (told.evidence[0], *last) if last else told.evidence
+    return tuple(dict.fromkeys(lines))[:LINES]
+
+
+def paragraph(ending: Ending) -> str:
+    """The whole account."""
+    opening = f"Round {ending.round} ended after {ending.lasted:.1f} s"
+    if not ending.failed:
+        return f"{opening}, and nothing failed: {ending.reason}. {_done(ending)}"
+    told = verdict(ending)
+    if told is None:
+        return f"{opening}: {ending.cause or 'the job failed'}. {ending.reason}. {_done(ending)}"
+    frame = told.root.failure.frame if told.root else ""
+    place = _place(told) + (f", at {frame}" if frame else "")
+    said = "; ".join(f"'{line}'" for line in evidence(told))
+    what = told.label.replace("_", " ")
+    return (
+        f"{opening}: {what} ({told.confidence}). {place}. It is told by {said}. {_done(ending)} "
+        f"What to do: {ACTIONS[told.label]}."
+    )
+
+
+def _place(told: Diagnosis) -> str:
+    if told.node_id is None:
+        return "No node or rank can be named as where it began"
+    rank = "the node itself" if told.rank is None else f"rank {told.rank}"
+    return f"It began with {rank} on {told.node_id}"
+
+
+def _done(ending: Ending) -> str:
+    if ending.outcome:
+        why = f": {ending.reason}" if ending.failed else ""
+        return f"The job {_OUTCOMES.get(ending.outcome, ending.outcome)}{why}."
+    if not ending.next:
+        return "No round has been formed since."
+    left = f", {ending.left} left" if ending.failed else ""
+    return f"Its ranks were started again as round {ending.next}{left}."
+
+
+_OUTCOMES = {"drained": "was drained", "stopped": "was stopped"}
+
+
+def chosen(told: Sequence[Ending], number: int | None) -> Ending | None:
+    """That round's ending; without a number the last that failed, or else the last."""
+    if number is not None:
+        return next((ending for ending in told if ending.round == number), None)
+    failed = [ending for ending in told if ending.failed]
+    return next(reversed(failed or told), None)

@@ -1,0 +1,96 @@
+"""What `elasticctl why` says of a round's end."""
+
+from elastic.master import events as ev
+from elastic.master.account import Ending, chosen, document, endings, paragraph
+from elastic.master.events import Event, NodeId
+from tests.master.builders import (
+    BUG,
+    CLOSED,
+    KILLED,
+    Core,
+    detached,
+    failed,
+    failure,
+    finished,
+    knocked,
+    running,
+    spare,
+)
+
+
+def accounts(core: Core, *fed: tuple[Event, float]) -> list[Ending]:
+    """Of what is fed to a job, from how it stands now."""
+    before, policy = core.job, core.policy
+    for event, at in fed:
+        core.feed(event, at)
+    return endings(before, fed, policy)
+
+
+def test_a_bug_that_costs_a_restart() -> None:
+    core = running("a", "b", max_restarts=2)
+    (told,) = accounts(
+        core, (failed("b", 1, CLOSED), 20.0), (failed("a", 1, failure(rank=0, exit_code=1,
+            error_type="ValueError", message="bad value 17", frame="train.py:3 in step",
+            log_tail="epoch 3\nValueError: bad value 17\n")), 20.5),
+    )  # fmt: skip
+    assert core.seats() == ["a", "b"], core.reason()
+    assert paragraph(told) == (
+        "Round 1 ended after 20.5 s: script error (certain). It began with rank 0 on a, at "
+        "train.py:3 in step. It is told by 'ValueError: bad value 17'; 'epoch 3'. Its ranks were "
+        "started again as round 2, 1 of 2 restarts left. What to do: correct the script."
+    )
+    found = document(told)
+    assert (found["label"], found["node"], found["rank"]) == ("script_error", "a", 0)
+    assert (found["next_round"], found["cause"], found["failed"]) == (2, "script error", True)
+
+
+def test_a_job_that_failed() -> None:
+    (told,) = accounts(running("a"), (failed("a", 1, BUG), 21.0))
+    assert told.outcome == "failed"
+    assert "The job failed: rank 0 on a raised ValueError: bad value 17" in paragraph(told)
+    assert document(told)["action"] == "correct the script"
+
+
+def test_a_hang_names_the_rank_that_makes_it() -> None:
+    hung = ev.Hung(
+        round=1, ranks=(1,), nodes=(NodeId("b"),), place="data.py:7 in read", reason="rank 1 reads"
+    )
+    (told,) = accounts(running("a", "b"), (hung, 30.0))
+    found = document(told)
+    assert (found["label"], found["node"], found["rank"]) == ("peer_hung", "b", 1)
+    assert found["evidence"] == ["rank 1 reads", "data.py:7 in read"]
+    assert "started again as round 2" in paragraph(told)
+
+
+def test_a_lost_node() -> None:
+    core = running("a", "b")
+    (told,) = accounts(core, (detached("b"), 20.0), (knocked("b", ev.KnockAnswer.GONE), 20.1))
+    found = document(told)
+    assert (found["label"], found["node"], found["rank"]) == ("node_lost", "b", None)
+    assert "the node itself on b" in paragraph(told)
+    assert "faults left" in paragraph(told)
+
+
+def test_nothing_failed() -> None:
+    core = running("a")
+    (asked,) = accounts(core, (ev.RestartAsked("new flags"), 20.0))
+    assert not asked.failed
+    assert "nothing failed: new flags" in paragraph(asked)
+    spare(core)
+    (done,) = accounts(core, (finished("a", 2), 40.0))
+    assert "nothing failed" in paragraph(done)
+    assert document(done)["label"] is None
+    (drained,) = accounts(running("a"), (ev.DrainAsked(None, "maintenance"), 20.0))
+    assert "nothing failed: drained: maintenance. The job was drained." in paragraph(drained)
+
+
+def test_the_last_failure_is_told_unless_another_round_is_asked_for() -> None:
+    core = running("a", "b", max_restarts=2)
+    first = accounts(core, (failed("a", 1, KILLED), 20.0))
+    spare(core)
+    told = [*first, *accounts(core, (ev.RestartAsked("again"), 50.0))]
+    assert [ending.round for ending in told] == [1, 2]
+    assert chosen(told, None) is told[0]
+    assert chosen(told, 2) is told[1]
+    assert chosen(told, 9) is None
+    assert chosen([], None) is None
