@@ -65,7 +65,7 @@ def _serve(end: "socket.socket") -> None:
 
 
 def last_collectives() -> list[dict[str, Any]]:
-    """Of each process group, the collective issued last: {group, seq, op, sizes, done}."""
+    """Of each process group, the collective issued last: {group, seq, op, sizes, started, done}."""
     library = sys.modules.get("torch._C._distributed_c10d")
     last: dict[str, dict[str, Any]] = {}
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
@@ -78,6 +78,7 @@ def last_collectives() -> list[dict[str, Any]]:
             "seq": entry["p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"],
             "op": str(entry["profiling_name"])[:64],
             "sizes": str(entry["input_sizes"])[:128],
+            "started": entry.get("state") != "scheduled",
             "done": bool(entry.get("retired")) or entry.get("state") == "completed",
         }
         for group, entry in list(last.items())[-MOST_GROUPS:]

@@ -43,6 +43,8 @@ class Collective:
     seq: int
     op: str
     sizes: str
+    started: bool = False
+    """On the device, where the library tells."""
     done: bool
 
     def __str__(self) -> str:
@@ -186,7 +188,8 @@ def _lost_worker(doing: Doing) -> bool:
 
 
 def _odd(last: Mapping[int, Seen]) -> list[Seen]:
-    """All wait: the few whose pending collective is another than that of the many, in the same group."""
+    """All wait: the few whose pending collective is another than that of the many, in the same group, or has not
+    begun on their device where it has on the others'. Stages of a pipeline wait in different ways anyhow."""
     groups: dict[str, dict[int, Collective]] = {}
     for rank, seen in last.items():
         for one in seen.pending:
@@ -197,13 +200,9 @@ def _odd(last: Mapping[int, Seen]) -> list[Seen]:
             (many, count), (_, second) = kinds.most_common(2)
             few = [rank for rank, o in pending.items() if (o.seq, o.op, o.sizes) != many]
             return [last[rank] for rank in (few if count > second else pending)]
-        elif len(pending) == len(last):
-            return []  # all are in the same
-    names = Counter(seen.doing.name for seen in last.values())
-    if len(names) > 1:
-        (most, count), (_, second) = names.most_common(2)
-        if count > second:
-            return [seen for seen in last.values() if seen.doing.name != most]
+        late = [rank for rank, one in pending.items() if not one.started]
+        if 0 < 2 * len(late) < len(pending):
+            return [last[rank] for rank in late]  # something runs before it on their devices
     return []
 
 

@@ -292,7 +292,9 @@ def _seen(node_id: NodeId, look: Look_) -> Seen:
         collectives=None
         if issued is None
         else tuple(
-            Collective(group=c.group, seq=c.seq, op=c.op, sizes=c.sizes, done=c.done)
+            Collective(
+                group=c.group, seq=c.seq, op=c.op, sizes=c.sizes, started=c.started, done=c.done
+            )
             for c in issued
         ),
     )

@@ -82,6 +82,8 @@ class Collective:
     op: str
     sizes: str
     """Of its inputs."""
+    started: bool
+    """On the device, where the library tells (NCCL); a collective waits there for the kernels before it."""
     done: bool
 
 

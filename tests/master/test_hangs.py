@@ -1,6 +1,7 @@
 """Whether a round hangs, and who makes it: looks by hand, and a clock that is a number."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -181,6 +182,13 @@ def test_who_waits_where_no_stack_tells_is_known_by_what_it_has_issued() -> None
     backward = seen(3, Activity.BACKWARD, asleep=True, collectives=(REDUCE,))
     assert ranks(*WAITING, backward) is None
     assert ranks(*WAITING, seen(3, Activity.BACKWARD, asleep=True, collectives=())) == (3,)
+
+
+def test_who_has_not_begun_a_collective_on_its_device_has_a_kernel_before_it() -> None:
+    begun = replace(REDUCE, started=True)
+    others = [seen(rank, collectives=(begun,)) for rank in range(3)]
+    assert ranks(*others, seen(3)) == (3,)
+    assert ranks(*others, seen(3, collectives=(begun,))) is None
 
 
 def test_of_two_that_wait_apart_nobody_can_say_which() -> None:
