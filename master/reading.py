@@ -4,7 +4,7 @@ import functools
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from elastic.master import symptoms
@@ -56,27 +56,39 @@ class Reading:
 
 def read(observed: Observed) -> Reading:
     """What one rank's end says, looked at alone."""
-    label, weight, line = _said(observed.failure)
+    label, weight, line = _say(observed.failure)
     return Reading(observed, label, weight, line or describe(observed))
 
 
 def ends(failure: RankFailure) -> tuple[str, Weight]:
     """The label of one rank's end, and how much it says of the cause."""
-    label, weight, _ = _said(failure)
+    texts = (failure.message, failure.log_tail)
+    message, log_tail = (_NUMBERS.sub("0", text) for text in texts)
+    return _ends(replace(failure, rank=0, local_rank=0, message=message, log_tail=log_tail))
+
+
+_NUMBERS = re.compile(r"\d+(?:[.:]\d+)+|\d{4,}|(?<=rank)\d+|(?<=[Rr]ank )\d+")
+"""Addresses, ports, times, ranks: without them, thousands that lost the same peer say the same. Numbers
+of errors are shorter."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _ends(failure: RankFailure) -> tuple[str, Weight]:
+    label, weight, _ = _say(failure)
     return label, weight
 
 
 def root_of(observed: Sequence[Observed]) -> Observed:
     """The one with which it began, by what each says; of those that only follow, the first heard."""
-    root = min(map(read, observed), key=lambda reading: reading.order)
+    readings = (Reading(o, *ends(o.failure), "") for o in observed)
+    root = min(readings, key=lambda reading: reading.order)
     return root.observed if root.weight > Weight.WAITED else observed[0]
 
 
 Said = tuple[str, Weight, str]
 
 
-@functools.lru_cache(maxsize=4096)
-def _said(failure: RankFailure) -> Said:
+def _say(failure: RankFailure) -> Said:
     return _of_kind(failure) or _of_texts(failure) or _of_signal(failure)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elastic.master.diagnosis import Diagnosis, Host, diagnose
 from elastic.master.events import Failed, NodeId, RankFailure
-from elastic.master.reading import Observed, Weight, read
+from elastic.master.reading import Observed, Weight, ends, read
 from elastic.master.symptoms import ACTIONS
 from tests.master.diagnosis.corpus import Case, load
 
@@ -44,6 +44,12 @@ def test_every_verdict_has_evidence() -> None:
         assert told.label in ACTIONS
         assert 1 <= len(told.evidence) <= 3, case.id
         assert all(line and "\n" not in line for line in told.evidence), case.id
+
+
+def test_what_an_end_says_does_not_rest_on_addresses_and_ranks() -> None:
+    for case in load("known"):
+        for told in case.failures:
+            assert ends(told.failure) == (read(told).label, read(told).weight), case.id
 
 
 @given(st.data())
