@@ -150,6 +150,8 @@ def _of_exception(kind: str, said: str, tail: str, log: str) -> Found | None:
         return symptoms.first(symptoms.SHARED_MEMORY, tail) or found
     if label == "device_error":
         return symptoms.first(symptoms.DEVICE, tail) or found
+    if label == "data_error" and _CONFIG_FILE.search(log):
+        return Found("config_error", said.splitlines()[0])
     if (label == "data_error" or kind == "EOFError") and _CHECKPOINT.search(log):
         return Found("checkpoint_damaged", said.splitlines()[0])
     return found
@@ -159,6 +161,7 @@ _ENVIRONMENT = re.compile(r"""File "(?:<frozen os>|\S*/os\.py)", line \d+, in __
 _CHECKPOINT = re.compile(
     r"torch/serialization\.py|_weights_only_unpickler|torch/distributed/checkpoint/|safetensors/"
 )
+_CONFIG_FILE = re.compile(r"\b(?:config|settings)\w*\.(?:json|ya?ml|toml|ini)\b")
 _OWN_WAIT = re.compile(r"^(?:DistStoreError: )?wait timeout after", re.MULTILINE)
 
 
