@@ -175,8 +175,8 @@ def evidence(told: Diagnosis) -> tuple[str, ...]:
     """The most telling lines, the culprit's last log lines among them."""
     log = told.root.failure.log_tail.splitlines() if told.root else []
     last = [" ".join(line.split())[:200] for line in log if line.strip()][-2:]
-    lines = (told.evidence[0], *last) if last else told.evidence
-    return tuple(dict.fromkeys(lines))[:LINES]
+    more = [line for line in told.evidence[1:] if not line.endswith(told.evidence[0])]
+    return tuple(dict.fromkeys((told.evidence[0], *(last or more))))[:LINES]
 
 
 def paragraph(ending: Ending) -> str:

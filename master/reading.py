@@ -4,7 +4,7 @@ import functools
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from elastic.master import symptoms
@@ -56,27 +56,39 @@ class Reading:
 
 def read(observed: Observed) -> Reading:
     """What one rank's end says, looked at alone."""
-    label, weight, line = _said(observed.failure)
+    label, weight, line = _say(observed.failure)
     return Reading(observed, label, weight, line or describe(observed))
 
 
 def ends(failure: RankFailure) -> tuple[str, Weight]:
     """The label of one rank's end, and how much it says of the cause."""
-    label, weight, _ = _said(failure)
+    texts = (failure.message, failure.log_tail)
+    message, log_tail = (_NUMBERS.sub("0", text) for text in texts)
+    return _ends(replace(failure, rank=0, local_rank=0, message=message, log_tail=log_tail))
+
+
+_NUMBERS = re.compile(r"\d+(?:[.:]\d+)+|\d{4,}|(?<=rank)\d+|(?<=[Rr]ank )\d+")
+"""Addresses, ports, times, ranks: without them, thousands that lost the same peer say the same. Numbers
+of errors are shorter."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _ends(failure: RankFailure) -> tuple[str, Weight]:
+    label, weight, _ = _say(failure)
     return label, weight
 
 
 def root_of(observed: Sequence[Observed]) -> Observed:
     """The one with which it began, by what each says; of those that only follow, the first heard."""
-    root = min(map(read, observed), key=lambda reading: reading.order)
+    readings = (Reading(o, *ends(o.failure), "") for o in observed)
+    root = min(readings, key=lambda reading: reading.order)
     return root.observed if root.weight > Weight.WAITED else observed[0]
 
 
 Said = tuple[str, Weight, str]
 
 
-@functools.lru_cache(maxsize=4096)
-def _said(failure: RankFailure) -> Said:
+def _say(failure: RankFailure) -> Said:
     return _of_kind(failure) or _of_texts(failure) or _of_signal(failure)
 
 
@@ -138,6 +150,8 @@ def _of_exception(kind: str, said: str, tail: str, log: str) -> Found | None:
         return symptoms.first(symptoms.SHARED_MEMORY, tail) or found
     if label == "device_error":
         return symptoms.first(symptoms.DEVICE, tail) or found
+    if label == "data_error" and _CONFIG_FILE.search(log):
+        return Found("config_error", said.splitlines()[0])
     if (label == "data_error" or kind == "EOFError") and _CHECKPOINT.search(log):
         return Found("checkpoint_damaged", said.splitlines()[0])
     return found
@@ -147,6 +161,7 @@ _ENVIRONMENT = re.compile(r"""File "(?:<frozen os>|\S*/os\.py)", line \d+, in __
 _CHECKPOINT = re.compile(
     r"torch/serialization\.py|_weights_only_unpickler|torch/distributed/checkpoint/|safetensors/"
 )
+_CONFIG_FILE = re.compile(r"\b(?:config|settings)\w*\.(?:json|ya?ml|toml|ini)\b")
 _OWN_WAIT = re.compile(r"^(?:DistStoreError: )?wait timeout after", re.MULTILINE)
 
 

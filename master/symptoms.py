@@ -238,8 +238,8 @@ CAUSES = (
         ),
         (
             "loss_not_finite",
-            rf"\b{_QUANTITY}\b[^\n]*\b(?:nans?|infs?|infinit\w+|non-?finite|not finite)\b",
-            rf"\b(?:nan|inf|infinite|non-?finite)\b[^\n]*\b{_QUANTITY}\b",
+            rf"\b{_QUANTITY}\b[^\n]{{0,80}}\b(?:nans?|infs?|infinit\w+|non-?finite|not finite)\b",
+            rf"\b(?:nan|inf|infinite|non-?finite)\b[^\n]{{0,80}}\b{_QUANTITY}\b",
             r"^FloatingPointError\b|minimum (?:loss )?scale|loss scale[^\n]*minimum",
             r"(?:float|convert) (?:nan|infinity)",
         ),
