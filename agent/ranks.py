@@ -99,11 +99,18 @@ class Rank:
         return socket.socket(fileno=self._passed.pop(0)) if self._passed else None
 
     def _keep_recorder(self) -> None:
-        if (end := self.passed()) is not None:
-            if self.recorder is not None:
-                self.recorder.close()
-            end.setblocking(False)
-            self.recorder = end
+        fd = self._passed.pop(0) if self._passed else None
+        if fd is None:
+            return
+        try:
+            end = socket.socket(fileno=fd)
+        except OSError:  # not what it was said to be
+            os.close(fd)
+            return
+        if self.recorder is not None:
+            self.recorder.close()
+        end.setblocking(False)
+        self.recorder = end
 
     def _close_stacks(self) -> None:
         if self.stacks is not None:
@@ -154,7 +161,7 @@ class Rank:
     def listen(self) -> None:
         """To its ticks."""
         if self.page is not None:
-            self.rhythm.hear(*page.ticks(self.page))
+            self.rhythm.hear(*page.ticks(self.page), time.monotonic_ns())
 
 
 _CANNOT_OPEN = 2

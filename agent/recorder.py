@@ -61,7 +61,7 @@ def _offer(attachment: "Attachment") -> None:
 def _serve(end: "socket.socket") -> None:
     with contextlib.suppress(OSError), end:
         while end.recv(1):
-            end.send(json.dumps(last_collectives()).encode()[:DATAGRAM])
+            end.send(json.dumps(last_collectives()).encode())
 
 
 def last_collectives() -> list[dict[str, Any]]:
@@ -71,15 +71,17 @@ def last_collectives() -> list[dict[str, Any]]:
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
         if dump := getattr(library, name, None):
             for entry in json.loads(dump(True, False)).get("entries", ()):
-                last[str(entry["process_group"][0])] = entry
+                if not entry.get("is_p2p"):  # of which two ranks have a part
+                    last[f"{entry['process_group'][0]}{name}"] = entry
     return [
         {
-            "group": group,
-            "seq": entry["p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"],
+            "": "Collective",
+            "group": str(entry["process_group"][0])[:64],
+            "seq": int(entry["collective_seq_id"]),
             "op": str(entry["profiling_name"])[:64],
             "sizes": str(entry["input_sizes"])[:128],
             "started": entry.get("state") != "scheduled",
             "done": bool(entry.get("retired")) or entry.get("state") == "completed",
         }
-        for group, entry in list(last.items())[-MOST_GROUPS:]
+        for entry in list(last.values())[-MOST_GROUPS:]
     ]

@@ -1,5 +1,9 @@
 """How regularly one rank's optimizer steps: from looks at its page, ten a second. Pure."""
 
+STOOD_STILL = 1.0
+"""Seconds between two looks after which this process, and so likely its node, stood still: a frozen container,
+a suspended machine."""
+
 
 class Rhythm:
     """Times are CLOCK_MONOTONIC in nanoseconds. Where several ticks came between two looks, they count as
@@ -8,20 +12,31 @@ class Rhythm:
     def __init__(self) -> None:
         self.ticks = 0
         self._tick_ns = 0
+        self._heard_ns = 0
+        """When the page was looked at last."""
+        self._awake_ns = 0
+        """Until when this node stood still; no rank was quiet by itself then."""
         self._longest_ns = 0.0
 
-    def hear(self, ticks: int, tick_ns: int) -> None:
-        """What the page says: its count, and when the last one was."""
+    def hear(self, ticks: int, tick_ns: int, now_ns: int) -> None:
+        """What the page says now: its count, and when the last one was."""
+        heard_ns, self._heard_ns = self._heard_ns, now_ns
+        if heard_ns and now_ns - heard_ns > STOOD_STILL * 1e9:
+            self._awake_ns = now_ns
         if ticks <= self.ticks:
             return
         if self.ticks:  # what comes before the first is no step's time
             mean = (tick_ns - self._tick_ns) / (ticks - self.ticks)
-            self._longest_ns = max(self._longest_ns, mean)
+            waited = (
+                heard_ns - self._tick_ns
+            )  # several optimizers step at once, and then none for long
+            self._longest_ns = max(self._longest_ns, mean, waited)
         self.ticks, self._tick_ns = ticks, tick_ns
 
     def quiet(self, now_ns: int) -> float:
         """Seconds since the last tick; 0: there was none."""
-        return max(0, now_ns - self._tick_ns) / 1e9 if self.ticks else 0.0
+        since = max(self._tick_ns, self._awake_ns)
+        return max(0, now_ns - since) / 1e9 if self.ticks else 0.0
 
     def take(self) -> float:
         """The longest interval since it was last taken, in seconds; 0: no tick came."""

@@ -3,7 +3,7 @@ all of them when asked."""
 
 import asyncio
 import contextlib
-import json
+import logging
 import socket
 import time
 from collections.abc import Callable
@@ -14,7 +14,10 @@ from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.recorder import DATAGRAM
 from elastic.proto import codec
 from elastic.proto import master_pb2 as pb
+from elastic.proto.errors import CodecError
 from elastic.proto.looks import Collective, Look, brief
+
+log = logging.getLogger(__name__)
 
 EVERY = 0.1
 """Seconds between looks at the pages."""
@@ -80,7 +83,11 @@ class Watching:
         deadline = asyncio.get_running_loop().time() + DEADLINE
         pids = {rank.number: rank.pid for rank in running}
         targets = {rank.number: rank.stacks for rank in running if rank.stacks is not None}
-        looks = await self._looker.look(pids, deadline=deadline, targets=targets)
+        try:
+            looks = await self._looker.look(pids, deadline=deadline, targets=targets)
+        except (OSError, RuntimeError) as error:  # no descriptor or thread is left
+            log.warning("ranks cannot be looked at: %s", error)
+            looks = ()
         answers = await asyncio.gather(*asked)
         issued = {rank.number: said for rank, said in zip(running, answers, strict=True)}
         if self._ranks() is ranks:
@@ -114,9 +121,10 @@ async def _collectives(rank: Rank) -> tuple[Collective, ...] | None:
         async with asyncio.timeout(ANSWER):
             _drain(end)
             await loop.sock_sendall(end, b"?")
-            said = json.loads(await loop.sock_recv(end, DATAGRAM))
-        return tuple(Collective(**one) for one in said)
-    except (OSError, TimeoutError, ValueError, TypeError):
+            said = await loop.sock_recv(end, DATAGRAM)
+        found: tuple[Collective, ...] = codec.loads(tuple[Collective, ...], said)
+        return found
+    except (OSError, TimeoutError, CodecError):
         return None
 
 

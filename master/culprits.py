@@ -25,14 +25,18 @@ FOREVER = 600.0
 PATIENT = frozenset({Activity.COMPILE, Activity.CHECKPOINT, Activity.DATA})
 SLEEPING = frozenset({Activity.SLEEP, Activity.LOCK, Activity.FILE, Activity.WAIT})
 """Waits for something that is none of the ranks: a disk, a network, another process."""
+SPAN = 0.3
+"""Of the patience: from the first look at a rank to the last."""
 RARE = re.compile(
     r"_*(eval|valid|test|predict|generat|infer|save|checkpoint|upload|download)", re.IGNORECASE
 )
 """Beginnings of functions' names of a script that does something besides training."""
 PATIENT_AFTER = 4
 COMPUTING = frozenset({Activity.BACKWARD, Activity.OPTIMIZER, Activity.NATIVE, Activity.DEVICE})
-SILENT = frozenset({Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER, Activity.DEVICE})
-"""May wait for others in a library's code, of which no stack tells: collectives do."""
+SILENT = frozenset({Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER})
+"""May wait for others in a library's code, of which no stack tells, asleep."""
+SPINS = frozenset({Activity.DEVICE, Activity.NATIVE})
+"""The same, of a device, which the processor may wait for awake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +68,10 @@ class Seen:
     """Innermost first."""
     collectives: tuple[Collective, ...] | None = None
     """None: it did not answer what they are."""
-    quiet: float = 0.0
-    """Seconds since its last step; 0: it had none."""
+    at: float = 0.0
+    """When it was told, in job time."""
+    sure: bool = True
+    """Its stack was read from outside; else it wrote it itself, and nobody knows who holds the GIL."""
     ticks: int = 0
     cpu: float = 0.0
     """Seconds of it that its main thread used."""
@@ -79,16 +85,16 @@ class Seen:
     def waits(self) -> bool:
         """Other ranks hold it up."""
         doing = self.doing
-        silent = doing.activity in SILENT and doing.asleep and bool(self.pending)
-        return doing.waits_for_others or silent
+        silent = (doing.activity in SILENT and doing.asleep) or doing.activity in SPINS
+        return doing.waits_for_others or (silent and bool(self.pending))
 
     @property
     def place(self) -> str:
-        """The innermost call of the script, in words."""
+        """The innermost call of the script, in words; without its line, for a loop runs through several."""
         if self.doing.call is None:
             return ""
-        function, file, line = self.doing.call
-        return f"{file}:{line} in {function}"
+        function, file, _ = self.doing.call
+        return f"{file} in {function}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +103,8 @@ class Found:
     """The culprits; empty where no rank stands apart."""
     nodes: tuple[NodeId, ...]
     """Theirs."""
-    place: str
-    """Where in the code, for what makes two hangs the same."""
+    places: tuple[str, ...]
+    """Where in the code each of them is."""
     reason: str
     """In one line: who, where, and what the others do."""
     soft: bool = False
@@ -127,19 +133,29 @@ class Patience:
         seen, doing = looks[-1], looks[-1].doing
         if not self.stepped:
             return math.inf
-        if doing.activity is not Activity.CHECKPOINT and (seen.state == "D" or _lost_worker(doing)):
-            return self._here(seen)
+        if self.named(seen):
+            return self.long
+        if _lost_worker(looks):
+            return self.here(seen)
+        if doing.activity in PATIENT or seen.state == "t":  # by a debugger
+            return self.long
+        if all(look.state == "D" for look in looks):
+            return self.here(seen) if seen.stack and seen.cpu == looks[0].cpu else self.long
         if not seen.stack:
             return FOREVER  # it begins, or ends
-        if self.phases.get(seen.rank) or doing.activity in PATIENT or _is_rare(seen.stack):
+        if seen.state == "D" or (doing.asleep and doing.activity in SLEEPING):
             return self.long
-        if doing.asleep and doing.activity in SLEEPING:
-            return self.long
-        if doing.activity in COMPUTING and seen.cpu > looks[0].cpu:
+        computes = doing.activity in COMPUTING or not seen.sure
+        if computes and seen.cpu > looks[0].cpu:
             return FOREVER
-        return self._here(seen)
+        return self.here(seen)
 
-    def _here(self, seen: Seen) -> float:
+    def named(self, seen: Seen) -> bool:
+        """Its script says, or its functions' names do, that it does something besides training."""
+        return bool(self.phases.get(seen.rank)) or _is_rare(seen.stack)
+
+    def here(self, seen: Seen) -> float:
+        """Where it is in the code, by what was judged there before."""
         return float(self.allowed * PATIENT_AFTER ** self.judged.get(seen.place, 0))
 
 
@@ -147,18 +163,37 @@ def find(seen: Mapping[int, tuple[Seen, ...]], quiet: float, patience: Patience)
     """seen: looks by rank, oldest first; quiet: seconds since the round moved."""
     looks = {rank: found for rank, found in seen.items() if len(found) > 1}
     last = {rank: found[-1] for rank, found in looks.items()}
-    if stopped := [s for s in last.values() if _both(looks[s.rank], Activity.STOPPED)]:
+    stopped = [s for s in last.values() if s.state == "T" and looks[s.rank][-2].state == "T"]
+    if stopped:
         return _found(stopped, last, "is stopped")
     if quiet < patience.allowed or not last:
         return None
+    still = {rank for rank, found in looks.items() if not _moved(found) and _spans(found, patience)}
     apart = [s for s in last.values() if not s.waits]
     if not apart:
-        odd = _odd(last)
-        return _found(odd, last, "waits apart") if odd or quiet >= patience.long else None
-    hung = [s for s in apart if not _moved(looks[s.rank]) and quiet >= patience.of(looks[s.rank])]
+        return _all_wait(last, quiet, patience) if len(still) == len(last) else None
+    hung = [s for s in apart if s.rank in still and quiet >= patience.of(looks[s.rank])]
     if len(apart) == len(last) and quiet < 2 * patience.allowed:
         return None  # nobody waits for them
     return _found(hung, last, "does not go on", soft=True) if hung else None
+
+
+def _all_wait(last: Mapping[int, Seen], quiet: float, patience: Patience) -> Found | None:
+    """And none of them moves."""
+    odd = _odd(last)
+    if odd and (quiet >= patience.long or not any(patience.named(s) for s in last.values())):
+        return _found(odd, last, "waits apart")
+    late = _not_begun(last)
+    if late and quiet >= max(patience.here(s) for s in late):
+        return _found(late, last, "does not go on", soft=True)
+    if quiet >= patience.long and patience.stepped:
+        return _found([], last, "does not go on")
+    return None
+
+
+def _spans(looks: tuple[Seen, ...], patience: Patience) -> bool:
+    """They are far enough apart to show that it does not move."""
+    return looks[-1].at - looks[0].at >= SPAN * patience.allowed
 
 
 def _is_rare(stack: Collection[Call]) -> bool:
@@ -166,43 +201,55 @@ def _is_rare(stack: Collection[Call]) -> bool:
     return any(RARE.match(bare(name)) for name, file, _ in stack if "/torch/" not in file)
 
 
-def _both(looks: tuple[Seen, ...], activity: Activity) -> bool:
-    return all(look.doing.activity is activity for look in looks[-2:])
-
-
 def _moved(looks: tuple[Seen, ...]) -> bool:
     """Between any two looks: another step, other functions, or another collective."""
     first = looks[0]
-    return any(
-        (look.ticks, look.collectives) != (first.ticks, first.collectives)
-        or moved(first.stack, look.stack)
-        for look in looks[1:]
-    )
+    for look in looks[1:]:
+        both = look.collectives is not None and first.collectives is not None
+        if look.ticks != first.ticks or (both and look.collectives != first.collectives):
+            return True
+        if look.stack and first.stack and moved(first.stack, look.stack):
+            return True
+    return False
 
 
-def _lost_worker(doing: Doing) -> bool:
-    """Its loader waits for a process that is gone, stopped, or held by the kernel."""
+def _lost_worker(looks: tuple[Seen, ...]) -> bool:
+    """Its loader waits for a process that was there and is gone, or is stopped, or held by the kernel."""
+    first, doing = looks[0].doing, looks[-1].doing
     if doing.activity is not Activity.DATA or doing.name != "_try_get_data":
         return False
-    return not doing.workers or not set("TtDZX").isdisjoint(doing.workers)
+    if len(doing.workers) < len(first.workers) or not set("TZX").isdisjoint(doing.workers):
+        return True
+    return all("D" in look.doing.workers for look in looks)
 
 
-def _odd(last: Mapping[int, Seen]) -> list[Seen]:
-    """All wait: the few whose pending collective is another than that of the many, in the same group, or has not
-    begun on their device where it has on the others'. Stages of a pipeline wait in different ways anyhow."""
+def _pending(last: Mapping[int, Seen]) -> list[dict[int, Collective]]:
+    """By process group, by rank."""
     groups: dict[str, dict[int, Collective]] = {}
     for rank, seen in last.items():
         for one in seen.pending:
             groups.setdefault(one.group, {})[rank] = one
-    for pending in groups.values():
+    return list(groups.values())
+
+
+def _odd(last: Mapping[int, Seen]) -> list[Seen]:
+    """The few whose pending collective is another than that of the many in the same group; all of them, where
+    none are many. Stages of a pipeline wait in groups of their own."""
+    for pending in _pending(last):
         kinds = Counter((one.seq, one.op, one.sizes) for one in pending.values())
         if len(kinds) > 1:
             (many, count), (_, second) = kinds.most_common(2)
             few = [rank for rank, o in pending.items() if (o.seq, o.op, o.sizes) != many]
             return [last[rank] for rank in (few if count > second else pending)]
+    return []
+
+
+def _not_begun(last: Mapping[int, Seen]) -> list[Seen]:
+    """The few on whose device the collective has not begun that runs on the others': something runs before it."""
+    for pending in _pending(last):
         late = [rank for rank, one in pending.items() if not one.started]
         if 0 < 2 * len(late) < len(pending):
-            return [last[rank] for rank in late]  # something runs before it on their devices
+            return [last[rank] for rank in late]
     return []
 
 
@@ -213,15 +260,16 @@ def _found(
     nodes = tuple(dict.fromkeys(last[rank].node for rank in ranks))
     if not ranks:
         return Found(
-            ranks=(), nodes=(), place="", reason=f"no rank goes on: {_others(last.values())}"
+            ranks=(), nodes=(), places=(), reason=f"no rank goes on: {_others(last.values())}"
         )
+    places = tuple(dict.fromkeys(last[rank].place for rank in ranks))
     first = last[ranks[0]]
     who = f"rank {ranks[0]} on {first.node}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
     rest = [s for s in last.values() if s.rank not in ranks]
     reason = f"{who} {how if len(ranks) == 1 else _plural(how)}: {describe(first)}"
     if rest:
         reason += f"; {_others(rest)}"
-    return Found(ranks=ranks, nodes=nodes, place=first.place, reason=reason, soft=soft)
+    return Found(ranks=ranks, nodes=nodes, places=places, reason=reason, soft=soft)
 
 
 def _plural(how: str) -> str:
@@ -236,7 +284,10 @@ def describe(seen: Seen) -> str:
         what = f"{what}, held by the kernel"
     if seen.waits and seen.pending:
         what += f" ({', '.join(str(one) for one in seen.pending[:2])})"
-    return f"{what}, in {seen.place}" if seen.place else what
+    if seen.doing.call is None:
+        return what
+    function, file, line = seen.doing.call
+    return f"{what}, in {file}:{line} in {function}"
 
 
 def _others(rest: Collection[Seen]) -> str:

@@ -13,11 +13,11 @@ from elastic.master.culprits import Found, Patience, Seen, find
 from elastic.master.policy import Policy
 
 LEARNED = 20
-"""Reports with steps after which a round's rhythm counts as learned."""
+"""Reports with steps after which a round's rhythm counts as learned; one a second at most."""
 REPORTS = 64
 """The newest of them say what is typical."""
 FADES = 0.9995
-"""A report makes the longest interval count by so much less."""
+"""A report, of which there is one a second at most, makes the longest interval count by so much less."""
 FIRST_STEP = 60.0
 """Seconds that nothing is suspected in a round before its first step, which imports, compiles, loads."""
 GAP, LONGEST_GAP = 0.25, 30.0
@@ -62,6 +62,8 @@ class Facts:
 
     ticked: float | None
     """When the rank that has been quiet for longest had its last step, in job time; None: no rank had one."""
+    stepping: bool
+    """No node says that a rank of it is quiet."""
     phases: Mapping[int, str]
     """By rank, what its script says it does; those that say nothing are not here."""
     seen: Mapping[int, tuple[Seen, ...]]
@@ -101,7 +103,7 @@ def begin(state: State, number: int, now: float) -> State:
 
 
 def learned(state: State, interval: float) -> State:
-    """The longest interval between two steps of a rank that one node has to tell, in seconds."""
+    """The longest interval between two steps of any rank in the last second or more, in seconds."""
     return replace(state, rhythm=_learn(state.rhythm, interval))
 
 
@@ -135,10 +137,10 @@ def decide(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
     quiet, limit = now - since, suspects_at(state, policy)
     suspicion = state.suspicion
     if quiet < limit:
-        if suspicion is None:
-            return Decision(state=state, wake=since + limit)
-        calm = replace(state, suspicion=None)
-        return Decision(state=calm, wake=since + limit, reason="ranks go on: nothing hangs")
+        reason = "" if suspicion is None else "ranks go on: nothing hangs"
+        state = state if suspicion is None else replace(state, suspicion=None)
+        wake = None if facts.stepping else since + limit
+        return Decision(state=state, wake=wake, reason=reason)
     if suspicion is None:
         return _look(state, now, f"no rank's step for {quiet:.1f} s: looking at all")
     if not facts.answered and now < suspicion.looked + ANSWER:
@@ -154,10 +156,12 @@ def decide(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
     if found is not None:
         verdict = Verdict(found, quiet, facts.seen)
         if found.soft:
-            count = state.judged.get(found.place, 0) + 1
-            state = replace(state, judged={**state.judged, found.place: count})
-        return Decision(state=state, order=verdict, reason=found.reason)
-    gap = GAP if quiet < 2 * allowed else min(LONGEST_GAP, quiet / 4)
+            counts = {place: state.judged.get(place, 0) + 1 for place in found.places}
+            state = replace(state, judged={**state.judged, **counts})
+        return Decision(state=state, order=verdict, wake=now + LONGEST_GAP, reason=found.reason)
+    gap = max(GAP, allowed / 6)
+    if quiet >= 2 * allowed:
+        gap = max(gap, min(LONGEST_GAP, quiet / 4))
     again = suspicion.looked + gap
     if now < again:
         return Decision(state=state, wake=again)

@@ -21,6 +21,8 @@ from elastic.proto import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+LEARN_EVERY = 1.0
+"""Seconds."""
 KEPT = 4
 """Looks at a rank."""
 AGAIN = 1.2
@@ -38,19 +40,25 @@ class Health:
         self._shell = shell
         self._sessions = sessions
         self._state = core.State()
+        self._stepped = False
+        """Some rank of the round had its first step."""
         self._ticked: dict[NodeId, float] = {}
-        """When the rank of it that is quiet for longest had its last step, in job time."""
+        """Of nodes with a quiet rank: when that had its last step, in job time."""
+        self._longest, self._learned = 0.0, 0.0
+        """The longest interval since the round's rhythm was last learned of, and when that was."""
         self._phases: dict[int, str] = {}
         """By rank, what its script says it does."""
         self._awaited: set[NodeId] = set()
         """Nodes that have not answered the last look."""
         self._seen: dict[int, tuple[Seen, ...]] = {}
         """By rank, the newest looks at it, oldest first."""
+        self._newest: set[int] = set()
+        """Ranks that the last look has seen."""
         self._quiet = 0.0
         """What agents were told last."""
         self._timer: asyncio.TimerHandle | None = None
-        self._told = 0
-        """The round whose hang was told, where nothing else is done about it."""
+        self._told: tuple[int, tuple[int, ...]] = (0, ())
+        """The round and the culprits that were told of last."""
 
     def _standing(self) -> Round | None:
         """The round that is watched."""
@@ -65,8 +73,9 @@ class Health:
             self._sleep()
         elif current.number != self._state.round:
             self._state = core.begin(self._state, current.number, self._shell.now())
+            self._stepped, self._longest = False, 0.0
             self._ticked, self._phases, self._quiet = {}, {}, 0.0
-            self._seen, self._awaited = {}, set()
+            self._seen, self._newest, self._awaited = {}, set(), set()
             self._decide(current)
 
     def heard(self, session: Session, beat: pb.Heartbeat) -> None:
@@ -74,21 +83,28 @@ class Health:
         current = self._standing()
         if current is None or beat.round != self._state.round:
             return
-        interval = max((rank.interval for rank in beat.ranks), default=0.0)
-        if interval > 0:
-            self._state = core.learned(self._state, interval)
+        now = self._shell.now()
+        self._learn(max((rank.interval for rank in beat.ranks), default=0.0), now)
         quiet = max((rank.quiet for rank in beat.ranks), default=0.0)
-        if any(rank.ticks for rank in beat.ranks):
-            self._ticked[session.node_id] = self._shell.now() - quiet
+        self._stepped = self._stepped or any(rank.ticks for rank in beat.ranks)
+        was = self._ticked.pop(session.node_id, None)
+        if self._quiet and quiet >= self._quiet:
+            self._ticked[session.node_id] = now - quiet
         for rank in beat.ranks:
             if rank.phase:
                 self._phases[rank.rank] = rank.phase
             else:
                 self._phases.pop(rank.rank, None)
         self._tell(current, session)
-        doubts = self._state.suspicion is None and quiet >= self._quiet
-        if doubts or self._timer is None:
-            self._decide(current)  # else its time is looked at when it comes: O(1) a heartbeat
+        if (was is None) != (session.node_id not in self._ticked):
+            self._decide(current)  # else nothing has changed: O(1) a heartbeat
+
+    def _learn(self, interval: float, now: float) -> None:
+        """Of all nodes together, so that thousands teach no more than one does."""
+        self._longest = max(self._longest, interval)
+        if self._longest and now >= self._learned + LEARN_EVERY:
+            self._state = core.learned(self._state, self._longest)
+            self._longest, self._learned = 0.0, now
 
     def examined(self, session: Session, message: pb.Examined) -> None:
         """A node has looked at its ranks."""
@@ -98,8 +114,11 @@ class Health:
         suspicion = self._state.suspicion
         if suspicion is None or message.number != suspicion.number:
             return
-        for look in messages.looks(session.node_id, message.looks):
-            self._seen[look.rank] = (*self._seen.get(look.rank, ()), look)[-KEPT:]
+        world = sum(seat.ranks for seat in current.seats)
+        for look in messages.looks(session.node_id, message.looks, self._shell.now()):
+            if 0 <= look.rank < world:
+                self._seen[look.rank] = (*self._seen.get(look.rank, ()), look)[-KEPT:]
+                self._newest.add(look.rank)
         self._awaited.discard(session.node_id)
         if not self._awaited:
             self._decide(current)
@@ -121,11 +140,16 @@ class Health:
 
     def _decide(self, current: Round) -> None:
         now = self._shell.now()
-        ticked = [at for node_id, at in self._ticked.items() if node_id in self._sessions]
+        quiet = [
+            at
+            for node_id, at in self._ticked.items()
+            if node_id in self._sessions and node_id not in current.finished
+        ]
         facts = core.Facts(
-            ticked=min(ticked, default=None),
+            ticked=min(quiet, default=now if self._stepped else None),
+            stepping=self._stepped and not quiet,
             phases=self._phases,
-            seen=self._seen,
+            seen={rank: self._seen[rank] for rank in self._newest},
             answered=not self._awaited,
         )
         before = self._state.suspicion
@@ -146,6 +170,7 @@ class Health:
 
     def _examine(self, current: Round, order: core.Examine) -> None:
         """Have all nodes look that can hear of it and have ranks that run."""
+        self._newest = set()
         seated = {seat.node_id for seat in current.seats} - current.finished
         self._awaited = seated & self._sessions.keys()
         told = pb.ToAgent(examine=pb.Examine(round=current.number, number=order.number))
@@ -158,19 +183,19 @@ class Health:
             round=current.number,
             ranks=found.ranks,
             nodes=found.nodes,
-            place=found.place,
+            place=next(iter(found.places), ""),
             reason=f"{found.reason}; no step for {verdict.quiet:.1f} s",
         )
-        if self._told != current.number:
-            self._told = current.number
-            self._write(current.number, culprits.account(found, verdict.seen))
+        if self._told != (current.number, found.ranks):  # else nothing is done about it
+            self._told = (current.number, found.ranks)
             self._shell.fold(hung)
+            self._write(current.number, culprits.account(found, verdict.seen))
 
     def _write(self, number: int, text: str) -> None:
         if self._folder is None:
             return
         try:
-            (self._folder / job_folder.hang(number)).write_text(text)
+            (self._folder / job_folder.hang(number)).write_text(text, errors="backslashreplace")
         except OSError as error:
             log.error("what ranks did in the hang of round %d is not kept: %s", number, error)
 

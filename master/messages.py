@@ -262,18 +262,18 @@ def _moment(at: Moment) -> pb.Moment:
     return pb.Moment(round=at.round, step=at.step)
 
 
-def looks(node_id: NodeId, told: Sequence[str]) -> tuple[Seen, ...]:
+def looks(node_id: NodeId, told: Sequence[str], now: float) -> tuple[Seen, ...]:
     """What a node has seen of its ranks; what is none is left out."""
     found = []
     for text in told[:MOST_SLOTS]:
         try:
-            found.append(_seen(node_id, codec.loads(Look_, text)))
+            found.append(_seen(node_id, codec.loads(Look_, text), now))
         except CodecError:
             continue
     return tuple(found)
 
 
-def _seen(node_id: NodeId, look: Look_) -> Seen:
+def _seen(node_id: NodeId, look: Look_, now: float) -> Seen:
     stack = tuple((frame.function, frame.file, frame.line) for frame in telling(look))
     children = tuple((child.state, child.command) for child in look.children)
     main = main_thread(look)
@@ -286,7 +286,8 @@ def _seen(node_id: NodeId, look: Look_) -> Seen:
         state=look.state,
         doing=found,
         stack=stack,
-        quiet=look.quiet,
+        at=now,
+        sure=look.how == "py-spy",
         ticks=look.ticks,
         cpu=look.main_cpu_seconds,
         collectives=None

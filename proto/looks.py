@@ -20,6 +20,8 @@ ALL_FRAMES = 600
 THREADS = 64
 """Of one process."""
 CHILDREN = 64
+LOADER = "pt_data_worker"
+"""What a loader's worker calls itself, so that they come first of a brief look's children."""
 TOLD_FRAMES, TOLD_CHILDREN = 60, 16
 """Of a brief look."""
 KERNEL_LINES = 40
@@ -189,9 +191,8 @@ def brief(look: Look) -> Look:
     main = main_thread(look)
     threads = () if main is None else (replace(main, frames=cut(telling(look), TOLD_FRAMES)),)
     kernel = look.kernel_stack if look.state == "D" else ()
-    return replace(
-        look, threads=threads, kernel_stack=kernel, children=look.children[:TOLD_CHILDREN]
-    )
+    children = sorted(look.children, key=lambda child: child.command != LOADER)[:TOLD_CHILDREN]
+    return replace(look, threads=threads, kernel_stack=kernel, children=tuple(children))
 
 
 def bare(function: str) -> str:

@@ -49,8 +49,8 @@ async def ask(pid: int, target: Target, *, deadline: float) -> str:
     loop = asyncio.get_running_loop()
     deaf = {tid for tid, mask in _masks(pid, "SigBlk").items() if mask & _BIT}
     if not _is_pending(pid):
-        os.ftruncate(target.fd, 0)
         try:
+            os.ftruncate(target.fd, 0)
             os.kill(pid, DUMP_SIGNAL)
         except OSError as error:
             raise Unanswered(f"it cannot be asked: {error.strerror}") from error

@@ -35,7 +35,6 @@ def seen(rank: int, activity: Activity = Activity.COLLECTIVE, **more: object) ->
     usual: dict[str, object] = {
         "state": "S",
         "stack": STACK,
-        "quiet": 5.0,
         "ticks": 40,
         "collectives": (REDUCE,) if waits else None,
     }
@@ -44,7 +43,8 @@ def seen(rank: int, activity: Activity = Activity.COLLECTIVE, **more: object) ->
 
 def looks(*last: Seen, before: Mapping[int, Seen] | None = None) -> dict[int, tuple[Seen, ...]]:
     """Two looks at each rank; before: where the first was another."""
-    return {one.rank: ((before or {}).get(one.rank, one), one) for one in last}
+    first = {one.rank: one for one in last} | dict(before or {})
+    return {one.rank: (first[one.rank], replace(one, at=first[one.rank].at + 1.0)) for one in last}
 
 
 def found(
@@ -56,7 +56,7 @@ def found(
     stepped: bool = True,
 ) -> Found | None:
     """judged: verdicts before, at the same place."""
-    here = {"train.py:9 in main": judged}
+    here = {"train.py in main": judged}
     patience = Patience(allowed=1.2, stepped=stepped, phases=phases or {}, judged=here)
     return find(looks(*last, before=before), quiet, patience)
 
@@ -79,7 +79,7 @@ def test_who_is_stopped_is_named_before_the_patience_is_over() -> None:
 def test_who_does_not_move_while_the_others_wait_is_named() -> None:
     one = found(*WAITING, seen(3, Activity.PYTHON, name="endless"))
     assert one is not None
-    assert (one.ranks, one.nodes, one.place) == ((3,), ("b",), "train.py:9 in main")
+    assert (one.ranks, one.nodes, one.places) == ((3,), ("b",), ("train.py in main",))
     assert one.reason == (
         "rank 3 on b does not go on: endless, in train.py:9 in main; 3 of 3 others: all_reduce "
         "(all_reduce #41 of [[4]]), in train.py:9 in main"
@@ -91,16 +91,32 @@ def test_who_does_not_move_while_the_others_wait_is_named() -> None:
     [
         seen(3, Activity.PYTHON, ticks=39),
         seen(3, Activity.PYTHON, stack=(("other", "train.py", 3),)),
-        seen(3, Activity.PYTHON, collectives=(REDUCE,)),
+        seen(3, Activity.PYTHON, collectives=(replace(REDUCE, seq=40),)),
     ],
 )
 def test_who_moves_is_not_named(before: Seen) -> None:
-    assert ranks(*WAITING, seen(3, Activity.PYTHON), before={3: before}) is None
+    now = seen(3, Activity.PYTHON, collectives=(REDUCE,))
+    assert ranks(*WAITING, now) == (3,)
+    assert ranks(*WAITING, now, before={3: before}) is None
+
+
+def test_what_was_not_seen_at_one_look_shows_no_move() -> None:
+    before = {3: seen(3, Activity.PYTHON, stack=(), collectives=None)}
+    assert ranks(*WAITING, seen(3, Activity.PYTHON, collectives=(REDUCE,)), before=before) == (3,)
+
+
+def test_all_that_wait_and_move_are_none_that_hang() -> None:
+    """Looks at ranks are not at one instant, so they may be seen in different collectives."""
+    first = {rank: seen(rank, collectives=(replace(REDUCE, seq=40),)) for rank in range(4)}
+    later = [seen(rank, collectives=(replace(REDUCE, seq=900 + rank // 3),)) for rank in range(4)]
+    assert ranks(*later, before=first, quiet=9999.0) is None
+    assert ranks(*later, quiet=5.0) == (3,)
+    assert ranks(*later, quiet=5.0, phases={0: "evaluate"}) is None
 
 
 def test_nobody_is_named_within_the_patience_or_by_one_look() -> None:
     assert ranks(*WAITING, seen(3, Activity.PYTHON), quiet=1.1) is None
-    single = {one.rank: (one,) for one in (*WAITING, seen(3, Activity.STOPPED))}
+    single = {one.rank: (one,) for one in (*WAITING, seen(3, Activity.STOPPED, state="T"))}
     patience = Patience(allowed=1.2, stepped=True, phases={}, judged={})
     assert find(single, 5.0, patience) is None
 
@@ -113,6 +129,18 @@ def test_what_takes_long_for_a_reason_gets_long(doing: Activity) -> None:
 
 
 @pytest.mark.parametrize("doing", [Activity.SLEEP, Activity.LOCK, Activity.FILE, Activity.WAIT])
+def test_two_looks_in_one_moment_are_one() -> None:
+    culprit = seen(3, Activity.PYTHON)
+    at_once = {one.rank: (one, replace(one, at=0.1)) for one in (*WAITING, culprit)}
+    patience = Patience(allowed=1.2, stepped=True, phases={}, judged={})
+    assert find(at_once, 5.0, patience) is None
+
+
+def test_a_debugger_may_hold_a_rank() -> None:
+    assert ranks(*WAITING, seen(3, Activity.STOPPED, state="t")) is None
+    assert ranks(*WAITING, seen(3, Activity.STOPPED, state="t"), quiet=LONG) == (3,)
+
+
 def test_what_sleeps_may_wait_for_something_that_is_no_rank(doing: Activity) -> None:
     assert ranks(*WAITING, seen(3, doing, asleep=True), quiet=LONG - 1) is None
     assert ranks(*WAITING, seen(3, doing, asleep=True), quiet=LONG) == (3,)
@@ -128,7 +156,7 @@ def test_a_function_that_does_something_besides_training_gets_long(name: str) ->
 
 def test_before_its_first_step_a_rank_may_do_what_it_likes() -> None:
     assert ranks(*WAITING, seen(3, Activity.PYTHON), quiet=9999.0, stepped=False) is None
-    assert ranks(*WAITING, seen(3, Activity.STOPPED), stepped=False) == (3,)
+    assert ranks(*WAITING, seen(3, Activity.STOPPED, state="T"), stepped=False) == (3,)
 
 
 def test_a_verdict_that_may_have_been_wrong_makes_the_next_one_there_wait() -> None:
@@ -144,14 +172,23 @@ def test_a_phase_that_the_script_names_gets_long() -> None:
     assert ranks(*WAITING, culprit, phases={3: "evaluate"}, quiet=LONG) == (3,)
 
 
-@pytest.mark.parametrize("workers", ["", "ST", "Z", "DS"])
+@pytest.mark.parametrize("workers", ["", "S", "ST", "SZ", "DS"])
 def test_a_loader_whose_worker_will_not_come_back(workers: str) -> None:
-    assert ranks(*WAITING, seen(3, Activity.DATA, name="_try_get_data", workers=workers)) == (3,)
+    def waits(workers: str) -> Seen:
+        return seen(3, Activity.DATA, name="_try_get_data", workers=workers)
+
+    before = {3: waits("DS" if workers == "DS" else "SS")}
+    assert ranks(*WAITING, waits(workers), before=before) == (3,)
+    assert ranks(*WAITING, waits("DS"), before={3: waits("SS")}) is None, "it reads a disk"
+    assert ranks(*WAITING, waits("")) is None, "they are still to begin"
     assert ranks(*WAITING, seen(3, Activity.DATA, name="_next_data")) is None, "it has none"
 
 
 def test_a_disk_that_does_not_answer_and_one_that_is_slow_to_save() -> None:
-    assert ranks(*WAITING, seen(3, Activity.PYTHON, state="D", stack=())) == (3,)
+    assert ranks(*WAITING, seen(3, Activity.FILE, state="D")) == (3,)
+    worked = {3: seen(3, Activity.FILE, state="D", cpu=-1.0)}
+    assert ranks(*WAITING, seen(3, Activity.FILE, state="D"), before=worked) is None
+    assert ranks(*WAITING, seen(3, Activity.FILE, state="D"), phases={3: "saves"}) is None
     assert ranks(*WAITING, seen(3, Activity.CHECKPOINT, state="D")) is None
 
 
@@ -251,7 +288,13 @@ def decide(
     answered: bool = True,
 ) -> Decision:
     """looked: at the ranks, so far."""
-    facts = Facts(ticked=ticked, phases={}, seen=looked[0] if looked else {}, answered=answered)
+    facts = Facts(
+        ticked=ticked,
+        stepping=False,
+        phases={},
+        seen=looked[0] if looked else {},
+        answered=answered,
+    )
     return hangs.decide(state, facts, now, POLICY)
 
 
@@ -270,7 +313,7 @@ def test_a_round_without_a_step_is_looked_at_after_a_minute() -> None:
 def test_from_the_first_doubt_to_a_verdict() -> None:
     told = decide(learned(*[0.02] * 30), 200.61)
     assert told.order == Examine(1)
-    stopped = seen(3, Activity.STOPPED)
+    stopped = seen(3, Activity.STOPPED, state="T")
     once = {one.rank: (one,) for one in (*WAITING, stopped)}
     assert decide(told.state, 200.7, answered=False).order is None, "somebody has not answered"
     told = decide(told.state, 200.7, once)
@@ -285,7 +328,9 @@ def test_from_the_first_doubt_to_a_verdict() -> None:
 
 def test_a_step_ends_the_doubt() -> None:
     told = decide(learned(*[0.02] * 30), 200.61)
-    calm = decide(told.state, 200.8, looks(*WAITING, seen(3, Activity.STOPPED)), ticked=200.7)
+    calm = decide(
+        told.state, 200.8, looks(*WAITING, seen(3, Activity.STOPPED, state="T")), ticked=200.7
+    )
     assert (calm.order, calm.state.suspicion) == (None, None)
     assert decide(calm.state, 201.4, ticked=200.7).order == Examine(2)
 

@@ -1,0 +1,31 @@
+"""How regularly a rank's optimizer steps, from looks at its page."""
+
+from elastic.agent.rhythm import Rhythm
+
+SECOND = 1_000_000_000
+
+
+def test_steps_between_two_looks_count_as_evenly_spread() -> None:
+    rhythm = Rhythm()
+    for look in range(1, 20):
+        rhythm.hear(5 * look, look * SECOND // 10, look * SECOND // 10)
+    assert rhythm.take() == 0.02
+    assert rhythm.take() == 0.0, "no tick came since"
+    assert rhythm.quiet(3 * SECOND) == 3 - 1.9
+
+
+def test_optimizers_that_step_together_make_no_steps_short() -> None:
+    """Four at once, every 2 s."""
+    rhythm = Rhythm()
+    for look in range(1, 100):
+        step = look // 20
+        rhythm.hear(4 * step, step * 2 * SECOND, look * SECOND // 10)
+    assert rhythm.take() >= 1.9
+
+
+def test_nothing_is_quiet_while_its_node_stands_still() -> None:
+    rhythm = Rhythm()
+    rhythm.hear(1, SECOND, SECOND)
+    rhythm.hear(2, 2 * SECOND, 2 * SECOND)
+    rhythm.hear(2, 2 * SECOND, 60 * SECOND)
+    assert rhythm.quiet(61 * SECOND) == 1.0
