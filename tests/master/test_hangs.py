@@ -128,7 +128,6 @@ def test_what_takes_long_for_a_reason_gets_long(doing: Activity) -> None:
     assert ranks(*WAITING, culprit, quiet=LONG) == (3,)
 
 
-@pytest.mark.parametrize("doing", [Activity.SLEEP, Activity.LOCK, Activity.FILE, Activity.WAIT])
 def test_two_looks_in_one_moment_are_one() -> None:
     culprit = seen(3, Activity.PYTHON)
     at_once = {one.rank: (one, replace(one, at=0.1)) for one in (*WAITING, culprit)}
@@ -141,6 +140,7 @@ def test_a_debugger_may_hold_a_rank() -> None:
     assert ranks(*WAITING, seen(3, Activity.STOPPED, state="t"), quiet=LONG) == (3,)
 
 
+@pytest.mark.parametrize("doing", [Activity.SLEEP, Activity.LOCK, Activity.FILE, Activity.WAIT])
 def test_what_sleeps_may_wait_for_something_that_is_no_rank(doing: Activity) -> None:
     assert ranks(*WAITING, seen(3, doing, asleep=True), quiet=LONG - 1) is None
     assert ranks(*WAITING, seen(3, doing, asleep=True), quiet=LONG) == (3,)
