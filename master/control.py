@@ -14,7 +14,7 @@ from elastic.master.events import NodeId
 from elastic.master.journal import Journal
 from elastic.master.nodes import Node, NodeState
 from elastic.master.report import report
-from elastic.master.session import Session
+from elastic.master.session import Session, abort
 from elastic.master.shell import Shell
 from elastic.master.streams import Streams
 from elastic.proto import master_pb2 as pb
@@ -113,7 +113,7 @@ class Control(master_pb2_grpc.ControlServicer):
     async def ReadLog(self, request: pb.ReadLogRequest, context: Any) -> AsyncIterator[pb.LogChunk]:
         session = self._session_of(request.rank)
         if session is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no node runs rank {request.rank} now")
+            await abort(context, grpc.StatusCode.NOT_FOUND, f"no node runs rank {request.rank} now")
             return
         async for chunk in self._streams.logs.read(session, request):
             yield chunk
@@ -135,12 +135,12 @@ class Control(master_pb2_grpc.ControlServicer):
             try:
                 back = await self._streams.snapshots.find(request.from_step)
             except NotFound as error:
-                await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+                await abort(context, grpc.StatusCode.NOT_FOUND, str(error))
         self._streams.flush()
         before = self._shell.job
         self._shell.fold(ev.RestartAsked(reason, back))
         if self._shell.job is before and not self._shell.stuck:
-            await context.abort(grpc.StatusCode.NOT_FOUND, self._no_restart())
+            await abort(context, grpc.StatusCode.NOT_FOUND, self._no_restart())
         return pb.Accepted(message=self._shell.reason)
 
     def _no_restart(self) -> str:
@@ -152,7 +152,7 @@ class Control(master_pb2_grpc.ControlServicer):
         self._streams.flush()
         node_id = NodeId(request.node_id) if request.node_id else None
         if node_id is not None and node_id not in self._shell.job.nodes:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no node {node_id}")
+            await abort(context, grpc.StatusCode.NOT_FOUND, f"there is no node {node_id}")
         reason = request.reason[: messages.MAX_TEXT] or "drain asked for"
         self._shell.fold(ev.DrainAsked(node_id, reason))
         return pb.Accepted(message=self._shell.reason)
@@ -161,10 +161,11 @@ class Control(master_pb2_grpc.ControlServicer):
         """Without a token, verbs that change the job are taken from loopback only."""
         if self._shell.stuck:
             why = "the journal cannot be written, so nothing is decided: see the master's console"
-            await context.abort(grpc.StatusCode.UNAVAILABLE, why)
+            await abort(context, grpc.StatusCode.UNAVAILABLE, why)
         if self._open_admin or context.peer().startswith(_LOOPBACK):
             return
-        await context.abort(
+        await abort(
+            context,
             grpc.StatusCode.PERMISSION_DENIED,
             "without a job token this is taken from the master's own host only: "
             "set ELASTIC_JOB_TOKEN on every node",

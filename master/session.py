@@ -2,13 +2,24 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
 from elastic.master.directive import Directive
 from elastic.master.events import Incarnation, NodeId
 from elastic.proto import master_pb2 as pb
+
+
+async def abort(context: Any, code: grpc.StatusCode, text: str) -> NoReturn:
+    """End a call with a status; who called may have gone away, and then it is cancelled."""
+    try:
+        await context.abort(code, text)
+    except grpc.aio.AbortError:
+        raise  # the one that grpc waits for
+    except grpc.aio.BaseError as error:
+        raise asyncio.CancelledError(text) from error
+    raise AssertionError("an abort raises")
 
 
 class Session:

@@ -20,7 +20,7 @@ from elastic.master.knock import LONGEST as LONGEST_KNOCK
 from elastic.master.knock import knock
 from elastic.master.log_relay import LogRelay
 from elastic.master.nodes import Node, NodeState
-from elastic.master.session import Session
+from elastic.master.session import Session, abort
 from elastic.master.shell import Shell
 from elastic.master.snapshots import Snapshots
 from elastic.master.state import is_stale
@@ -86,7 +86,7 @@ class Streams(master_pb2_grpc.MasterServicer):
             if not session.closed:
                 raise
             # Without a status the agent would take the stream for open, for ever.
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the master closed this stream")
+            await abort(context, grpc.StatusCode.UNAVAILABLE, "the master closed this stream")
         finally:
             self.logs.end(session)
             if self.sessions.get(session.node_id) is session:
@@ -115,14 +115,14 @@ class Streams(master_pb2_grpc.MasterServicer):
             async with asyncio.timeout(HELLO_TIMEOUT):
                 first = await context.read()
         except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no Hello came")
+            await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, "no Hello came")
         if first is grpc.aio.EOF or not first.HasField("hello"):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is Hello")
+            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the first message is Hello")
         hello: pb.Hello = first.hello
         refusal = self._refusal(hello) or await self._namesake(hello)
         if refusal:
             log.warning("refused %s: %s", hello.node_id[:LONGEST_NAME], refusal)
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
+            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, refusal)
         return hello
 
     def _refusal(self, hello: pb.Hello) -> str:
