@@ -13,7 +13,7 @@ import re
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.e2e.harness import ROOT, Job
@@ -46,23 +46,18 @@ def end(job: Job) -> None:
 
 
 def named(folder: Path, count: int, seconds: float) -> None:
-    """One job, a hang a round."""
-    hangs = [f"{WAYS[n % len(WAYS)]}:{(3 * n + 1) % RANKS}" for n in range(count)]
-    job = begin(folder, seconds, hangs, "--fault-budget", str(10 * count))
-    job.wait_for_steps(RANKS, after=count, count=5)
-    end(job)
-    events = [event for event in job.events() if "Hung:" in event]
+    """Jobs in which every round hangs in another way: at one place of the code a verdict makes the next one wait."""
     rows: dict[str, list[tuple[bool, float, float]]] = {way: [] for way in WAYS}
-    for number, hang in enumerate(hangs, 1):
-        way, _, rank = hang.partition(":")
-        (told,) = (line for line in job.told("hang", round=number) if str(line.rank) == rank)
-        said = next((e for e in events if f"round {number + 1}:" in e), "")
-        quiet = re.search(r"no step for ([\d.]+) s", said)
-        right = re.search(rf"rank {rank} on node\d", said) is not None
-        after = job.told("step", round=number + 1)[0].at - told.at
-        rows[way].append((right, float(quiet[1]) if quiet else float("nan"), after))
-        if not right:
-            print(f"round {number}, {hang}: {said}")
+    for first in range(0, count, len(WAYS)):
+        place = folder / str(first)
+        place.mkdir()
+        numbers = range(first, min(count, first + len(WAYS)))
+        hangs = [f"{WAYS[n % len(WAYS)]}:{(3 * n + 1) % RANKS}" for n in numbers]
+        job = begin(place, seconds, hangs)
+        job.wait_for_steps(RANKS, after=len(hangs), count=5)
+        end(job)
+        for hang, row in zip(hangs, seen(job, hangs), strict=True):
+            rows[hang.partition(":")[0]].append(row)
     print(
         f"{'':16}{'right':>10}{'verdict s, p50':>16}{'worst':>8}{'next step s, p50':>18}{'worst':>8}"
     )
@@ -73,6 +68,22 @@ def named(folder: Path, count: int, seconds: float) -> None:
                 f"{way:16}{sum(rights):>6}/{len(found):<3}{statistics.median(quiets):>16.2f}{max(quiets):>8.2f}"
                 f"{statistics.median(afters):>18.2f}{max(afters):>8.2f}"
             )
+
+
+def seen(job: Job, hangs: Sequence[str]) -> Iterator[tuple[bool, float, float]]:
+    """Of each round: whether the right rank was named, after how long, and when all went on."""
+    events = [event for event in job.events() if "Hung:" in event]
+    for number, hang in enumerate(hangs, 1):
+        (told,) = (
+            line for line in job.told("hang", round=number) if hang.endswith(f":{line.rank}")
+        )
+        said = next((e for e in events if f"round {number + 1}:" in e), "")
+        quiet = re.search(r"no step for ([\d.]+) s", said)
+        right = re.search(rf"rank {told.rank} on node\d", said) is not None
+        if not right:
+            print(f"round {number}, {hang}: {said}")
+        after = job.told("step", round=number + 1)[0].at - told.at
+        yield right, float(quiet[1]) if quiet else float("nan"), after
 
 
 def jitter(folder: Path, steps: int, seconds: float) -> None:

@@ -57,6 +57,15 @@ def endless() -> None:
         number += 1
 
 
+def keep_the_gil() -> None:
+    """A regular expression that never comes to its end."""
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+def sleep_with_the_gil() -> None:
+    ctypes.PyDLL(None).sleep(1 << 20)
+
+
 def hang(model: torch.nn.Linear) -> None:
     """Told beforehand, since nothing comes after it."""
     if HOW in LOADS:
@@ -67,10 +76,10 @@ def hang(model: torch.nn.Linear) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case "loop":
             endless()
-        case "gil":  # a regular expression that never comes to its end holds the GIL
-            re.match(r"(a+)+$", "a" * 64 + "b")
+        case "gil":
+            keep_the_gil()
         case "sleep-with-gil":
-            ctypes.PyDLL(None).sleep(1 << 20)
+            sleep_with_the_gil()
         case "skip":  # the others' barrier
             pass
         case "mismatch":
