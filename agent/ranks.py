@@ -95,17 +95,18 @@ class Rank:
             seen(self, message)
 
     def passed(self) -> socket.socket | None:
-        """The socket that came with a message."""
-        return socket.socket(fileno=self._passed.pop(0)) if self._passed else None
+        """The socket that came with a message; None where what came is none."""
+        if not self._passed:
+            return None
+        fd = self._passed.pop(0)
+        try:
+            return socket.socket(fileno=fd)
+        except OSError:
+            os.close(fd)
+            return None
 
     def _keep_recorder(self) -> None:
-        fd = self._passed.pop(0) if self._passed else None
-        if fd is None:
-            return
-        try:
-            end = socket.socket(fileno=fd)
-        except OSError:  # not what it was said to be
-            os.close(fd)
+        if (end := self.passed()) is None:
             return
         if self.recorder is not None:
             self.recorder.close()

@@ -105,7 +105,6 @@ def _with(look: Look, rank: Rank, collectives: tuple[Collective, ...] | None) ->
     """What the rank itself has told, beside what was seen of it."""
     return replace(
         brief(look),
-        quiet=rank.rhythm.quiet(time.monotonic_ns()),
         ticks=rank.rhythm.ticks,
         collectives=collectives,
     )

@@ -1,6 +1,7 @@
 """The flags of `elastic-run`: torchrun's, name for name and default for default, and ours."""
 
 from elastic import values
+from elastic.master.policy import HANG_ACTIONS
 from elastic.parser import Flag
 
 TORCHRUN = (
@@ -194,7 +195,7 @@ OURS = (
     Flag(
         name="hang-action",
         default="recover",
-        choices=("recover", "dump", "ignore"),
+        choices=HANG_ACTIONS,
         help="What happens to a round that hangs: its ranks are restarted, or it is only told of, "
         "or nobody looks (%(default)s).",
     ),

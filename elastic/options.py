@@ -14,6 +14,7 @@ from typing import Literal
 from elastic import dlrover_flags, slurm, values
 from elastic.endpoint import Backend, ignored_conf, meeting
 from elastic.flags import OURS, TORCHRUN, USE_ENV
+from elastic.master.policy import HANG_ACTIONS
 from elastic.parser import HelpFormatter, Parser
 from elastic.proto.errors import UsageError
 
@@ -94,7 +95,9 @@ class Options:
     fault_budget: int
     """Recoveries from other faults before the job fails."""
     hang_action: str
+    """What happens to a round that hangs: recover, dump or ignore."""
     hang_floor: float
+    """Seconds without a step below which no round counts as hung."""
     failure_grace: float
     """From SIGTERM to SIGKILL for survivors of a failed round."""
     shutdown_timeout: float
@@ -159,7 +162,7 @@ class Options:
                 f"--node-unit {self.node_unit}: no multiple of it lies in --nnodes "
                 f"{self.min_nodes}:{self.max_nodes}"
             )
-        for name, allowed in (("rank_start", ("auto", "spawn")), ("spare_ranks", ("auto", "off"))):
+        for name, allowed in _WORDS.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(
                     f"{_flag(name)} {getattr(self, name)}: write {' or '.join(allowed)}"
@@ -168,12 +171,20 @@ class Options:
             raise UsageError("--tls-cert, --tls-key and --tls-ca go together: give all or none")
 
 
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "rank_start": ("auto", "spawn"),
+    "spare_ranks": ("auto", "off"),
+    "hang_action": HANG_ACTIONS,
+}
+"""What a flag may say; argparse does not look at what the environment says."""
+
 _LEAST: Mapping[str, float] = {
     "min_nodes": 1,
     "node_unit": 1,
     "rank_unit": 1,
     "max_restarts": 0,
     "fault_budget": 0,
+    "hang_floor": 0.1,  # as often as agents look
     "failure_grace": 0,
     "shutdown_timeout": 0,
     "drain_timeout": 0,

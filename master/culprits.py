@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from elastic.master.activity import Activity, Doing, moved
+from elastic.master.activity import Activity, Doing, moved, worked
 from elastic.master.events import NodeId
-from elastic.master.tree import Call, bare, merge, ranges, render
+from elastic.master.tree import Call, bare, merge, odd, ranges, render
 
 LONG, LONG_PATIENCES = 60.0, 20
 """Seconds, and patiences, that a round may stand still for a reason; the larger of them."""
@@ -140,13 +140,13 @@ class Patience:
         if doing.activity in PATIENT or seen.state == "t":  # by a debugger
             return self.long
         if all(look.state == "D" for look in looks):
-            return self.here(seen) if seen.stack and seen.cpu == looks[0].cpu else self.long
+            return self.here(seen) if seen.stack and not _worked(looks) else self.long
         if not seen.stack:
             return FOREVER  # it begins, or ends
         if seen.state == "D" or (doing.asleep and doing.activity in SLEEPING):
             return self.long
         computes = doing.activity in COMPUTING or not seen.sure
-        if computes and seen.cpu > looks[0].cpu:
+        if computes and _worked(looks):
             return FOREVER
         return self.here(seen)
 
@@ -211,6 +211,12 @@ def _moved(looks: tuple[Seen, ...]) -> bool:
         if look.stack and first.stack and moved(first.stack, look.stack):
             return True
     return False
+
+
+def _worked(looks: tuple[Seen, ...]) -> bool:
+    """Its main thread used the processor between the first look and the last."""
+    first, last = looks[0], looks[-1]
+    return worked(first.cpu, last.cpu, seconds=last.at - first.at)
 
 
 def _lost_worker(looks: tuple[Seen, ...]) -> bool:
@@ -297,9 +303,13 @@ def _others(rest: Collection[Seen]) -> str:
 
 
 def account(found: Found, seen: Mapping[int, tuple[Seen, ...]]) -> str:
-    """For people: the verdict, all ranks' stacks as one tree, and what each rank does."""
+    """For people: the verdict, all ranks' stacks as one tree, who is apart in it, and what each rank does."""
     last = [looks[-1] for _, looks in sorted(seen.items())]
-    stacks = render(merge({one.rank: one.stack for one in last}))
+    tree = merge({one.rank: one.stack for one in last})
+    apart = odd(tree)
+    stacks = render(tree)
+    if apart is not None:
+        stacks += f"\napart: {ranges(apart.ranks)}, in {apart.call[0] or 'no stack'}"
     lines = (
         f"rank {one.rank} on {one.node}, {one.state or 'gone'}: {describe(one)}" for one in last
     )

@@ -14,7 +14,7 @@ from elastic.proto import codec
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import CodecError
 from elastic.proto.limits import MOST_SLOTS
-from elastic.proto.looks import Look as Look_
+from elastic.proto.looks import Look as RankLook
 from elastic.proto.looks import main_thread, telling
 from elastic.proto.moment import MOST_SPANS, Moment, Span
 
@@ -267,13 +267,13 @@ def looks(node_id: NodeId, told: Sequence[str], now: float) -> tuple[Seen, ...]:
     found = []
     for text in told[:MOST_SLOTS]:
         try:
-            found.append(_seen(node_id, codec.loads(Look_, text), now))
+            found.append(_seen(node_id, codec.loads(RankLook, text), now))
         except CodecError:
             continue
     return tuple(found)
 
 
-def _seen(node_id: NodeId, look: Look_, now: float) -> Seen:
+def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
     stack = tuple((frame.function, frame.file, frame.line) for frame in telling(look))
     children = tuple((child.state, child.command) for child in look.children)
     main = main_thread(look)

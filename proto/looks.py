@@ -116,10 +116,8 @@ class Look:
     """Frames of libraries are among the stacks'."""
     problem: str = ""
     """Why there are no stacks, or no better ones."""
-    quiet: float = 0.0
-    """Seconds since its last optimizer step; 0: there was none."""
     ticks: int = 0
-    """How many there were."""
+    """Optimizer steps that it has told of."""
     collectives: tuple[Collective, ...] | None = None
     """None: it did not say."""
 

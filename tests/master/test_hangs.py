@@ -258,6 +258,7 @@ def test_what_people_read_of_it() -> None:
     assert told.startswith(one.reason)
     assert "endless (train.py:3)  [3]" in told
     assert "[0-2]" in told
+    assert "apart: 3, in endless\n" in told
     assert "rank 0 on a, S: all_reduce (all_reduce #41 of [[4]]), in train.py:9 in main\n" in told
 
 

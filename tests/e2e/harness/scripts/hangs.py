@@ -66,6 +66,13 @@ def sleep_with_the_gil() -> None:
     ctypes.PyDLL(None).sleep(1 << 20)
 
 
+def evaluate(model: torch.nn.Linear) -> None:
+    """For longer than any step, on one rank, without a word to anybody."""
+    end = time.monotonic() + 4.0
+    while time.monotonic() < end:
+        model(torch.randn(64, 4)).relu().softmax(0).sort()
+
+
 def hang(model: torch.nn.Linear) -> None:
     """Told beforehand, since nothing comes after it."""
     if HOW in LOADS:
@@ -86,10 +93,8 @@ def hang(model: torch.nn.Linear) -> None:
             dist.broadcast(torch.zeros(3), src=RANK)
         case "disk":
             os.listdir(FOLDER / "stuck")
-        case "alone":  # for as long as some evaluations take, and it moves
-            end = time.monotonic() + 4.0
-            while time.monotonic() < end:
-                model(torch.randn(64, 4)).relu().softmax(0).sort()
+        case "alone":
+            evaluate(model)
         case "saves":
             torch.save([torch.zeros(1000)] * 1000, FOLDER / "saved")
 
@@ -119,6 +124,7 @@ def main() -> None:
         tell("step", step=step)
         if finish[0]:
             break
+    dist.destroy_process_group()
     tell("end")
 
 
