@@ -237,7 +237,16 @@ def _after_torch() -> None:
     _quietly(_offer_stacks, attachment)
     from elastic.agent import recorder
 
-    _wait_for(recorder.C10D, _nothing, lambda: recorder.follow(attachment))
+    _wait_for(recorder.C10D, _nothing, lambda: _after_distributed(attachment))
+
+
+def _after_distributed(attachment: Attachment) -> None:
+    import atexit
+
+    from elastic.agent import gloo, recorder
+
+    atexit.register(gloo.let_finish, os.getpid())
+    recorder.follow(attachment)
 
 
 def _offer_stacks(attachment: Attachment) -> None:

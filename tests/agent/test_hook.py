@@ -1,9 +1,11 @@
 """What the agent learns about an unmodified script, and that the script learns nothing of it."""
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -320,3 +322,51 @@ def test_what_a_script_made_of_our_descriptors_is_left_alone(
 ) -> None:
     found = agent.start("spawner", target=write(tmp_path, CLOSES_ALL))
     assert found["exit"] == 0, found["stderr"]
+
+
+LAST = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+dist.all_reduce(torch.zeros(1))
+for task in os.listdir("/proc/self/task"):
+    with open(f"/proc/self/task/{task}/comm") as file:
+        print(file.read().strip())
+"""
+
+
+def test_gloos_threads_are_known_by_their_name(agent: SmallAgent, tmp_path: Path) -> None:
+    """Of what the script's end waits for; torch may call them otherwise some day."""
+    from elastic.agent import gloo
+
+    script = write(tmp_path, LAST)
+    done = subprocess.run(
+        [sys.executable, script, str(tmp_path / "store")], capture_output=True, text=True
+    )
+    assert any(gloo.NAME.strip(b"(").decode() in line for line in done.stdout.splitlines()), done
+
+
+def test_a_thread_of_gloos_that_runs_is_let_finish() -> None:
+    from elastic.agent import gloo
+
+    done, named, over = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_bytes(gloo.NAME.strip(b"("))
+        named.set()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 400_000)  # some 0.1 s without the GIL
+        done.set()
+        over.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert named.wait(60)
+    gloo.let_finish(os.getpid() + 1)  # not this process: returns at once
+    early = done.is_set()
+    gloo.let_finish(os.getpid())
+    assert done.is_set()
+    assert not early
+    over.set()
+    thread.join()
