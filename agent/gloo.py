@@ -7,36 +7,26 @@ of SIGABRT ("terminate called without an active exception"; pytorch issue 190489
 
 import os
 import time
-from collections.abc import Iterator
+
+from elastic.agent import tasks
 
 WAIT = 1.0
 """Seconds at most."""
 LOOK = 0.005
 """Seconds between two looks; the GIL is free meanwhile."""
-NAME = b"(pt_gloo_runloop"
+NAME = "pt_gloo_runloop"
+"""Of the threads that run collectives."""
 
 
-def let_finish(pid: int) -> None:
+def let_finish(pid: int, wait: float = WAIT) -> None:
     """At the end of process `pid` (a fork of it does nothing): until no thread of Gloo's runs, in two looks."""
     if os.getpid() != pid:
         return
-    end = time.monotonic() + WAIT
+    end = time.monotonic() + wait
     still = 0
     while still < 2 and time.monotonic() < end:
-        states = list(_states())
+        states = [thread.state for thread in tasks.threads(pid).values() if thread.name == NAME]
         if not states:
             return
-        still = 0 if b"R" in states else still + 1
+        still = 0 if "R" in states else still + 1
         time.sleep(LOOK)  # noqa: TID251 - no event tells what Gloo's threads do
-
-
-def _states() -> Iterator[bytes]:
-    """Of each thread of Gloo's that runs collectives, as in proc(5)."""
-    for task in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{task}/stat", "rb") as file:
-                stat = file.read()
-        except OSError:  # it has ended
-            continue
-        if NAME in stat:
-            yield stat[stat.rindex(b")") + 2 :][:1]

@@ -245,7 +245,7 @@ def _after_distributed(attachment: Attachment) -> None:
 
     from elastic.agent import gloo, recorder
 
-    atexit.register(gloo.let_finish, os.getpid())
+    atexit.register(_quietly, gloo.let_finish, os.getpid())
     recorder.follow(attachment)
 
 

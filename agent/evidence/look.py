@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from elastic.agent.evidence import dump, proc, spy
 from elastic.agent.evidence.dump import Target
+from elastic.agent.tasks import GONE, stat
 from elastic.proto import looks
 from elastic.proto.looks import ENDED, STOPPED, Child, Look, Thread
 
@@ -59,7 +60,7 @@ class Looker:
         self, rank: int, pid: int, close: bool, target: Target | None, deadline: float
     ) -> Look:
         loop = asyncio.get_running_loop()
-        first = proc.stat(pid)
+        first = stat(pid)
         found = Look(
             rank=rank, pid=pid, at=loop.time(), state=first.state, cpu_seconds=first.cpu_seconds
         )
@@ -86,7 +87,7 @@ class Looker:
         except spy.SpyFailed as error:
             problem = str(error)
         found = replace(found, problem=problem)
-        if proc.stat(found.pid).state in (*ENDED, *STOPPED) or target is None:
+        if stat(found.pid).state in (*ENDED, *STOPPED) or target is None:
             return found
         try:
             text = await dump.ask(found.pid, target, deadline=deadline)
@@ -106,7 +107,7 @@ class Looker:
             told = await asyncio.gather(*(self._child(child, deadline) for child in looked))
             children = (*told, *children[_CLOSE_CHILDREN:])
         found = replace(found, children=children)
-        if found.how != "py-spy" or proc.stat(found.pid).state not in ("R", "S"):
+        if found.how != "py-spy" or stat(found.pid).state not in ("R", "S"):
             return found
         try:
             threads = await self._spy(found.pid, native=True, deadline=deadline)
@@ -133,7 +134,7 @@ class Looker:
             try:
                 return await spy.dump(pid, native=native, deadline=deadline, running=self.pids)
             except spy.SpyFailed:
-                if attempt == _ATTEMPTS or loop.time() >= deadline or proc.stat(pid).state in ENDED:
+                if attempt == _ATTEMPTS or loop.time() >= deadline or stat(pid).state in ENDED:
                     raise
             finally:
                 self._slots.release()
@@ -145,7 +146,7 @@ _CHILD_FRAMES = 40
 
 
 def _with_process(found: Look, process: proc.Process) -> Look:
-    main = process.tasks.get(found.pid, proc.GONE)
+    main = process.tasks.get(found.pid, GONE)
     return replace(
         found,
         wchan=process.wchan,
@@ -159,12 +160,11 @@ def _with_states(found: Look, process: proc.Process) -> Look:
     """The kernel's word on each thread; those in D state are shown even if they run no Python."""
     shown = {thread.tid for thread in found.threads}
     threads = [
-        replace(thread, state=process.tasks.get(thread.tid, proc.GONE).state)
-        for thread in found.threads
+        replace(thread, state=process.tasks.get(thread.tid, GONE).state) for thread in found.threads
     ]
-    for tid, stat in process.tasks.items():
-        if stat.state == "D" and tid not in shown:
-            threads.append(Thread(tid=tid, name=stat.name, state="D", frames=()))
+    for tid, task in process.tasks.items():
+        if task.state == "D" and tid not in shown:
+            threads.append(Thread(tid=tid, name=task.name, state="D", frames=()))
     return replace(found, threads=looks.fit(threads, found.pid))
 
 

@@ -1,29 +1,13 @@
 """What the kernel tells of a process, whatever state that is in; nothing here asks the process."""
 
 import contextlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.agent import children
+from elastic.agent.tasks import Stat, stat, threads
 from elastic.proto import looks
 from elastic.proto.looks import Child
-
-_TICK = os.sysconf("SC_CLK_TCK")
-_TASKS = 1000
-"""Threads of a process that are looked at."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stat:
-    """One line of /proc."""
-
-    name: str
-    state: str
-    cpu_seconds: float
-
-
-GONE = Stat(name="", state="", cpu_seconds=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,34 +23,13 @@ class Process:
     children: tuple[Child, ...]
 
 
-def stat(pid: int, tid: int | None = None) -> Stat:
-    """Of a process, or of one of its threads; `GONE` if it is. Takes no lock that the process may hold."""
-    path = f"/proc/{pid}/stat" if tid is None else f"/proc/{pid}/task/{tid}/stat"
-    try:
-        line = Path(path).read_bytes()
-    except OSError:
-        return GONE
-    name, _, rest = line.partition(b"(")[2].rpartition(b")")
-    fields = rest.split()
-    ticks = int(fields[11]) + int(fields[12])
-    return Stat(
-        name=looks.text(name.decode(errors="replace")),
-        state=fields[0].decode(),
-        cpu_seconds=ticks / _TICK,
-    )
-
-
 def read(pid: int) -> Process:
     """All that there is. The kernel stack's lock may be held up: not for a loop that others need."""
-    tasks = {}
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/task")[:_TASKS]:
-            tasks[int(name)] = stat(pid, int(name))
     return Process(
         stat=stat(pid),
         wchan=_wchan(pid),
         kernel_stack=_kernel_stack(pid),
-        tasks=tasks,
+        tasks=threads(pid),
         children=_children(pid),
     )
 

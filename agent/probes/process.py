@@ -4,16 +4,15 @@ too, with what there is to see of it. What overruns is killed; what cannot be is
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 from elastic.agent import boot, children
 from elastic.agent.probes.answers import LONGEST, Answer, decode
+from elastic.agent.tasks import threads
 from elastic.proto.errors import CodecError
 
 GRACE = 1.0
@@ -115,7 +114,7 @@ class Program:
     # --- no answer -------------------------------------------------------------------------------
 
     async def _overrun(self, probe: str, timeout: float) -> Answer:
-        states, said = _states(self.pid), self._said()
+        states, said = {task.state for task in threads(self.pid).values()}, self._said()
         where = children.kernel_stack(self.pid)
         await self.close()
         if self.left_behind or "D" in states:
@@ -158,13 +157,3 @@ class Program:
         )
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f"; its last words: {last[:300]}" if last else ""
-
-
-def _states(pid: int) -> set[str]:
-    """Of its threads: R, S, D, T, ..."""
-    found = set()
-    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):
-            if match := re.search(r"\) (\S)", task.read_text()):
-                found.add(match[1])
-    return found
