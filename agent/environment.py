@@ -13,6 +13,8 @@ STARTUP = str(Path(__file__).parent / "startup")
 RECORDER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 RECORDED = 256
 """Collectives that torch's flight recorder keeps; Gloo's keeps none by itself."""
+TIMING = "TORCH_NCCL_ENABLE_TIMING"
+"""Without it the recorder does not know which collectives have begun on the device."""
 
 
 def common_environment(settings: AgentSettings) -> dict[str, str]:
@@ -24,6 +26,8 @@ def common_environment(settings: AgentSettings) -> dict[str, str]:
     }
     if not any(name in base for name in RECORDER_SIZES):
         own[RECORDER_SIZES[0]] = str(RECORDED)
+    if TIMING not in base:
+        own[TIMING] = "1"
     if settings.timer_pipe is not None:
         own["TORCHELASTIC_TIMER_FILE"] = settings.timer_pipe
     return base | resolver(base) | startup_path(base) | own

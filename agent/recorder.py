@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from elastic.agent.hook import Attachment
 
 C10D = "torch.distributed.distributed_c10d"
+NCCL = "_dump_nccl_trace_json"
 DATAGRAM = 1 << 16
 """Bytes of an answer at most."""
 MOST_GROUPS = 64
@@ -65,23 +66,24 @@ def _serve(end: "socket.socket") -> None:
 
 
 def last_collectives() -> list[dict[str, Any]]:
-    """Of each process group, the collective issued last: {group, seq, op, sizes, started, done}."""
+    """Of each process group, the collective and the send or receive issued last: {group, seq, op, ...}."""
     library = sys.modules.get("torch._C._distributed_c10d")
-    last: dict[str, dict[str, Any]] = {}
-    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+    last: dict[tuple[str, str, bool], dict[str, Any]] = {}
+    for name in (NCCL, "_dump_fr_trace_json"):
         if dump := getattr(library, name, None):
             for entry in json.loads(dump(True, False)).get("entries", ()):
-                if not entry.get("is_p2p"):  # of which two ranks have a part
-                    last[f"{entry['process_group'][0]}{name}"] = entry
+                last[entry["process_group"][0], name, bool(entry.get("is_p2p"))] = entry
     return [
         {
             "": "Collective",
-            "group": str(entry["process_group"][0])[:64],
+            "group": str(group)[:64],
             "seq": int(entry["collective_seq_id"]),
             "op": str(entry["profiling_name"])[:64],
             "sizes": str(entry["input_sizes"])[:128],
+            "p2p": p2p,
+            "device": name == NCCL,
             "started": entry.get("state") != "scheduled",
             "done": bool(entry.get("retired")) or entry.get("state") == "completed",
         }
-        for entry in list(last.values())[-MOST_GROUPS:]
+        for (group, name, p2p), entry in list(last.items())[-MOST_GROUPS:]
     ]

@@ -1,6 +1,7 @@
 """Ranks that hang: `python -m benchmarks.hangs [named|jitter|cost ...]`.
 
-8 ranks over Gloo on two nodes of this machine, steps of 20 ms unless said otherwise.
+8 ranks over Gloo on two nodes of this machine, or one over NCCL for each of its GPUs (`--device cuda`), steps of
+20 ms unless said otherwise.
 
 named: `--hangs` rounds, each of which hangs in another way and rank; seconds from the hang to the verdict, and to
 the first step of the next round, and whether the right rank was named. jitter: steps that take up to ten times
@@ -14,29 +15,48 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from tests.e2e.harness import ROOT, Job
 
 SCRIPT = ROOT / "tests" / "e2e" / "harness" / "scripts" / "hangs.py"
-WAYS = ("stop", "loop", "gil", "sleep-with-gil", "skip", "mismatch", "worker")
-RANKS = 8
+WAYS = {
+    "cpu": ("stop", "loop", "gil", "sleep-with-gil", "skip", "mismatch", "worker"),
+    "cuda": ("stop", "loop", "gil", "sleep-with-gil", "kernel", "worker"),
+}
+"""NCCL may well come to the end of two collectives that do not match."""
+UNWATCHED = {"TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_ENABLE_TIMING": "0"}
 STEP = 60
 """In which they hang."""
 
 
-def begin(
-    folder: Path,
-    seconds: float,
-    jobs: Sequence[str],
-    *flags: str,
-    environ: dict[str, str] | None = None,
-) -> Job:
-    job = Job(folder)
-    entry = (str(SCRIPT), str(folder), str(STEP), str(seconds), *jobs)
-    for _ in range(2):
-        job.start(*flags, nodes="2", nproc=RANKS // 2, entry=entry, environ=environ)
-    return job
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the ranks run."""
+
+    device: str
+    nodes: int
+    ranks: int
+
+    def begin(
+        self, folder: Path, seconds: float, hangs: Sequence[str], *flags: str, **environ: str
+    ) -> Job:
+        job = Job(folder)
+        entry = (str(SCRIPT), str(folder), str(STEP), str(seconds), self.device, *hangs)
+        for _ in range(self.nodes):
+            job.start(
+                *flags, nodes=str(self.nodes), nproc=self.ranks // self.nodes, entry=entry, environ=environ
+            )  # fmt: skip
+        return job
+
+
+def place(device: str) -> Place:
+    if device == "cuda":
+        return Place(device=device, nodes=1, ranks=torch.cuda.device_count())
+    return Place(device=device, nodes=2, ranks=8)
 
 
 def end(job: Job) -> None:
@@ -45,16 +65,17 @@ def end(job: Job) -> None:
         node.exit_code()
 
 
-def named(folder: Path, count: int, seconds: float) -> None:
+def named(at: Place, folder: Path, count: int, seconds: float) -> None:
     """Jobs in which every round hangs in another way: at one place of the code a verdict makes the next one wait."""
-    rows: dict[str, list[tuple[bool, float, float]]] = {way: [] for way in WAYS}
-    for first in range(0, count, len(WAYS)):
-        place = folder / str(first)
-        place.mkdir()
-        numbers = range(first, min(count, first + len(WAYS)))
-        hangs = [f"{WAYS[n % len(WAYS)]}:{(3 * n + 1) % RANKS}" for n in numbers]
-        job = begin(place, seconds, hangs)
-        job.wait_for_steps(RANKS, after=len(hangs), count=5)
+    ways = WAYS[at.device]
+    rows: dict[str, list[tuple[bool, float, float]]] = {way: [] for way in ways}
+    for first in range(0, count, len(ways)):
+        own = folder / str(first)
+        own.mkdir()
+        numbers = range(first, min(count, first + len(ways)))
+        hangs = [f"{ways[n % len(ways)]}:{(3 * n + 1) % at.ranks}" for n in numbers]
+        job = at.begin(own, seconds, hangs)
+        job.wait_for_steps(at.ranks, after=len(hangs), count=5)
         end(job)
         for hang, row in zip(hangs, seen(job, hangs), strict=True):
             rows[hang.partition(":")[0]].append(row)
@@ -86,10 +107,10 @@ def seen(job: Job, hangs: Sequence[str]) -> Iterator[tuple[bool, float, float]]:
         yield right, float(quiet[1]) if quiet else float("nan"), after
 
 
-def jitter(folder: Path, steps: int, seconds: float) -> None:
+def jitter(at: Place, folder: Path, steps: int, seconds: float) -> None:
     """Every rank is ten times as slow in one step of a hundred, at random."""
-    job = begin(folder, seconds, ["jitter:*"])
-    job.wait_for_steps(RANKS, count=steps)
+    job = at.begin(folder, seconds, ["jitter:*"])
+    job.wait_for_steps(at.ranks, count=steps)
     rounds = job.round()
     end(job)
     hung = [event for event in job.events() if "Hung:" in event]
@@ -103,22 +124,22 @@ def jitter(folder: Path, steps: int, seconds: float) -> None:
         print(event)
 
 
-def cost(folder: Path, pairs: int, steps: int) -> None:
+def cost(at: Place, folder: Path, pairs: int, steps: int) -> None:
     """The two runs of a pair one after the other, in turns the one and the other first."""
     ratios = []
     for pair in range(pairs):
         times = {}
         for watched in (True, False) if pair % 2 else (False, True):
-            place = folder / f"{pair}-{watched}"
-            place.mkdir()
-            flags = () if watched else ("--hang-action", "ignore")
-            job = begin(
-                place, 0.02, [], *flags, environ={} if watched else {"TORCH_FR_BUFFER_SIZE": "0"}
-            )
-            job.wait_for_steps(RANKS, count=steps)
+            own = folder / f"{pair}-{watched}"
+            own.mkdir()
+            if watched:
+                job = at.begin(own, 0.02, [])
+            else:
+                job = at.begin(own, 0.02, [], "--hang-action", "ignore", **UNWATCHED)
+            job.wait_for_steps(at.ranks, count=steps)
             end(job)
-            at = [line.at for line in job.told("step", round=1, rank=0)][steps // 10 : steps]
-            times[watched] = (at[-1] - at[0]) / (len(at) - 1)
+            told = [line.at for line in job.told("step", round=1, rank=0)][steps // 10 : steps]
+            times[watched] = (told[-1] - told[0]) / (len(told) - 1)
         ratios.append(times[True] / times[False] - 1)
         print(
             f"{1000 * times[False]:.2f} ms a step, watched {1000 * times[True]:.2f}: {ratios[-1]:+.2%}"
@@ -140,15 +161,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.02, help="of a step (%(default)g)")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
+    at = place(args.device)
     for part in args.part:
         with tempfile.TemporaryDirectory(prefix="elastic-hangs-") as folder:
             if part == "named":
-                named(Path(folder), args.hangs, args.seconds)
+                named(at, Path(folder), args.hangs, args.seconds)
             elif part == "jitter":
-                jitter(Path(folder), args.steps, args.seconds)
+                jitter(at, Path(folder), args.steps, args.seconds)
             else:
-                cost(Path(folder), args.pairs, args.steps)
+                cost(at, Path(folder), args.pairs, args.steps)
     return 0
 
 

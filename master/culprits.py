@@ -47,8 +47,12 @@ class Collective:
     seq: int
     op: str
     sizes: str
+    p2p: bool = False
+    """A send or a receive; other ranks count theirs otherwise."""
+    device: bool = False
+    """On which it runs; its host may do other things meanwhile."""
     started: bool = False
-    """On the device, where the library tells."""
+    """On the device, where that is known."""
     done: bool
 
     def __str__(self) -> str:
@@ -85,6 +89,8 @@ class Seen:
     def waits(self) -> bool:
         """Other ranks hold it up."""
         doing = self.doing
+        if any(one.device for one in self.pending):
+            return True  # its host may wait for it in any line: `loss.item()`
         silent = (doing.activity in SILENT and doing.asleep) or doing.activity in SPINS
         return doing.waits_for_others or (silent and bool(self.pending))
 
@@ -154,6 +160,11 @@ class Patience:
         """Its script says, or its functions' names do, that it does something besides training."""
         return bool(self.phases.get(seen.rank)) or _is_rare(seen.stack)
 
+    def of_device(self, seen: Seen) -> float:
+        """Of a rank whose host waits for it, in whatever way."""
+        slow = self.named(seen) or seen.doing.activity in PATIENT
+        return self.long if slow else self.here(seen)
+
     def here(self, seen: Seen) -> float:
         """Where it is in the code, by what was judged there before."""
         return float(self.allowed * PATIENT_AFTER ** self.judged.get(seen.place, 0))
@@ -184,7 +195,7 @@ def _all_wait(last: Mapping[int, Seen], quiet: float, patience: Patience) -> Fou
     if odd and (quiet >= patience.long or not any(patience.named(s) for s in last.values())):
         return _found(odd, last, "waits apart")
     late = _not_begun(last)
-    if late and quiet >= max(patience.here(s) for s in late):
+    if late and quiet >= max(patience.of_device(s) for s in late):
         return _found(late, last, "does not go on", soft=True)
     if quiet >= patience.long and patience.stepped:
         return _found([], last, "does not go on")
@@ -233,7 +244,7 @@ def _pending(last: Mapping[int, Seen]) -> list[dict[int, Collective]]:
     """By process group, by rank."""
     groups: dict[str, dict[int, Collective]] = {}
     for rank, seen in last.items():
-        for one in seen.pending:
+        for one in (o for o in seen.pending if not o.p2p):
             groups.setdefault(one.group, {})[rank] = one
     return list(groups.values())
 
@@ -251,10 +262,11 @@ def _odd(last: Mapping[int, Seen]) -> list[Seen]:
 
 
 def _not_begun(last: Mapping[int, Seen]) -> list[Seen]:
-    """The few on whose device the collective has not begun that runs on the others': something runs before it."""
+    """Those on whose device nothing of the collectives has begun, while the same one runs on others': another
+    kernel of theirs does not end."""
     for pending in _pending(last):
-        late = [rank for rank, one in pending.items() if not one.started]
-        if 0 < 2 * len(late) < len(pending):
+        late = [rank for rank in pending if not any(o.started for o in last[rank].pending)]
+        if 0 < len(late) < len(pending):
             return [last[rank] for rank in late]
     return []
 

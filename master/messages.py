@@ -294,7 +294,14 @@ def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
         if issued is None
         else tuple(
             Collective(
-                group=c.group, seq=c.seq, op=c.op, sizes=c.sizes, started=c.started, done=c.done
+                group=c.group,
+                seq=c.seq,
+                op=c.op,
+                sizes=c.sizes,
+                p2p=c.p2p,
+                device=c.device,
+                started=c.started,
+                done=c.done,
             )
             for c in issued
         ),

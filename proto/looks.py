@@ -84,8 +84,12 @@ class Collective:
     op: str
     sizes: str
     """Of its inputs."""
+    p2p: bool
+    """It is a send or a receive, or some of them at once; the numbers of two ranks' have nothing in common."""
+    device: bool
+    """It runs on a device (NCCL), and its host may do other things meanwhile."""
     started: bool
-    """On the device, where the library tells (NCCL); a collective waits there for the kernels before it."""
+    """On the device, where that is known (`TORCH_NCCL_ENABLE_TIMING`); it waits there for the kernels before it."""
     done: bool
 
 

@@ -14,7 +14,7 @@ STEP = 40
 
 def start(job: Job, *hangs: str, seconds: float = 0.02, flags: tuple[str, ...] = ()) -> None:
     """Two nodes of two ranks."""
-    entry = (str(SCRIPT), str(job.folder), str(STEP), str(seconds), *hangs)
+    entry = (str(SCRIPT), str(job.folder), str(STEP), str(seconds), "cpu", *hangs)
     for _ in range(2):
         job.start(*flags, nodes="2", nproc=2, entry=entry)
 

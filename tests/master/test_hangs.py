@@ -222,10 +222,36 @@ def test_who_waits_where_no_stack_tells_is_known_by_what_it_has_issued() -> None
 
 
 def test_who_has_not_begun_a_collective_on_its_device_has_a_kernel_before_it() -> None:
-    begun = replace(REDUCE, started=True)
+    begun = replace(REDUCE, device=True, started=True)
+    late = replace(begun, started=False)
     others = [seen(rank, collectives=(begun,)) for rank in range(3)]
-    assert ranks(*others, seen(3)) == (3,)
+    assert ranks(*others, seen(3, collectives=(late,))) == (3,)
     assert ranks(*others, seen(3, collectives=(begun,))) is None
+    assert ranks(others[0], seen(1, collectives=(late,))) == (1,)
+    assert ranks(*(seen(rank, collectives=(late,)) for rank in range(4))) is None
+    compiling = seen(3, Activity.COMPILE, collectives=(late,))
+    assert (ranks(*others, compiling), ranks(*others, compiling, quiet=LONG)) == (None, (3,))
+
+
+def test_who_waits_on_its_device_for_another_group_is_not_late() -> None:
+    """A stage's data-parallel collective comes behind its send to a stage that does not take it."""
+    begun = replace(REDUCE, device=True, started=True)
+    late = replace(begun, started=False)
+    send = replace(begun, group="1", op="nccl:send 0->3", seq=3, p2p=True)
+    others = [seen(rank, collectives=(begun,)) for rank in range(2)]
+    sends = seen(2, collectives=(late, send))
+    assert ranks(*others, sends, seen(3, collectives=(late,))) == (3,)
+
+
+def test_a_host_that_waits_for_its_device_may_be_in_any_line() -> None:
+    """`loss.item()`: the main thread runs, and no call of torch's is on its stack."""
+    pending = (replace(REDUCE, device=True),)
+    item = [seen(rank, Activity.PYTHON, collectives=pending) for rank in range(3)]
+    done = (replace(REDUCE, device=True, done=True),)
+    assert ranks(*item, seen(3, Activity.PYTHON, collectives=done)) == (3,)
+    assert ranks(*item, seen(3, Activity.PYTHON, collectives=pending)) is None
+    receives = (replace(pending[0], p2p=True, seq=8, op="nccl:recv 0<-1"),)
+    assert ranks(*item, seen(3, Activity.PYTHON, collectives=receives)) is None
 
 
 def test_of_two_that_wait_apart_nobody_can_say_which() -> None:

@@ -152,7 +152,8 @@ DIFFERENCES = (
         id="resolver", keys=RANK + r"\.env\.RES_OPTIONS", witness="env", only_added=True
     ),
     Difference(
-        id="recorder", keys=RANK + r"\.env\.TORCH_FR_BUFFER_SIZE", witness="env", only_added=True
+        id="recorder", witness="env", only_added=True,
+        keys=RANK + r"\.env\.(TORCH_FR_BUFFER_SIZE|TORCH_NCCL_ENABLE_TIMING)",
     ),
     Difference(
         id="address", keys=RANK + r"\.env\.MASTER_ADDR", witness="env", when=_an_address

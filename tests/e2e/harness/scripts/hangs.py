@@ -1,6 +1,6 @@
 """A rank that trains by all-reduce, a data loader's batch a step, until it hangs in the way it is told.
 
-    hangs.py FOLDER STEP STEP_SECONDS HOW:RANK...
+    hangs.py FOLDER STEP STEP_SECONDS cpu|cuda HOW:RANK...
 
 One HOW (see `hang`) a round, in their order; after these nothing hangs. A file named "finish" in FOLDER
 ends it.
@@ -21,8 +21,10 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 FOLDER, STEP, SECONDS = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+CUDA = sys.argv[4] == "cuda"
+DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.device("cpu")
 RANK, ROUND = int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])
-HOW, _, VICTIM = (sys.argv[4:] + ["", ""] * ROUND)[ROUND - 1].partition(":")
+HOW, _, VICTIM = (sys.argv[5:] + ["", ""] * ROUND)[ROUND - 1].partition(":")
 HANGS = str(RANK) == VICTIM
 LOADS = ("worker", "late")
 """By a worker of the loader's."""
@@ -70,7 +72,7 @@ def evaluate(model: torch.nn.Linear) -> None:
     """For longer than any step, on one rank, without a word to anybody."""
     end = time.monotonic() + 4.0
     while time.monotonic() < end:
-        model(torch.randn(64, 4)).relu().softmax(0).sort()
+        model(torch.randn(64, 4, device=DEVICE)).relu().softmax(0).sort()
 
 
 def hang(model: torch.nn.Linear) -> None:
@@ -90,7 +92,9 @@ def hang(model: torch.nn.Linear) -> None:
         case "skip":  # the others' barrier
             pass
         case "mismatch":
-            dist.broadcast(torch.zeros(3), src=RANK)
+            dist.broadcast(torch.zeros(3, device=DEVICE), src=RANK)
+        case "kernel":  # its host goes on to the next thing that waits for the device
+            torch.cuda._sleep(1 << 62)  # type: ignore[no-untyped-call]
         case "disk":
             os.listdir(FOLDER / "stuck")
         case "alone":
@@ -101,16 +105,18 @@ def hang(model: torch.nn.Linear) -> None:
 
 def main() -> None:
     tell("start")
-    dist.init_process_group("gloo")
+    if CUDA:
+        torch.cuda.set_device(DEVICE)
+    dist.init_process_group("nccl" if CUDA else "gloo", device_id=DEVICE if CUDA else None)
     loader = iter(DataLoader(Numbers(), batch_size=1, num_workers=1 if HOW in LOADS else 0))
-    model = torch.nn.Linear(4, 4)
+    model = torch.nn.Linear(4, 4, device=DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    finish = torch.zeros(1)
+    finish = torch.zeros(1, device=DEVICE)
     for step in range(1 << 20):
         batch = next(loader)
         time.sleep(SECONDS * (10 if HOW == "jitter" and random.random() < 0.01 else 1))
         optimizer.zero_grad()
-        model(batch).sum().backward()
+        model(batch.to(DEVICE)).sum().backward()
         if HANGS and step == STEP:
             hang(model)
         if HOW == "skip" and step == STEP and not HANGS:
