@@ -250,8 +250,8 @@ def _after_distributed(attachment: Attachment) -> None:
 
 
 def _offer_stacks(attachment: Attachment) -> None:
-    """For an agent that may not read our memory, as in many containers: by a signal that C code handles, so
-    also in a loop that holds the GIL."""
+    """For an agent that may not read our memory, as in many containers, and gets no answer of the recorder's: by a
+    signal that C code handles, so also where the GIL is held."""
     import faulthandler
     import fcntl
     import signal

@@ -1,26 +1,35 @@
-"""Inside the user's process: which collective each of its process groups has issued last, for its agent.
+"""Inside the user's process: what it does, told to its agent from a thread of its own.
 
-torch's flight recorder knows, also of what DTensor and compiled code issue, and only this process can
-read it. A thread does, once it is asked: it waits without the GIL, costs nothing meanwhile, and where it
-does not answer, the process is stopped or something holds the GIL, which is an answer, too. It begins
-with the first process group, which has threads of its own, so no script gets its first thread by us.
+Which collective each of its process groups has issued last torch's flight recorder knows, also of what DTensor and
+compiled code issue, and only this process can read it. Its stacks are told for an agent that may not read
+our memory. The thread waits without the GIL, costs nothing meanwhile, and where it does not answer, the
+process is stopped or something holds the GIL, which is an answer, too. It begins with the first process
+group, which has threads of its own, so no script gets its first thread by us.
 """
 
 import contextlib
 import functools
 import json
+import os
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import socket
 
     from elastic.agent.hook import Attachment
+    from elastic.proto.looks import Collective, Frame, Thread, Told
 
 C10D = "torch.distributed.distributed_c10d"
 NCCL = "_dump_nccl_trace_json"
 DATAGRAM = 1 << 16
 """Bytes of an answer at most."""
+_TRIES, _NAP = 3, 0.001
+"""Waits for the GIL that are measured, after as many seconds without it."""
 MOST_GROUPS = 64
 """Whose last collective is told."""
 
@@ -43,9 +52,7 @@ def follow(attachment: "Attachment") -> None:
 
 
 def _offer(attachment: "Attachment") -> None:
-    import os
     import socket
-    import threading
 
     from elastic.proto.link import RecorderOffered
 
@@ -60,30 +67,77 @@ def _offer(attachment: "Attachment") -> None:
 
 
 def _serve(end: "socket.socket") -> None:
+    from elastic.proto import codec
+
     with contextlib.suppress(OSError), end:
         while end.recv(1):
-            end.send(json.dumps(last_collectives()).encode())
+            end.send(codec.dumps(told()).encode())
 
 
-def last_collectives() -> list[dict[str, Any]]:
-    """Of each process group, the collective and the send or receive issued last: {group, seq, op, ...}."""
+def told() -> "Told":
+    """Its collectives and its stacks; less than `DATAGRAM` bytes of JSON."""
+    from elastic.proto.looks import Told
+
+    return Told(collectives=tuple(last_collectives()), threads=stacks())
+
+
+def last_collectives() -> Iterator["Collective"]:
+    """Of each process group, the collective and the send or receive issued last."""
+    from elastic.proto.looks import Collective
+
     library = sys.modules.get("torch._C._distributed_c10d")
     last: dict[tuple[str, str, bool], dict[str, Any]] = {}
     for name in (NCCL, "_dump_fr_trace_json"):
         if dump := getattr(library, name, None):
             for entry in json.loads(dump(True, False)).get("entries", ()):
                 last[entry["process_group"][0], name, bool(entry.get("is_p2p"))] = entry
-    return [
-        {
-            "": "Collective",
-            "group": str(group)[:64],
-            "seq": int(entry["collective_seq_id"]),
-            "op": str(entry["profiling_name"])[:64],
-            "sizes": str(entry["input_sizes"])[:128],
-            "p2p": p2p,
-            "device": name == NCCL,
-            "started": entry.get("state") != "scheduled",
-            "done": bool(entry.get("retired")) or entry.get("state") == "completed",
-        }
-        for (group, name, p2p), entry in list(last.items())[-MOST_GROUPS:]
-    ]
+    for (group, name, p2p), entry in list(last.items())[-MOST_GROUPS:]:
+        yield Collective(
+            group=str(group)[:64],
+            seq=int(entry["collective_seq_id"]),
+            op=str(entry["profiling_name"])[:64],
+            sizes=str(entry["input_sizes"])[:128],
+            p2p=p2p,
+            device=name == NCCL,
+            started=entry.get("state") != "scheduled",
+            done=bool(entry.get("retired")) or entry.get("state") == "completed",
+        )
+
+
+def stacks() -> tuple["Thread", ...]:
+    """Of the main thread and of the deepest others but this one; nothing moves meanwhile, for we hold the GIL."""
+    from elastic.proto.looks import TOLD_FRAMES, Thread, cut, fit
+
+    main, pid = threading.main_thread().ident, os.getpid()
+    wanted = _gil_is_wanted()
+    found = []
+    for ident, frame in sys._current_frames().items():
+        frames = cut([*_frames(frame)], TOLD_FRAMES)
+        if ident == main:
+            found.append(Thread(tid=pid, frames=frames, gil=wanted))
+        elif ident != threading.get_ident():
+            found.append(Thread(tid=0, frames=frames))
+    found.sort(key=lambda thread: -len(thread.frames))
+    return fit(found, pid, 2 * TOLD_FRAMES)
+
+
+def _gil_is_wanted() -> bool:
+    """Whether a thread runs Python and nothing else: it keeps the GIL for as long as an interpreter lets it."""
+    interval = sys.getswitchinterval()
+    waits = []
+    for _ in range(_TRIES):
+        began = time.monotonic()
+        time.sleep(_NAP)  # noqa: TID251 - it is how the GIL is given back
+        waits.append(time.monotonic() - began - _NAP)
+    return min(waits) > interval / 2
+
+
+def _frames(frame: FrameType | None) -> Iterator["Frame"]:
+    from elastic.proto.looks import Frame
+
+    while frame is not None:
+        code = frame.f_code
+        yield Frame(
+            function=code.co_qualname[:64], file=code.co_filename[-120:], line=frame.f_lineno or 0
+        )
+        frame = frame.f_back

@@ -6,23 +6,26 @@ import contextlib
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from elastic.agent.evidence.look import Looker
+from elastic.agent.evidence.look import Looker, ask
 from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.recorder import DATAGRAM
 from elastic.proto import codec
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import CodecError
-from elastic.proto.looks import Collective, Look, brief
+from elastic.proto.looks import Look, Told, brief
 
 log = logging.getLogger(__name__)
 
 EVERY = 0.1
 """Seconds between looks at the pages."""
 ANSWER = 0.3
-"""Seconds that a rank has to answer what its collectives are."""
+"""Seconds that a rank has to answer what it does."""
+DEAF = 2
+"""Looks in a row that it has not answered before it is taken to hold the GIL in C code."""
 DEADLINE = 5.0
 """Seconds that a look at a node's ranks may take."""
 
@@ -44,6 +47,8 @@ class Watching:
         self._order = pb.Watch()
         self._told: set[int] = set()
         """Ranks that were quiet when a heartbeat last said so."""
+        self._unanswered = Counter[int]()
+        """Looks in a row, by process."""
 
     @property
     def pids(self) -> set[int]:
@@ -79,38 +84,47 @@ class Watching:
         if ranks is None or ranks.round != order.round:
             return
         running = ranks.running()
-        asked = [asyncio.create_task(_collectives(rank)) for rank in running]
         deadline = asyncio.get_running_loop().time() + DEADLINE
+        asked = [asyncio.create_task(_ask(rank)) for rank in running]
         pids = {rank.number: rank.pid for rank in running}
-        targets = {rank.number: rank.stacks for rank in running if rank.stacks is not None}
         try:
-            looks = await self._looker.look(pids, deadline=deadline, targets=targets)
+            looks = await self._looker.look(pids, deadline=deadline)
         except (OSError, RuntimeError) as error:  # no descriptor or thread is left
             log.warning("ranks cannot be looked at: %s", error)
             looks = ()
         answers = await asyncio.gather(*asked)
-        issued = {rank.number: said for rank, said in zip(running, answers, strict=True)}
+        told = {rank.number: said for rank, said in zip(running, answers, strict=True)}
+        self._unanswered = Counter(
+            {
+                rank.pid: self._unanswered[rank.pid] + 1
+                for rank in running
+                if told[rank.number] is None
+            }
+        )
+        by_number = {rank.number: rank for rank in running}
+        whole = await asyncio.gather(
+            *(self._whole(one, by_number[one.rank], told[one.rank], deadline) for one in looks)
+        )
         if self._ranks() is ranks:
             self._listen(ranks)
             self._beat()  # what moved meanwhile is heard first
-            by_number = {rank.number: rank for rank in running}
-            whole = [_with(one, by_number[one.rank], issued[one.rank]) for one in looks]
-            told = pb.Examined(
+            whole = [replace(one, ticks=by_number[one.rank].rhythm.ticks) for one in whole]
+            seen = pb.Examined(
                 round=order.round, number=order.number, looks=map(codec.dumps, whole)
             )
-            self._send(pb.FromAgent(examined=told))
+            self._send(pb.FromAgent(examined=seen))
+
+    async def _whole(self, look: Look, rank: Rank, told: Told | None, deadline: float) -> Look:
+        """What the rank itself has told, beside what was seen of it."""
+        if look.how == "none" and told is not None:
+            look = replace(look, how="told", threads=told.threads)
+        deaf = rank.recorder is not None and self._unanswered[rank.pid] >= DEAF
+        if look.how == "none" and deaf and rank.stacks is not None:
+            look = await ask(look, rank.stacks, deadline=deadline)
+        return replace(brief(look), collectives=None if told is None else told.collectives)
 
 
-def _with(look: Look, rank: Rank, collectives: tuple[Collective, ...] | None) -> Look:
-    """What the rank itself has told, beside what was seen of it."""
-    return replace(
-        brief(look),
-        ticks=rank.rhythm.ticks,
-        collectives=collectives,
-    )
-
-
-async def _collectives(rank: Rank) -> tuple[Collective, ...] | None:
+async def _ask(rank: Rank) -> Told | None:
     """What the rank itself says; None: it has no recorder, or does not answer."""
     end = rank.recorder
     if end is None:
@@ -121,7 +135,7 @@ async def _collectives(rank: Rank) -> tuple[Collective, ...] | None:
             _drain(end)
             await loop.sock_sendall(end, b"?")
             said = await loop.sock_recv(end, DATAGRAM)
-        found: tuple[Collective, ...] = codec.loads(tuple[Collective, ...], said)
+        found: Told = codec.loads(Told, said)
         return found
     except (OSError, TimeoutError, CodecError):
         return None

@@ -35,7 +35,7 @@ from elastic.trainer.model.init import initialize
 from elastic.trainer.model.recompute import Recompute
 from elastic.trainer.parallel.layout import Laid, Layout, lay_out
 from elastic.trainer.parallel.pipeline import legal
-from elastic.trainer.run.host_adamw import HostAdamW
+from elastic.trainer.run import optimizer as optimizers
 from elastic.trainer.run.step import Share, Stepper
 from tests.trainer.forks import whole
 from tests.trainer.parallel.one_process import SEED, Counted, reference, share
@@ -77,6 +77,7 @@ class Case:
         return (
             layout.tp, layout.sequence, layout.pp > 1, layout.compile, str(layout.compute),
             layout.compile and layout.recompute == SELECTIVE, every_leaf, self.dropout,
+            layout.offload == "all",
         )  # fmt: skip
 
 
@@ -97,6 +98,7 @@ def _of(tp: int, pp: int, dp: int) -> Iterator[Case]:
     changes |= {"full": {"recompute": FULL}, "compile": {"compile": True}}
     if tp > 1:
         changes |= {"sp": {"sequence": True}, "sp-full": {"sequence": True, "recompute": FULL}}
+        changes |= {"sp-compile": {"sequence": True, "compile": True}}
     if pp > 1:
         changes |= {
             "gpipe": {"schedule": "gpipe"},
@@ -163,11 +165,9 @@ def measured(case: Case, config: GPTConfig, device: torch.device) -> dict[str, A
     multiple, least = legal(case.layout.schedule, case.layout.pp)
     leaves = replace(LEAVES, multiple=multiple, at_least=least)
     stepper = Stepper(laid, leaf_tokens=config.seq_length)
-    kind: Any = HostAdamW if case.layout.offload == "optimizer" else torch.optim.AdamW
-    options = (
-        {} if kind is HostAdamW else {"fused": device.type == "cuda"}
-    )  # as trainer/run/optimizer.py
-    optimizer = kind(laid.model.parameters(), lr=1e-4, **options)
+    on_host = case.layout.offload == "optimizer"
+    optimizer = optimizers.build(laid.model, betas=(0.9, 0.999), eps=1e-8, on_host=on_host)
+    optimizers.set_rates(optimizer, 1e-4, 1e-2)
     mine = share(leaves, laid.place.dp, laid.grid.dp, config, device)
     loss, norm = step(stepper, mine, leaves)
     first = {n: whole(p.grad) for n, p in laid.model.named_parameters() if p.grad is not None}

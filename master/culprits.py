@@ -75,7 +75,7 @@ class Seen:
     at: float = 0.0
     """When it was told, in job time."""
     sure: bool = True
-    """Its stack was read from outside; else it wrote it itself, and nobody knows who holds the GIL."""
+    """It is known whether its main thread holds the GIL, or runs in a library without it."""
     ticks: int = 0
     cpu: float = 0.0
     """Seconds of it that its main thread used."""

@@ -287,7 +287,7 @@ def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
         doing=found,
         stack=stack,
         at=now,
-        sure=look.how == "py-spy",
+        sure=gil is not None,
         ticks=look.ticks,
         cpu=look.main_cpu_seconds,
         collectives=None

@@ -9,7 +9,7 @@
 |               | unit: n                                      | the script needs a multiple of n ranks  |
 |               | keeper: 1, and a socket                      | a checkpointer asks for `keeper.py`     |
 |               | stacks: n, and a file                        | descriptor n is written to on a signal  |
-|               | recorder: 1, and a socket                    | what the rank's collectives are may be asked there |
+|               | recorder: 1, and a socket                    | what the rank does may be asked there   |
 | agent to rank | unit: "ok" or the reason why not             | the answer                              |
 
 The version is in every line, since more than one process may write to a link (a launcher script and
@@ -101,7 +101,7 @@ class StacksOffered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderOffered:
-    """On the socket that comes with this, any byte is answered with the rank's last collectives, JSON."""
+    """On the socket that comes with this, any byte is answered with `looks.Told`, JSON."""
 
 
 Message = (

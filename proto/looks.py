@@ -23,7 +23,7 @@ CHILDREN = 64
 LOADER = "pt_data_worker"
 """What a loader's worker calls itself, so that they come first of a brief look's children."""
 TOLD_FRAMES, TOLD_CHILDREN = 60, 16
-"""Of a brief look."""
+"""Of a brief look; what a rank tells of itself has twice as many frames."""
 KERNEL_LINES = 40
 TEXT = 300
 """Characters of a name; of a path the last ones."""
@@ -57,7 +57,7 @@ class Thread:
     active: bool | None = None
     """py-spy's guess whether it runs or waits."""
     gil: bool | None = None
-    """Whether it holds the GIL, by py-spy."""
+    """Whether it holds the GIL; None: not known."""
     state: str = ""
     """The kernel's letter for it."""
 
@@ -94,6 +94,15 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a rank says of itself, from a thread of its own."""
+
+    collectives: tuple[Collective, ...]
+    threads: tuple[Thread, ...]
+    """As `fit` has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """One look at one rank."""
 
@@ -115,7 +124,7 @@ class Look:
     """The main thread first; those that run Python, and those in D state."""
     children: tuple[Child, ...] = ()
     how: str = "none"
-    """py-spy, faulthandler, or none: there are no stacks."""
+    """py-spy, told (by the rank itself), faulthandler, or none: there are no stacks."""
     native: bool = False
     """Frames of libraries are among the stacks'."""
     problem: str = ""
@@ -150,16 +159,16 @@ def cut(frames: Sequence[Frame], most: int = FRAMES) -> tuple[Frame, ...]:
     return (*frames[:inner], gap, *frames[len(frames) - outer :])
 
 
-def fit(threads: Iterable[Thread], pid: int) -> tuple[Thread, ...]:
+def fit(threads: Iterable[Thread], pid: int, frames: int = ALL_FRAMES) -> tuple[Thread, ...]:
     """The main thread first, then as many as one look may hold."""
     found: list[Thread] = []
-    left = ALL_FRAMES
+    left = frames
     for thread in sorted(threads, key=lambda thread: thread.tid != pid):
         if len(found) == THREADS or left < 3:
             break
-        frames = cut(thread.frames, min(left, FRAMES))
-        left -= len(frames)
-        found.append(replace(thread, frames=frames))
+        shown = cut(thread.frames, min(left, FRAMES))
+        left -= len(shown)
+        found.append(replace(thread, frames=shown))
     return tuple(found)
 
 

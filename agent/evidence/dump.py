@@ -4,6 +4,9 @@ At its start the rank has called `faulthandler.register(DUMP_SIGNAL, file=fd, al
 with a memfd in append mode that we hold, too: writing there never blocks. The handler is C code, so it
 runs in a loop that holds the GIL as well; not while the rank is stopped or in D state.
 
+The handler walks frames that may change under it: an interpreter that runs Python meanwhile can die of it, of some
+hundred signals where threads are busy. So only a rank is asked that holds the GIL in a call of C code.
+
 The text has no end mark. The kernel has one: while a handler runs, its thread blocks the signal.
 """
 

@@ -17,7 +17,7 @@ from elastic.proto.looks import ENDED, STOPPED, Child, Look, Thread
 T = TypeVar("T")
 
 _READING = 0.6
-"""Of the time that there is, what reading stacks from outside may take before ranks are asked for them."""
+"""Of the time that there is, what reading stacks from outside may take; ranks may be asked for them then."""
 _CLOSE_CHILDREN = 8
 """Children of a rank that are looked at closely."""
 _ATTEMPTS = 3
@@ -38,27 +38,19 @@ class Looker:
         *,
         deadline: float,
         native: Collection[int] = (),
-        targets: Mapping[int, Target] | None = None,
     ) -> tuple[Look, ...]:
         """One look at each of `ranks` (rank to pid), in their order; done at `deadline` (the loop's time).
 
         native: ranks to look at closely: with their libraries' calls, for which they are stopped for
-        some tenths of a second, and with their children's stacks. targets: where ranks write when
-        they are asked for their stacks. Asks nothing of a rank whose stacks can be read.
+        some tenths of a second, and with their children's stacks.
         """
-        asked = targets or {}
         return tuple(
             await asyncio.gather(
-                *(
-                    self._look(rank, pid, rank in native, asked.get(rank), deadline)
-                    for rank, pid in ranks.items()
-                )
+                *(self._look(rank, pid, rank in native, deadline) for rank, pid in ranks.items())
             )
         )
 
-    async def _look(
-        self, rank: int, pid: int, close: bool, target: Target | None, deadline: float
-    ) -> Look:
+    async def _look(self, rank: int, pid: int, close: bool, deadline: float) -> Look:
         loop = asyncio.get_running_loop()
         first = stat(pid)
         found = Look(
@@ -72,31 +64,18 @@ class Looker:
         except TimeoutError:
             return replace(found, problem="the kernel does not tell of it")
         found = _with_process(found, process)
-        reading = loop.time() + _READING * (deadline - loop.time())
-        found = await self._with_stacks(found, target, reading, deadline)
+        found = await self._with_stacks(found, deadline)
         if close:
             found = await self._closely(found, deadline)
         return _with_states(found, process)
 
-    async def _with_stacks(
-        self, found: Look, target: Target | None, reading: float, deadline: float
-    ) -> Look:
+    async def _with_stacks(self, found: Look, deadline: float) -> Look:
+        reading = deadline - (1 - _READING) * (deadline - asyncio.get_running_loop().time())
         try:
             threads = await self._spy(found.pid, native=False, deadline=reading)
-            return replace(found, how="py-spy", threads=threads)
         except spy.SpyFailed as error:
-            problem = str(error)
-        found = replace(found, problem=problem)
-        if stat(found.pid).state in (*ENDED, *STOPPED) or target is None:
-            return found
-        try:
-            text = await dump.ask(found.pid, target, deadline=deadline)
-        except dump.Unanswered as error:
-            return replace(found, problem=f"{problem}; {error}")
-        threads = dump.parse(text, found.pid)
-        if not any(thread.tid == found.pid for thread in threads):
-            problem = f"{problem}; it has too many threads to tell of its main one"
-        return replace(found, how="faulthandler", threads=threads, problem=problem)
+            return replace(found, problem=str(error))
+        return replace(found, how="py-spy", threads=threads)
 
     async def _closely(self, found: Look, deadline: float) -> Look:
         """With its libraries' calls, and with what its children do. Who is stopped or in D state
@@ -139,6 +118,25 @@ class Looker:
             finally:
                 self._slots.release()
         raise AssertionError("the last attempt returns or raises")
+
+
+async def ask(found: Look, target: Target, *, deadline: float) -> Look:
+    """A look without stacks with those that the rank writes itself; only where `dump.ask` may be called, so the
+    GIL is held."""
+    if stat(found.pid).state in (*ENDED, *STOPPED):
+        return found
+    try:
+        text = await dump.ask(found.pid, target, deadline=deadline)
+    except dump.Unanswered as error:
+        return replace(found, problem=f"{found.problem}; {error}")
+    threads = dump.parse(text, found.pid)
+    threads = tuple(
+        replace(thread, gil=True) if thread.tid == found.pid else thread for thread in threads
+    )
+    problem = found.problem
+    if not any(thread.tid == found.pid for thread in threads):
+        problem = f"{problem}; it has too many threads to tell of its main one"
+    return replace(found, how="faulthandler", threads=threads, problem=problem)
 
 
 _CHILD_FRAMES = 40

@@ -1,6 +1,8 @@
 """Ranks that hang in every way, in rounds of one job: each is named, and the job goes on."""
 
+import platform
 import re
+import sys
 
 import pytest
 
@@ -12,11 +14,17 @@ STEP = 40
 """In which they hang."""
 
 
-def start(job: Job, *hangs: str, seconds: float = 0.02, flags: tuple[str, ...] = ()) -> None:
+def start(
+    job: Job,
+    *hangs: str,
+    seconds: float = 0.02,
+    flags: tuple[str, ...] = (),
+    prefix: tuple[str, ...] = (),
+) -> None:
     """Two nodes of two ranks."""
     entry = (str(SCRIPT), str(job.folder), str(STEP), str(seconds), "cpu", *hangs)
     for _ in range(2):
-        job.start(*flags, nodes="2", nproc=2, entry=entry)
+        job.start(*flags, nodes="2", nproc=2, entry=entry, prefix=prefix)
 
 
 def named(job: Job, number: int) -> str:
@@ -38,6 +46,23 @@ def test_whoever_hangs_is_named_and_the_job_goes_on(job: Job) -> None:
     assert "endless" in written, written
     assert written.count("\nrank ") == 4, written
     assert job.report()["restarts_by_cause"] == {"hang": len(hangs)}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls by their numbers there")
+def test_where_no_memory_may_be_read_they_tell_of_themselves(job: Job) -> None:
+    hangs = ("stop:3", "loop:1", "gil:2", "skip:0", "worker:2")
+    sandbox = (sys.executable, "-m", "tests.e2e.harness.sandbox")
+    start(job, *hangs, prefix=sandbox)
+    job.wait_for_steps(4, after=len(hangs), count=5)
+    for number, (how, _, rank) in enumerate((hang.partition(":") for hang in hangs), 1):
+        assert re.search(rf"rank {rank} on node\d (is stopped|does not go on|waits apart)", named(job, number)), (
+            how, job.events(),
+        )  # fmt: skip
+    job.finish()
+    job.ends(0)
+    folder = job.folder / "logs" / "job"
+    assert "endless" in (folder / "hang-2.txt").read_text()
+    assert "keep_the_gil" in (folder / "hang-3.txt").read_text()
 
 
 def test_a_disk_that_never_answers(job: Job) -> None:

@@ -5,6 +5,7 @@
 
 from typing import Any, cast
 
+import torch
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
@@ -26,7 +27,9 @@ def largest(part: Tensor, group: Any) -> Tensor:
 
 def gathered(part: Tensor, dim: int, group: Any) -> Tensor:
     """The ranks' parts one behind the other along `dim`."""
-    return cast(Tensor, _wait(_gather(part.contiguous(), dim, group)))
+    parts = cast(Tensor, _wait(_gather(part.contiguous(), 0, group)))
+    # torch would do the same; compile sees through its way to do it in 2.13 only.
+    return parts if dim == 0 else torch.cat(parts.chunk(group.size()), dim)
 
 
 def scattered(part: Tensor, dim: int, group: Any) -> Tensor:

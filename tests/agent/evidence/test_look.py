@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastic.agent.evidence.dump import Target
-from elastic.agent.evidence.look import Looker
+from elastic.agent.evidence.look import Looker, ask
 from elastic.proto import codec, looks
 from elastic.proto.looks import Look
 from tests.e2e.harness.freezer import Freezer
@@ -23,16 +23,23 @@ def look(
     ranks: Mapping[int, int],
     *,
     native: Collection[int] = (),
-    targets: Mapping[int, Target] | None = None,
     timeout: float = PATIENCE,
 ) -> tuple[Look, ...]:
     async def run() -> tuple[Look, ...]:
         looker = Looker()
         deadline = asyncio.get_running_loop().time() + timeout
-        found = await looker.look(ranks, native=native, targets=targets, deadline=deadline)
+        found = await looker.look(ranks, native=native, deadline=deadline)
         while looker.pids:  # py-spy that was cut off is still to be reaped
             await asyncio.sleep(0.01)
         return found
+
+    return asyncio.run(run())
+
+
+def answer(found: Look, target: Target) -> Look:
+    async def run() -> Look:
+        deadline = asyncio.get_running_loop().time() + PATIENCE
+        return await ask(found, target, deadline=deadline)
 
     return asyncio.run(run())
 
@@ -160,7 +167,7 @@ def test_a_stack_too_deep_for_py_spy_is_asked_for() -> None:
         with program(programs.DEEP, fds=(fd,), args=("dump", str(fd))) as pid:
             append(fd)
             (alone,) = look({0: pid})
-            (asked,) = look({0: pid}, targets={0: Target(fd=fd, number=fd)})
+            asked = answer(alone, Target(fd=fd, number=fd))
     finally:
         os.close(fd)
     assert (alone.how, alone.threads) == ("none", ())
@@ -216,31 +223,19 @@ def test_where_no_memory_may_be_read_ranks_are_asked() -> None:
 
 
 SANDBOXED = """
-import asyncio, ctypes, struct, sys
+import asyncio, sys
 from elastic.agent.evidence.dump import Target
-from elastic.agent.evidence.look import Looker
+from elastic.agent.evidence.look import Looker, ask
 from elastic.proto import codec
-
-# open, by which py-spy's C library goes for /proc/<pid>/mem, and no other's; ptrace; process_vm_readv
-numbers = (2, 101, 310)
-load, jump_if, answer = 0x20, 0x15, 0x06
-refuse = (answer, 0, 0, 0x00050000 | 1)  # SECCOMP_RET_ERRNO, EPERM
-program = [(load, 0, 0, 0)]
-for number in numbers:
-    program += [(jump_if, 0, 1, number), refuse]
-program.append((answer, 0, 0, 0x7FFF0000))
-code = b"".join(struct.pack("HBBI", *line) for line in program)
-buffer = ctypes.create_string_buffer(code)
-filter = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
-assert libc.prctl(22, 2, filter) == 0, ctypes.get_errno()  # PR_SET_SECCOMP, by a filter
+from tests.e2e.harness import sandbox
 
 async def main():
     pid, fd = map(int, sys.argv[1:])
-    loop = asyncio.get_running_loop()
-    for targets in ({}, {0: Target(fd=fd, number=fd)}):
-        for look in await Looker().look({0: pid}, targets=targets, deadline=loop.time() + 60):
-            print(codec.dumps(look))
+    deadline = asyncio.get_running_loop().time() + 60
+    (alone,) = await Looker().look({0: pid}, deadline=deadline)
+    asked = await ask(alone, Target(fd=fd, number=fd), deadline=deadline)
+    for look in (alone, asked):
+        print(codec.dumps(look))
+sandbox.enter()
 asyncio.run(main())
 """
