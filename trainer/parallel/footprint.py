@@ -311,9 +311,14 @@ class _Rank:
         words = config.vocab_size // self.layout.tp
         head = words * config.hidden_size
         entered = self._tokens() * config.hidden_size * self.width
-        chunk = min(tokens_of_chunk(words), self._tokens()) * words
-        each = 2 * self.width if self.layout.compile else 4 * _FP32
-        return entered + (_FP32 - self.width) * head + each * chunk
+        chunk = min(tokens_of_chunk(words), self._tokens())
+        if (
+            self.layout.compile
+        ):  # slopes are where logits were, and those of the chunk before are there still
+            held = self.width * (chunk + min(chunk, self._tokens() - chunk)) * words
+        else:
+            held = 4 * _FP32 * chunk * words
+        return entered + (_FP32 - self.width) * head + held
 
     def _backward(self, blocks: int) -> int:
         """Bytes that a block's backward has at most, and what it has computed again."""
