@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -82,26 +82,40 @@ def told() -> "Told":
 
 
 def last_collectives() -> Iterator["Collective"]:
-    """Of each process group, the collective and the send or receive issued last."""
-    from elastic.proto.looks import Collective
-
+    """Of each process group of each library."""
     library = sys.modules.get("torch._C._distributed_c10d")
-    last: dict[tuple[str, str, bool], dict[str, Any]] = {}
     for name in (NCCL, "_dump_fr_trace_json"):
         if dump := getattr(library, name, None):
-            for entry in json.loads(dump(True, False)).get("entries", ()):
-                last[entry["process_group"][0], name, bool(entry.get("is_p2p"))] = entry
-    for (group, name, p2p), entry in list(last.items())[-MOST_GROUPS:]:
+            entries = json.loads(dump(True, False)).get("entries", ())
+            yield from last_of_each(entries, device=name == NCCL)
+
+
+def last_of_each(entries: Iterable[dict[str, Any]], *, device: bool) -> Iterator["Collective"]:
+    """entries: of torch's flight recorder. Of each process group the collective and the send or receive issued last."""
+    from elastic.proto.looks import Collective
+
+    last: dict[tuple[str, bool], dict[str, Any]] = {}
+    begun = set[tuple[str, bool]]()
+    for entry in entries:
+        key = (str(entry["process_group"][0]), bool(entry.get("is_p2p")))
+        last[key] = entry
+        if not _is_done(entry) and entry.get("state") != "scheduled":
+            begun.add(key)
+    for (group, p2p), entry in list(last.items())[-MOST_GROUPS:]:
         yield Collective(
-            group=str(group)[:64],
+            group=group[:64],
             seq=int(entry["collective_seq_id"]),
             op=str(entry["profiling_name"])[:64],
             sizes=str(entry["input_sizes"])[:128],
             p2p=p2p,
-            device=name == NCCL,
-            started=entry.get("state") != "scheduled",
-            done=bool(entry.get("retired")) or entry.get("state") == "completed",
+            device=device,
+            started=(group, p2p) in begun,
+            done=_is_done(entry),
         )
+
+
+def _is_done(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
 def stacks() -> tuple["Thread", ...]:

@@ -25,7 +25,7 @@ EVERY = 0.1
 ANSWER = 0.3
 """Seconds that a rank has to answer what it does."""
 DEAF = 2
-"""Looks in a row that it has not answered before it is taken to hold the GIL in C code."""
+"""Looks in a row without a word of it, after which it is taken to hold the GIL in C code."""
 DEADLINE = 5.0
 """Seconds that a look at a node's ranks may take."""
 
@@ -125,24 +125,28 @@ class Watching:
 
 
 async def _ask(rank: Rank) -> Told | None:
-    """What the rank itself says; None: it has no recorder, or does not answer."""
+    """What the rank itself says, at least since it was asked the last time; None: it has no recorder, or has said
+    nothing since."""
     end = rank.recorder
     if end is None:
         return None
     loop = asyncio.get_running_loop()
-    try:
+    said = _late(end)
+    with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(ANSWER):
-            _drain(end)
             await loop.sock_sendall(end, b"?")
             said = await loop.sock_recv(end, DATAGRAM)
+    try:
         found: Told = codec.loads(Told, said)
         return found
-    except (OSError, TimeoutError, CodecError):
+    except CodecError:
         return None
 
 
-def _drain(end: socket.socket) -> None:
-    """An answer that came too late is none to the next question."""
-    with contextlib.suppress(BlockingIOError):
-        while end.recv(DATAGRAM):
-            pass
+def _late(end: socket.socket) -> bytes:
+    """The newest answer that came too late; empty where none did."""
+    said = b""
+    with contextlib.suppress(OSError):
+        while more := end.recv(DATAGRAM):
+            said = more
+    return said

@@ -52,7 +52,7 @@ class Collective:
     device: bool = False
     """On which it runs; its host may do other things meanwhile."""
     started: bool = False
-    """On the device, where that is known."""
+    """It, or one before it, on the device, where that is known."""
     done: bool
 
     def __str__(self) -> str:

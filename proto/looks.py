@@ -89,7 +89,8 @@ class Collective:
     device: bool
     """It runs on a device (NCCL), and its host may do other things meanwhile."""
     started: bool
-    """On the device, where that is known (`TORCH_NCCL_ENABLE_TIMING`); it waits there for the kernels before it."""
+    """It, or one before it in its group that is not over, on the device, where that is known
+    (`TORCH_NCCL_ENABLE_TIMING`); it waits there for the kernels before it."""
     done: bool
 
 
