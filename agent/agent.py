@@ -15,6 +15,7 @@ from elastic.agent import children, error_file, guardian, prctl
 from elastic.agent.file_timer import Server, Timer
 from elastic.agent.logs.reads import LogReads
 from elastic.agent.outcome import Outcome
+from elastic.agent.probing import Probing
 from elastic.agent.ranks import Rank, Ranks
 from elastic.agent.retiring import Retiring, time_left
 from elastic.agent.settings import AgentSettings
@@ -63,6 +64,7 @@ class Agent:
             lambda: self._sweep(self._known, self._starters.settled),
             lambda: self._take_signal(0),
         )
+        self._probing = Probing(settings, self._uplink.send, self._spawn, self._retiring.over)
         self._preparing: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stepped = False
@@ -111,6 +113,7 @@ class Agent:
         finally:
             for task in (uplink, beats, watch, strays, work):
                 task.cancel()
+            self._probing.cancel()
             knocks.close()
             if timers is not None:
                 timers.close()
@@ -228,6 +231,7 @@ class Agent:
                 self._stores.retire()
                 self._stores.discard(order.store)
                 self._outcome.idle(order.round)
+                self._probing.obey(order.probe)
                 if order.prepare and self._preparing is None:
                     self._starters.prepare()
                     self._preparing = self._spawn(self._say_prepared())
@@ -293,7 +297,7 @@ class Agent:
         """Our children that are no orphans."""
         known = self._starters.pids | self._stores.pids | self._spares.pids | self._snapshots.pids
         running = set[int]() if self._ranks is None else set(self._ranks.pids.values())
-        known |= self._watching.pids
+        known |= self._watching.pids | self._probing.pids
         return known | running | self._retiring.pids | self._retiring.stuck
 
     # --- what happens here -------------------------------------------------------------------

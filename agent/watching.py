@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 EVERY = 0.1
 """Seconds between looks at the pages."""
-ANSWER = 0.3
+ANSWER = 0.2
 """Seconds that a rank has to answer what it does."""
 DEAF = 2
 """Looks in a row without a word of it, after which it is taken to hold the GIL in C code."""

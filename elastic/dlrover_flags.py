@@ -13,10 +13,9 @@ from elastic.proto.errors import UsageError
 NVIDIA = "nvidia.com/gpu"
 
 FLAGS = (
-    Flag(name="network-check", switch=True, help="Accepted; health checks come later."),
+    Flag(name="network-check", switch=True, help="As --precheck quick."),
     Flag(name="comm-perf-test", switch=True, help="Accepted; health checks come later."),
     Flag(name="exclude-straggler", switch=True, help="Accepted; health checks come later."),
-    Flag(name="precheck", type=int, default=0, choices=(0, 1, 2), help="1 and 2: the same."),
     Flag(name="save-at-breakpoint", switch=True, help="Accepted; checkpoints come later."),
     Flag(
         name="auto-config",
@@ -31,11 +30,11 @@ FLAGS = (
     Flag(name="ucp-device-type", metavar="DEVICE", help="Refused: checkpoints fit any world."),
 )
 
+_PRECHECKS = {"0": "off", "1": "quick", "2": "full"}
+
 _NO_EFFECT_YET = (
-    "network_check",
     "comm_perf_test",
     "exclude_straggler",
-    "precheck",
     "save_at_breakpoint",
 )
 
@@ -61,8 +60,10 @@ def apply(args: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
             f"--accelerator {args.accelerator} is not supported: leave it out, and name the device "
             "in --nproc-per-node (xpu, or what its PyTorch extension is called)"
         )
-    if args.precheck not in (0, 1, 2):  # from the environment
-        raise UsageError(f"--precheck {args.precheck}: write 0, 1 or 2")
+    if "precheck" not in args.given:
+        usual = "quick" if args.network_check else args.precheck
+        args.precheck = environ.get("PET_PRECHECK") or usual
+    args.precheck = _PRECHECKS.get(args.precheck, args.precheck)
     if args.numa_affinity and args.numa_binding is None:
         args.numa_binding = "node"
     if args.auto_config:

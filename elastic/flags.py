@@ -1,7 +1,7 @@
 """The flags of `elastic-run`: torchrun's, name for name and default for default, and ours."""
 
 from elastic import values
-from elastic.master.policy import HANG_ACTIONS
+from elastic.master.policy import HANG_ACTIONS, PRECHECKS
 from elastic.parser import Flag
 
 TORCHRUN = (
@@ -191,6 +191,13 @@ OURS = (
         default="auto",
         choices=("auto", "off"),
         help="auto: keep ranks started ahead where device memory allows.",
+    ),
+    Flag(
+        name="precheck",
+        default="off",
+        choices=(*PRECHECKS, "0", "1", "2"),
+        help="Try each node's devices, memory and disk before its ranks run, for seconds (quick) or minutes (full), "
+        "and keep it out if something is faulty; 0, 1 and 2 are the same three (%(default)s).",
     ),
     Flag(
         name="hang-action",

@@ -14,7 +14,7 @@ from typing import Literal
 from elastic import dlrover_flags, slurm, values
 from elastic.endpoint import Backend, ignored_conf, meeting
 from elastic.flags import OURS, TORCHRUN, USE_ENV
-from elastic.master.policy import HANG_ACTIONS
+from elastic.master.policy import HANG_ACTIONS, PRECHECKS
 from elastic.parser import HelpFormatter, Parser
 from elastic.proto.errors import UsageError
 
@@ -94,6 +94,8 @@ class Options:
     """Restarts after failures of the script itself."""
     fault_budget: int
     """Recoveries from other faults before the job fails."""
+    precheck: str
+    """How a node is probed before it joins: off, quick or full."""
     hang_action: str
     """What happens to a round that hangs: recover, dump or ignore."""
     hang_floor: float
@@ -174,6 +176,7 @@ class Options:
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "rank_start": ("auto", "spawn"),
     "spare_ranks": ("auto", "off"),
+    "precheck": PRECHECKS,
     "hang_action": HANG_ACTIONS,
 }
 """What a flag may say; argparse does not look at what the environment says."""
@@ -218,6 +221,7 @@ _AS_PARSED = (
     "numa_binding",
     "max_restarts",
     "fault_budget",
+    "precheck",
     "hang_action",
     "hang_floor",
     "failure_grace",

@@ -193,6 +193,7 @@ def _master_main(
         fault_budget=options.fault_budget,
         join_timeout=options.join_timeout,
         below_min_timeout=options.below_min_timeout,
+        precheck=options.precheck,
         hang_action=options.hang_action,
         hang_floor=options.hang_floor,
         failure_grace=options.failure_grace,

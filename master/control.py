@@ -8,7 +8,7 @@ import grpc
 
 from elastic.master import directive as orders
 from elastic.master import events as ev
-from elastic.master import messages
+from elastic.master import messages, prechecks
 from elastic.master.directive import Place
 from elastic.master.events import NodeId
 from elastic.master.journal import Journal
@@ -81,6 +81,12 @@ class Control(master_pb2_grpc.ControlServicer):
         state = "spare" if place is None else "training"
         if current is not None and node.node_id in current.finished and place is not None:
             state = "finished"
+        if node.probe is not None:
+            state = "probing"
+        elif place is None and not prechecks.may_join(
+            node, self._shell.job.checks, self._shell.policy
+        ):
+            state = "kept out"
         if node.state is not NodeState.ATTACHED:
             state = node.state.value
         if node.draining:

@@ -32,6 +32,10 @@ class Directive:
     """
     prepare: bool = False
     """To wait: build a standby meanwhile."""
+    probe: int = 0
+    """To wait: the number of the probe that the node is to make of itself; 0: none."""
+    level: str = ""
+    """Of that probe."""
     restart_count: int = 0
     stop_grace: float = 0.0
     """Seconds between SIGTERM and SIGKILL for ranks of older rounds."""
@@ -101,10 +105,13 @@ def directive(job: Job, node_id: NodeId, seated: Mapping[NodeId, Place]) -> Dire
             stop_grace=job.stop_grace,
         )
     spent = node.used_store if node is not None and not node.store else ""
+    probe = node.probe if node is not None else None
     return Directive(
         kind="wait",
         round=job.last_round,
         store=spent,
         prepare=job.plain,
+        probe=0 if probe is None else probe.number,
+        level="" if probe is None else probe.level,
         stop_grace=job.stop_grace,
     )

@@ -143,6 +143,20 @@ class Prepared:
     incarnation: Incarnation
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """A node has been tried by its probes."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    number: int
+    """Which probe it was, of all that the master asked for."""
+    level: str
+    state: str
+    what: str
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class UnitDeclared:
     round: int
@@ -265,6 +279,7 @@ Event = (
     | Reported
     | StoreReady
     | Prepared
+    | Probed
     | UnitDeclared
     | Progressed
     | Saving

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from elastic.master import events as ev
 from elastic.master import nodes as registry
-from elastic.master import observe, rendezvous
+from elastic.master import observe, prechecks, rendezvous
 from elastic.master import recovery as medic
 from elastic.master.events import Effect, Event
 from elastic.master.nodes import NodeState
@@ -56,7 +56,7 @@ def handle(job: Job, event: Event, now: float, policy: Policy) -> Decision:
         if job.result is None:
             job, until, reason = _decide(job, now, policy)
             reasons.append(reason)
-            effects += _wake(job, until, policy)
+            effects += _wake(job, until, now, policy)
     elif job.result is None:
         job, reason = _finish(job, now)
         reasons.append(reason)
@@ -112,11 +112,14 @@ def _shown(job: Job) -> tuple[object, ...]:
     return (job.last_round, standing, job.result is None, change)
 
 
-def _wake(job: Job, until: float | None, policy: Policy) -> tuple[Effect, ...]:
+def _wake(job: Job, until: float | None, now: float, policy: Policy) -> tuple[Effect, ...]:
     """One time at which to look again: the earliest at which anything can change by itself."""
     if job.result is not None:
         return ()
-    times = [t for t in (until, registry.next_deadline(job.nodes, policy)) if t is not None]
+    again = prechecks.next_due(job.nodes, job.checks, policy)
+    if again is not None and again <= now:
+        again = None  # it trained since, with the policy of another epoch
+    times = [t for t in (until, registry.next_deadline(job.nodes, policy), again) if t is not None]
     return (ev.WakeAt(min(times)),) if times else ()
 
 
@@ -225,7 +228,8 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
     coming = tuple(
         (node.node_id, until)
         for node in job.nodes.values()
-        if not node.draining and (until := node.awaited(policy, now)) is not None
+        if not node.draining
+        and (until := node.awaited(policy, now) or prechecks.awaited(node, policy)) is not None
     )
     here = _candidates(job, policy)
     warm = [candidate for candidate in here if candidate.ready <= now]
@@ -280,6 +284,8 @@ def _start(job: Job, plan: rendezvous.Plan, now: float) -> Next:
 
 def _wait(job: Job, plan: rendezvous.Plan, now: float, policy: Policy) -> Next:
     """No round yet; with too few nodes for any, only for so long."""
+    out = prechecks.describe(job.nodes, job.checks, policy)
+    plan = replace(plan, reason=_join((plan.reason, out)))
     if job.round is None and policy.join_timeout is not None:
         over = max(job.ledger.began, job.lead_since) + policy.join_timeout
         if now >= over:
@@ -315,5 +321,8 @@ def _candidates(job: Job, policy: Policy) -> tuple[Candidate, ...]:
             node_rank=node.node_rank,
         )
         for node in job.nodes.values()
-        if node.state is NodeState.ATTACHED and not node.draining and node.slots > 0
+        if node.state is NodeState.ATTACHED
+        and not node.draining
+        and node.slots > 0
+        and prechecks.may_join(node, job.checks, policy)
     )

@@ -10,6 +10,7 @@ from elastic.master.directive import Directive
 from elastic.master.events import Failed, Incarnation, NodeId, NodePhase
 from elastic.master.holdings import Holding, Look, Looked, Restore, Said, Shard
 from elastic.master.journal import Note
+from elastic.master.policy import PRECHECKS
 from elastic.proto import codec
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import CodecError
@@ -74,6 +75,18 @@ def failure(message: pb.RankFailure) -> ev.RankFailure:
     )
 
 
+def probed(message: pb.Probed, node_id: NodeId, incarnation: Incarnation) -> ev.Probed:
+    return ev.Probed(
+        node_id=node_id,
+        incarnation=incarnation,
+        number=message.number,
+        level=message.level if message.level in PRECHECKS else PRECHECKS[0],
+        state=message.state if message.state in ("ok", "faulty") else "unknown",
+        what=message.what[:MAX_TEXT],
+        seconds=message.seconds,
+    )
+
+
 def record(note: Note) -> pb.EventRecord:
     return pb.EventRecord(
         sequence=note.sequence,
@@ -101,6 +114,7 @@ def directive(order: Directive, epoch: int) -> pb.ToAgent:
             role_first_rank=place.role_first_rank,
             role_world_size=place.role_world_size,
             prepare=order.prepare,
+            probe=pb.Probe(number=order.probe, level=order.level),
             restart_count=order.restart_count,
             stop_grace=order.stop_grace,
             exit_code=order.exit_code,

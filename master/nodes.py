@@ -19,6 +19,16 @@ class NodeState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A node is asked to try itself."""
+
+    number: int
+    level: str
+    since: float
+    """In job time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     node_id: NodeId
     incarnation: Incarnation
@@ -49,6 +59,8 @@ class Node:
     draining: bool = False
     prepared: bool = False
     """It has a standby, or needs none."""
+    probe: Probe | None = None
+    """What it is asked, until it answers."""
 
     def lease(self, policy: Policy) -> float:
         """Seconds of silence after which it is lost."""
@@ -126,6 +138,7 @@ def attach(
             heard=now,
             draining=known.draining if known else False,
             prepared=known.prepared if same and known else False,
+            probe=known.probe if same and known else None,
         )
         table[arrival.node_id] = with_store(node, arrival.store)
     return table, spent

@@ -2,13 +2,14 @@
 input; what is stale, unknown or impossible changes nothing. Pure.
 """
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import replace
 from typing import Any
 
 from elastic.master import events as ev
 from elastic.master import ledger as books
 from elastic.master import nodes as registry
+from elastic.master import prechecks
 from elastic.master import recovery as medic
 from elastic.master.events import Effect, Event, Failed, NodeId, NodePhase, RankFailure
 from elastic.master.ledger import Ledger
@@ -64,7 +65,13 @@ def expire(job: Job, now: float, policy: Policy) -> Step:
         what = f"{_be(gone)} lost: {why}"
         job, _, reason = lose(job, gone, Cause.NODE_LOST, what, now, policy)
         reasons.append(reason)
-    return job, tuple(ev.Knock(n.node_id, n.incarnation) for n in knocks), "; ".join(reasons)
+    effects: tuple[Effect, ...] = tuple(ev.Knock(n.node_id, n.incarnation) for n in knocks)
+    again = prechecks.next_due(job.nodes, job.checks, policy)
+    if again is not None and now >= again:
+        job, asked = _probe(job, job.nodes.values(), now, policy)
+        effects += (ev.Tell(frozenset(asked)),)
+        reasons.append(f"probing {names(asked)} again")
+    return job, effects, "; ".join(reasons)
 
 
 def _master_started(job: Job, event: ev.MasterStarted, now: float, policy: Policy) -> Step:
@@ -101,7 +108,13 @@ def _resumed(job: Job) -> Job:
 def _cleared(job: Job) -> Job:
     """A new job where another one ended."""
     spent = forget(job, tuple(job.nodes.values())).spent
-    return Job(last_round=job.last_round, epoch=job.epoch, spent=spent)
+    return Job(
+        last_round=job.last_round,
+        epoch=job.epoch,
+        spent=spent,
+        checks=job.checks,
+        probes=job.probes,
+    )
 
 
 def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
@@ -121,7 +134,45 @@ def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
         report = ev.Reported(arrival.node_id, arrival.incarnation, arrival.report)
         job, _, reason = _reported(job, report, now, policy)
         reasons.append(reason)
+    job, asked = _probe(job, [job.nodes[node_id] for node_id in dict.fromkeys(ids)], now, policy)
+    reasons += [f"probing {names(asked)}"] * bool(asked)
     return job, (ev.Tell(frozenset(ids)),), "; ".join(filter(None, reasons))
+
+
+def _probe(job: Job, nodes: Iterable[Node], now: float, policy: Policy) -> tuple[Job, list[NodeId]]:
+    """Have those probed of which too little is known; their names."""
+    trained = {} if job.round is None else job.round.incarnations
+    asked = dict[NodeId, Node]()
+    for node in prechecks.due(nodes, job.checks, trained, now, policy):
+        number = job.probes + len(asked) + 1
+        asked[node.node_id] = replace(
+            node, probe=registry.Probe(number=number, level=policy.precheck, since=now)
+        )
+    if asked:
+        job = replace(job, nodes={**job.nodes, **asked}, probes=job.probes + len(asked))
+    return job, [*asked]
+
+
+def _probed(job: Job, event: ev.Probed, now: float, policy: Policy) -> Step:
+    node = known(job, event.node_id, event.incarnation)
+    if node is None or node.probe is None or node.probe.number != event.number:
+        return job, (), ""
+    checked = prechecks.Checked(
+        node_id=event.node_id,
+        incarnation=event.incarnation,
+        level=event.level,
+        state=event.state,
+        what=event.what,
+        at=now,
+    )
+    job = replace(
+        job,
+        nodes=registry.with_node(job.nodes, replace(node, probe=None)),
+        checks={**job.checks, prechecks.where(node): checked},
+    )
+    found = f"is kept out: {event.what}" if event.state == "faulty" else f"is {event.state}"
+    told = ev.Tell(frozenset({event.node_id}))
+    return job, (told,), f"{event.node_id} {found}, probed in {event.seconds:.1f} s"
 
 
 def _detached(job: Job, event: ev.Detached, now: float, policy: Policy) -> Step:
@@ -400,6 +451,7 @@ _OBSERVE: dict[type, Callable[[Job, Any, float, Policy], Step]] = {
     ev.Reported: _reported,
     ev.StoreReady: _store_ready,
     ev.Prepared: _prepared,
+    ev.Probed: _probed,
     ev.UnitDeclared: _unit_declared,
     ev.Progressed: _progressed,
     ev.Saving: _saving,

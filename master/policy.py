@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 HANG_ACTIONS = ("recover", "dump", "ignore")
+PRECHECKS = ("off", "quick", "full")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,10 @@ class Policy:
     """Seconds without a step below which no round counts as hung, however short its steps are."""
     hang_action: str = "recover"
     """What a hang's verdict does: "recover" restarts the ranks, "dump" only tells, "ignore" looks for none."""
+    precheck: str = "off"
+    """How a node is probed before it joins: not at all, for seconds, or for minutes."""
+    verdict_age: float = 3600.0
+    """Seconds for which what a probe said holds."""
     failure_grace: float = 0.0
     """Seconds between SIGTERM and SIGKILL for the survivors of a failed round."""
     drain_timeout: float = 60.0
@@ -59,6 +64,10 @@ class Policy:
         if self.hang_action not in HANG_ACTIONS or self.hang_floor <= 0:
             raise ValueError(
                 f"hang action: want {', '.join(HANG_ACTIONS)}; hang floor: more than 0 seconds"
+            )
+        if self.precheck not in PRECHECKS or self.verdict_age < 0:
+            raise ValueError(
+                f"precheck: want {', '.join(PRECHECKS)}; verdict age: 0 seconds or more"
             )
         if min(self.max_restarts, self.fault_budget) < 0 or self.same_failure_limit < 1:
             raise ValueError("restarts and faults: want 0 or more; same failure limit: 1 or more")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from elastic.master import ledger as books
 from elastic.master import nodes as registry
+from elastic.master import prechecks
 from elastic.master import recovery as medic
 from elastic.master.events import Damage, Effect, Incarnation, NodeId
 from elastic.master.ledger import Ledger
@@ -101,6 +102,10 @@ class Job:
     """What the script declared its world to be a multiple of."""
     plain: bool = False
     """The script imports torch in the environment that it was given."""
+    checks: prechecks.Checks = field(default_factory=dict[str, prechecks.Checked])
+    """What is known of nodes by their probes."""
+    probes: int = 0
+    """That were asked for so far."""
     recovery: Recovery = field(default_factory=Recovery)
     ledger: Ledger = field(default_factory=Ledger)
     rollback: Rollback | None = None

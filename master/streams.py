@@ -200,6 +200,8 @@ class Streams(master_pb2_grpc.MasterServicer):
         elif kind == "spare_store":
             address = message.spare_store.address
             self._fold(session, ev.StoreReady(node_id, incarnation, address))
+        elif kind == "probed":
+            self._fold(session, messages.probed(message.probed, node_id, incarnation))
         elif kind == "unit":
             unit = message.unit
             if unit.unit != self._shell.job.unit:
@@ -281,7 +283,8 @@ class Streams(master_pb2_grpc.MasterServicer):
             if node is not None and node.incarnation != session.incarnation:
                 continue
             order = orders.directive(job, node_id, self._places)
-            already = session.idle and order.kind == "wait" and not (order.store or order.prepare)
+            more = order.store or order.prepare or order.probe
+            already = session.idle and order.kind == "wait" and not more
             if order != session.told and not already:
                 session.told, session.idle = order, False
                 session.push(messages.directive(order, job.epoch))

@@ -409,11 +409,11 @@ def test_streams_that_make_no_sense(text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "environ", "expected"),
     [
-        ("--network-check", {}, ("--network-check",)),
-        ("", {"PET_NETWORK_CHECK": "1"}, ("--network-check",)),
+        ("--network-check", {}, ()),
+        ("", {"PET_COMM_PERF_TEST": "1"}, ("--comm-perf-test",)),
         ("--exclude_straggler --comm-perf-test", {}, ("--comm-perf-test", "--exclude-straggler")),
         ("--precheck 0", {}, ()),
-        ("--precheck 2", {}, ("--precheck",)),
+        ("--precheck 2", {}, ()),
         ("--save_at_breakpoint", {}, ("--save-at-breakpoint",)),
         ("--accelerator nvidia.com/gpu", {}, ()),
         ("", {"PET_AUTO_TUNNING": "0"}, ()),
@@ -435,11 +435,29 @@ def test_dlrover_flags_without_effect(
         ("--membind-policy bind", {}, "--numa-binding"),
         ("--ucp_device_type cpu", {}, "leave it out"),
         ("--accelerator ascend-npu", {}, "--nproc-per-node"),
-        ("", {"PET_PRECHECK": "7"}, "0, 1 or 2"),
+        ("", {"ELASTIC_PRECHECK": "7"}, "off or quick or full"),
     ],
 )
 def test_dlrover_flags_that_are_refused(line: str, environ: dict[str, str], hint: str) -> None:
     assert hint in refusal(line, environ)
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "expected"),
+    [
+        ("", {}, "off"),
+        ("--precheck full", {}, "full"),
+        ("--precheck 1", {}, "quick"),
+        ("", {"ELASTIC_PRECHECK": "2"}, "full"),
+        ("", {"PET_PRECHECK": "1"}, "quick"),
+        ("--precheck off", {"PET_PRECHECK": "1"}, "off"),
+        ("--network-check", {}, "quick"),
+        ("", {"PET_NETWORK_CHECK": "1"}, "quick"),
+        ("--network-check --precheck 2", {}, "full"),
+    ],
+)
+def test_how_nodes_are_probed(line: str, environ: dict[str, str], expected: str) -> None:
+    assert options(line, environ).precheck == expected
 
 
 def test_dlrovers_auto_config_and_numa_affinity() -> None:

@@ -5,6 +5,7 @@ simulator alike.
 import math
 
 from elastic.master import events as ev
+from elastic.master import prechecks
 from elastic.master.directive import directive, places
 from elastic.master.events import Event, NodeId
 from elastic.master.job import Decision, Job, Round
@@ -66,6 +67,7 @@ def _legal_round(before: Job, after: Job, policy: Policy, used: set[str]) -> Non
         node = after.nodes[seat.node_id]
         assert node.state is NodeState.ATTACHED
         assert not node.draining
+        assert prechecks.may_join(node, after.checks, policy)
         assert 1 <= seat.ranks <= node.slots
         assert current.incarnations[seat.node_id] == node.incarnation
     assert current.store

@@ -36,6 +36,8 @@ policies = st.builds(
     same_failure_limit=st.sampled_from([1, 3, 1000]),
     below_min_timeout=st.sampled_from([None, None, 4.0]),
     failure_grace=st.sampled_from([0.0, 2.0]),
+    precheck=st.sampled_from(["off", "off", "quick", "full"]),
+    verdict_age=st.sampled_from([0.0, 4.0, 3600.0]),
 )
 
 failures = st.builds(
@@ -76,6 +78,8 @@ wishes = st.one_of(
     st.tuples(st.just("stalled")),
     st.tuples(st.just("unit"), nodes, life, rounds, st.sampled_from([-1, 0, 1, 1, 2, 3, 4])),
     st.tuples(st.just("prepared"), nodes, life),
+    st.tuples(st.just("probed"), nodes, life, st.sampled_from(["ok", "ok", "faulty", "unknown"])),
+    st.tuples(st.just("works")),
     st.tuples(st.just("step"), rounds, st.integers(-1, 9)),
     st.tuples(st.just("restart")),
     st.tuples(st.just("saving"), rounds),
@@ -158,6 +162,11 @@ class World:
                 return ev.Progressed(self.job.last_round + ahead, done, plain=step > 4)
             case "prepared", node, of:
                 return ev.Prepared(*self.life(node, of))
+            case "probed", node, of, str(state):
+                return self.probed(*self.life(node, of), state)
+            case "works", *_:
+                for known in tuple(self.job.nodes.values()):
+                    self.feed(self.probed(known.node_id, known.incarnation, "ok"))
             case "saving", int(ahead):
                 return ev.Saving(self.job.last_round + ahead)
             case "met", int(ahead):
@@ -202,6 +211,14 @@ class World:
             self.made += 1
             self.stores[node, incarnation] = f"{node}:{self.made}"
         return self.stores[node, incarnation]
+
+    def probed(self, node_id: NodeId, incarnation: Incarnation, state: str) -> ev.Probed:
+        known = self.job.nodes.get(node_id)
+        number = known.probe.number if known is not None and known.probe is not None else 1
+        return ev.Probed(
+            node_id=node_id, incarnation=incarnation, number=number, level=self.policy.precheck,
+            state=state, what="a\nfault" if state == "faulty" else "", seconds=1.0,
+        )  # fmt: skip
 
     def report(self, ahead: int, phase: NodePhase, seen: list[RankFailure]) -> ev.Report:
         return ev.Report(round=self.job.last_round + ahead, phase=phase, failures=tuple(seen))

@@ -1,0 +1,104 @@
+"""Which nodes are tried before they join a round, and which are kept out of it. Pure.
+
+A verdict is about a node on its host, and holds for a while. Who trained in the last round has shown that it works,
+so a fault of the software costs no probe. A node that is found faulty is kept out until that verdict is old, or until
+its launcher is started again, by somebody who has seen to it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from elastic.master.events import Incarnation, NodeId
+from elastic.master.nodes import Node, Nodes
+from elastic.master.policy import PRECHECKS, Policy
+
+PATIENCE = {"quick": 180.0, "full": 900.0}
+"""Seconds that a round which could start without it waits for a node that is being probed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What the last probe of a node said."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    """Of the node then."""
+    level: str
+    state: str
+    """ok, faulty, or unknown, which is no fault."""
+    what: str
+    """Every fault, in one line."""
+    at: float
+    """In job time."""
+
+
+Checks = Mapping[str, Checked]
+"""By `where`."""
+
+
+def where(node: Node) -> str:
+    """A node's name may move to another host, as a pod's does."""
+    return f"{node.node_id} on {node.host}"
+
+
+def due(
+    nodes: Iterable[Node],
+    checks: Checks,
+    trained: Mapping[NodeId, Incarnation],
+    now: float,
+    policy: Policy,
+) -> tuple[Node, ...]:
+    """Those of `nodes` to be probed before they may join. trained: the nodes of the last round."""
+    if policy.precheck == "off":
+        return ()
+    return tuple(
+        node
+        for node in nodes
+        if node.probe is None
+        and trained.get(node.node_id) != node.incarnation
+        and not _holds(checks.get(where(node)), node, now, policy)
+    )
+
+
+def _holds(checked: Checked | None, node: Node, now: float, policy: Policy) -> bool:
+    if checked is None or now >= checked.at + policy.verdict_age:
+        return False
+    if checked.state == "faulty" and checked.incarnation != node.incarnation:
+        return False
+    return PRECHECKS.index(checked.level) >= PRECHECKS.index(policy.precheck)
+
+
+def may_join(node: Node, checks: Checks, policy: Policy) -> bool:
+    if policy.precheck == "off":
+        return True
+    checked = checks.get(where(node))
+    return node.probe is None and (checked is None or checked.state != "faulty")
+
+
+def awaited(node: Node, policy: Policy) -> float | None:
+    """Until when, in job time, a round waits for its verdict; None: it is not being probed."""
+    waits = node.probe is not None and policy.precheck != "off"
+    return node.probe.since + PATIENCE[node.probe.level] if waits and node.probe else None
+
+
+def next_due(nodes: Nodes, checks: Checks, policy: Policy) -> float | None:
+    """When a node that is kept out is probed again."""
+    return min(
+        (one.at + policy.verdict_age for _, one in _out(nodes, checks, policy)), default=None
+    )
+
+
+def describe(nodes: Nodes, checks: Checks, policy: Policy) -> str:
+    """Who is kept out, in words; empty: nobody."""
+    out = [f"{node.node_id} is kept out: {one.what}" for node, one in _out(nodes, checks, policy)]
+    return "; ".join([*out[:3], *[f"{len(out) - 3} more are"] * (len(out) > 3)])
+
+
+def _out(nodes: Nodes, checks: Checks, policy: Policy) -> Iterator[tuple[Node, Checked]]:
+    """Those that are here and kept out: few of thousands."""
+    if policy.precheck == "off":
+        return
+    for key, checked in checks.items():
+        node = nodes.get(checked.node_id) if checked.state == "faulty" else None
+        if node is not None and node.probe is None and where(node) == key:
+            yield node, checked

@@ -1,0 +1,161 @@
+"""Who is probed before it joins, and who is kept out."""
+
+import pytest
+
+from elastic.master import events as ev
+from elastic.master.events import Incarnation, NodeId
+from elastic.master.policy import Policy
+from elastic.master.prechecks import PATIENCE
+from tests.master.builders import KILLED, Core, failed, left, spare
+
+
+def begun(*nodes: str, precheck: str = "quick", **policy: object) -> Core:
+    """They have attached, and are being probed."""
+    policy = {"min_nodes": 1, "max_nodes": len(nodes), "verdict_age": 1000.0, **policy}
+    core = Core(Policy(precheck=precheck, **policy))  # type: ignore[arg-type]
+    core.attach(*nodes, slots=1, at=0.0)
+    return core
+
+
+def answer(
+    core: Core, node: str, state: str = "ok", *, at: float, number: int | None = None
+) -> None:
+    known = core.job.nodes[NodeId(node)]
+    asked = known.probe.number if known.probe is not None else 0
+    core.feed(
+        ev.Probed(
+            node_id=known.node_id, incarnation=known.incarnation,
+            number=asked if number is None else number, level=core.policy.precheck, state=state,
+            what="matmul: gpu3: 1 elements differ" if state == "faulty" else "", seconds=1.5,
+        ),
+        at,
+    )  # fmt: skip
+
+
+def asked(core: Core, *nodes: str) -> list[bool]:
+    return [core.order(node).probe > 0 for node in nodes]
+
+
+def test_nobody_trains_before_all_are_probed() -> None:
+    core = begun("a", "b")
+    assert core.seats() == []
+    order = core.order("b")
+    assert (order.kind, order.level, order.probe) == ("wait", "quick", 2)
+    answer(core, "a", at=2.0)
+    assert core.seats() == []
+    assert asked(core, "a", "b") == [False, True]
+    answer(core, "b", at=3.0)
+    assert core.seats() == ["a", "b"]
+
+
+def test_without_a_precheck_nobody_is_probed() -> None:
+    core = begun("a", "b", precheck="off")
+    assert core.seats() == ["a", "b"]
+
+
+def test_a_faulty_node_is_kept_out_and_the_others_go_on() -> None:
+    core = begun("a", "b", "c")
+    answer(core, "b", "faulty", at=2.0)
+    assert core.reason() == "b is kept out: matmul: gpu3: 1 elements differ, probed in 1.5 s; 0 of at least 1 node here; coming: a, c"  # fmt: skip
+    answer(core, "a", at=2.5)
+    answer(core, "c", at=3.0)
+    core.tick(4.0)
+    assert core.seats() == ["a", "c"]
+    assert core.order("b").kind == "wait"
+
+
+def test_what_keeps_a_job_from_beginning_is_said() -> None:
+    core = begun("a", "b", min_nodes=2, join_timeout=60.0)
+    answer(core, "a", at=2.0)
+    answer(core, "b", "faulty", at=2.0)
+    core.tick(60.0)
+    assert core.exit_code() == 1
+    assert core.reason() == (
+        "1 of at least 2 nodes here; b is kept out: matmul: gpu3: 1 elements differ, 60 s after the job began"
+    )
+
+
+def test_what_nobody_knows_is_no_fault() -> None:
+    core = begun("a")
+    answer(core, "a", "unknown", at=2.0)
+    assert core.seats() == ["a"]
+
+
+def test_a_fault_of_the_software_costs_no_probe() -> None:
+    """However old the verdict is."""
+    core = begun("a", "b", verdict_age=10.0)
+    for node in ("a", "b"):
+        answer(core, node, at=2.0)
+    spare(core)
+    core.feed(failed("a", 1, KILLED), 500.0)
+    assert asked(core, "a", "b") == [False, False]
+    assert core.seats() == ["a", "b"]
+    assert core.job.last_round == 2
+
+
+@pytest.mark.parametrize(("at", "again"), [(500.0, False), (1003.0, True)])
+def test_a_good_verdict_holds_for_another_life_of_the_node_for_a_while(
+    at: float, again: bool
+) -> None:
+    core = begun("a", "b", min_nodes=2)
+    answer(core, "a", at=2.0)
+    answer(core, "b", at=2.0)
+    spare(core)
+    core.feed(left("b"), 3.0)
+    core.attach("b", incarnation=2, at=at)
+    assert asked(core, "b") == [again]
+    assert bool(core.seats()) != again
+
+
+def test_the_launcher_of_a_faulty_node_that_is_started_again_has_it_probed() -> None:
+    core = begun("a")
+    answer(core, "a", "faulty", at=2.0)
+    core.attach("a", incarnation=2, at=5.0)
+    assert asked(core, "a") == [True]
+    answer(core, "a", at=6.0)
+    assert core.seats() == ["a"]
+
+
+def test_an_old_verdict_is_looked_into() -> None:
+    core = begun("a")
+    answer(core, "a", "faulty", at=2.0)
+    assert core.wake() == 1002.0
+    core.tick(1002.0)
+    assert core.reason().startswith("probing a again")
+    assert asked(core, "a") == [True]
+    answer(core, "a", at=1003.0)
+    assert core.seats() == ["a"]
+
+
+def test_another_host_is_not_known_by_the_name_of_the_node() -> None:
+    core = begun("a", "b", min_nodes=2)
+    answer(core, "a", at=2.0)
+    answer(core, "b", at=2.0)
+    spare(core)
+    core.feed(left("b"), 3.0)
+    core.attach("b", incarnation=2, host="10.0.0.9", at=4.0)
+    assert asked(core, "b") == [True]
+
+
+def test_answers_to_another_question_or_of_another_life_change_nothing() -> None:
+    core = begun("a")
+    before = core.job
+    answer(core, "a", at=2.0, number=7)
+    stranger = ev.Probed(
+        node_id=NodeId("a"), incarnation=Incarnation(9), number=1, level="quick", state="ok",
+        what="", seconds=1.0,
+    )  # fmt: skip
+    core.feed(stranger, 2.0)
+    assert core.job is before
+
+
+def test_one_that_never_answers_holds_up_the_others_only_for_so_long() -> None:
+    core = begun("a", "b")
+    answer(core, "a", at=2.0)
+    assert core.wake() == PATIENCE["quick"]
+    core.tick(PATIENCE["quick"])
+    assert core.seats() == ["a"]
+    spare(core)
+    answer(core, "b", at=200.0)
+    core.tick(300.0)
+    assert core.seats() == ["a", "b"]
