@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.agent.probes.run import Prober, devices
-from elastic.agent.probes.verdicts import NodeVerdict
 from elastic.agent.settings import AgentSettings
-from elastic.proto import codec
 from elastic.proto import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -72,18 +70,11 @@ class Probing:
             return
         for fault in verdict.faults:
             log.error("%s", " ".join(filter(None, (fault.probe, fault.device, fault.what))))
-        self._tell(order, _probed(verdict))
+        self._tell(
+            order, pb.Probed(state=verdict.state, what=verdict.what, seconds=verdict.seconds)
+        )
 
     def _tell(self, order: pb.Probe, found: pb.Probed) -> None:
         found.number, found.level = order.number, order.level
         self._told = found
         self._send(pb.FromAgent(probed=found))
-
-
-def _probed(verdict: NodeVerdict) -> pb.Probed:
-    return pb.Probed(
-        state=verdict.state,
-        what=verdict.what,
-        seconds=verdict.seconds,
-        verdict=codec.dumps(verdict),
-    )

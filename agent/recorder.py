@@ -137,13 +137,13 @@ def stacks() -> tuple["Thread", ...]:
 
 def _gil_is_wanted() -> bool:
     """Whether a thread runs Python and nothing else: it keeps the GIL for as long as an interpreter lets it."""
-    interval = sys.getswitchinterval()
-    waits = []
-    for _ in range(_TRIES):
-        began = time.monotonic()
-        time.sleep(_NAP)  # noqa: TID251 - it is how the GIL is given back
-        waits.append(time.monotonic() - began - _NAP)
-    return min(waits) > interval / 2
+    return all(_wait_for_gil() > sys.getswitchinterval() / 2 for _ in range(_TRIES))
+
+
+def _wait_for_gil() -> float:
+    began = time.monotonic()
+    time.sleep(_NAP)  # noqa: TID251 - it is how the GIL is given back
+    return time.monotonic() - began - _NAP
 
 
 def _frames(frame: FrameType | None) -> Iterator["Frame"]:

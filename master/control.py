@@ -81,7 +81,7 @@ class Control(master_pb2_grpc.ControlServicer):
         state = "spare" if place is None else "training"
         if current is not None and node.node_id in current.finished and place is not None:
             state = "finished"
-        if node.probe is not None:
+        if place is None and node.probe is not None:
             state = "probing"
         elif place is None and not prechecks.may_join(
             node, self._shell.job.checks, self._shell.policy

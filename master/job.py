@@ -56,7 +56,7 @@ def handle(job: Job, event: Event, now: float, policy: Policy) -> Decision:
         if job.result is None:
             job, until, reason = _decide(job, now, policy)
             reasons.append(reason)
-            effects += _wake(job, until, now, policy)
+            effects += _wake(job, until, policy)
     elif job.result is None:
         job, reason = _finish(job, now)
         reasons.append(reason)
@@ -112,13 +112,11 @@ def _shown(job: Job) -> tuple[object, ...]:
     return (job.last_round, standing, job.result is None, change)
 
 
-def _wake(job: Job, until: float | None, now: float, policy: Policy) -> tuple[Effect, ...]:
+def _wake(job: Job, until: float | None, policy: Policy) -> tuple[Effect, ...]:
     """One time at which to look again: the earliest at which anything can change by itself."""
     if job.result is not None:
         return ()
     again = prechecks.next_due(job.nodes, job.checks, policy)
-    if again is not None and again <= now:
-        again = None  # it trained since, with the policy of another epoch
     times = [t for t in (until, registry.next_deadline(job.nodes, policy), again) if t is not None]
     return (ev.WakeAt(min(times)),) if times else ()
 

@@ -2,7 +2,7 @@
 input; what is stale, unknown or impossible changes nothing. Pure.
 """
 
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import replace
 from typing import Any
 
@@ -66,9 +66,9 @@ def expire(job: Job, now: float, policy: Policy) -> Step:
         job, _, reason = lose(job, gone, Cause.NODE_LOST, what, now, policy)
         reasons.append(reason)
     effects: tuple[Effect, ...] = tuple(ev.Knock(n.node_id, n.incarnation) for n in knocks)
-    again = prechecks.next_due(job.nodes, job.checks, policy)
-    if again is not None and now >= again:
-        job, asked = _probe(job, job.nodes.values(), now, policy)
+    if aged := prechecks.aged(job.nodes, job.checks, now, policy):
+        asked = [node.node_id for node in aged]
+        job = _probe(job, aged, now, policy)
         effects += (ev.Tell(frozenset(asked)),)
         reasons.append(f"probing {names(asked)} again")
     return job, effects, "; ".join(reasons)
@@ -134,23 +134,23 @@ def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
         report = ev.Reported(arrival.node_id, arrival.incarnation, arrival.report)
         job, _, reason = _reported(job, report, now, policy)
         reasons.append(reason)
-    job, asked = _probe(job, [job.nodes[node_id] for node_id in dict.fromkeys(ids)], now, policy)
-    reasons += [f"probing {names(asked)}"] * bool(asked)
+    trained = {} if job.round is None else job.round.incarnations
+    came = [job.nodes[node_id] for node_id in dict.fromkeys(ids)]
+    if due := prechecks.due(came, job.checks, trained, now, policy):
+        job = _probe(job, due, now, policy)
+        reasons.append(f"probing {names([node.node_id for node in due])}")
     return job, (ev.Tell(frozenset(ids)),), "; ".join(filter(None, reasons))
 
 
-def _probe(job: Job, nodes: Iterable[Node], now: float, policy: Policy) -> tuple[Job, list[NodeId]]:
-    """Have those probed of which too little is known; their names."""
-    trained = {} if job.round is None else job.round.incarnations
-    asked = dict[NodeId, Node]()
-    for node in prechecks.due(nodes, job.checks, trained, now, policy):
-        number = job.probes + len(asked) + 1
-        asked[node.node_id] = replace(
+def _probe(job: Job, nodes: Sequence[Node], now: float, policy: Policy) -> Job:
+    """Have them probe themselves."""
+    asked = {
+        node.node_id: replace(
             node, probe=registry.Probe(number=number, level=policy.precheck, since=now)
         )
-    if asked:
-        job = replace(job, nodes={**job.nodes, **asked}, probes=job.probes + len(asked))
-    return job, [*asked]
+        for number, node in enumerate(nodes, job.probes + 1)
+    }
+    return replace(job, nodes={**job.nodes, **asked}, probes=job.probes + len(asked))
 
 
 def _probed(job: Job, event: ev.Probed, now: float, policy: Policy) -> Step:

@@ -81,8 +81,14 @@ def awaited(node: Node, policy: Policy) -> float | None:
     return node.probe.since + PATIENCE[node.probe.level] if waits and node.probe else None
 
 
+def aged(nodes: Nodes, checks: Checks, now: float, policy: Policy) -> tuple[Node, ...]:
+    """Those that are kept out by a verdict that is old: to be probed again."""
+    out = _out(nodes, checks, policy)
+    return tuple(node for node, one in out if now >= one.at + policy.verdict_age)
+
+
 def next_due(nodes: Nodes, checks: Checks, policy: Policy) -> float | None:
-    """When a node that is kept out is probed again."""
+    """When the next of them is."""
     return min(
         (one.at + policy.verdict_age for _, one in _out(nodes, checks, policy)), default=None
     )

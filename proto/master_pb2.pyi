@@ -172,20 +172,18 @@ class Probe(_message.Message):
     def __init__(self, number: _Optional[int] = ..., level: _Optional[str] = ...) -> None: ...
 
 class Probed(_message.Message):
-    __slots__ = ("number", "level", "state", "what", "seconds", "verdict")
+    __slots__ = ("number", "level", "state", "what", "seconds")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
-    VERDICT_FIELD_NUMBER: _ClassVar[int]
     number: int
     level: str
     state: str
     what: str
     seconds: float
-    verdict: str
-    def __init__(self, number: _Optional[int] = ..., level: _Optional[str] = ..., state: _Optional[str] = ..., what: _Optional[str] = ..., seconds: _Optional[float] = ..., verdict: _Optional[str] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., level: _Optional[str] = ..., state: _Optional[str] = ..., what: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class NodeReport(_message.Message):
     __slots__ = ("round", "phase", "failures")

@@ -70,7 +70,8 @@ class Looker:
         return _with_states(found, process)
 
     async def _with_stacks(self, found: Look, deadline: float) -> Look:
-        reading = deadline - (1 - _READING) * (deadline - asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        reading = now + _READING * (deadline - now)
         try:
             threads = await self._spy(found.pid, native=False, deadline=reading)
         except spy.SpyFailed as error:

@@ -32,9 +32,8 @@ def named(job: Job, number: int) -> str:
     return job.wait_for_event(f"round {number + 1}: 2 nodes")
 
 
-def test_whoever_hangs_is_named_and_the_job_goes_on(job: Job) -> None:
-    hangs = ("stop:3", "loop:1", "gil:2", "sleep-with-gil:0", "skip:1", "mismatch:3", "worker:2")
-    start(job, *hangs)
+def all_are_named(job: Job, hangs: tuple[str, ...]) -> None:
+    """A round each, and the job comes to its end."""
     job.wait_for_steps(4, after=len(hangs), count=5)
     for number, (how, _, rank) in enumerate((hang.partition(":") for hang in hangs), 1):
         assert re.search(rf"rank {rank} on node\d (is stopped|does not go on|waits apart)", named(job, number)), (
@@ -42,6 +41,12 @@ def test_whoever_hangs_is_named_and_the_job_goes_on(job: Job) -> None:
         )  # fmt: skip
     job.finish()
     job.ends(0)
+
+
+def test_whoever_hangs_is_named_and_the_job_goes_on(job: Job) -> None:
+    hangs = ("stop:3", "loop:1", "gil:2", "sleep-with-gil:0", "skip:1", "mismatch:3", "worker:2")
+    start(job, *hangs)
+    all_are_named(job, hangs)
     written = (job.folder / "logs" / "job" / "hang-2.txt").read_text()
     assert "endless" in written, written
     assert written.count("\nrank ") == 4, written
@@ -53,13 +58,7 @@ def test_where_no_memory_may_be_read_they_tell_of_themselves(job: Job) -> None:
     hangs = ("stop:3", "loop:1", "gil:2", "skip:0", "worker:2")
     sandbox = (sys.executable, "-m", "tests.e2e.harness.sandbox")
     start(job, *hangs, prefix=sandbox)
-    job.wait_for_steps(4, after=len(hangs), count=5)
-    for number, (how, _, rank) in enumerate((hang.partition(":") for hang in hangs), 1):
-        assert re.search(rf"rank {rank} on node\d (is stopped|does not go on|waits apart)", named(job, number)), (
-            how, job.events(),
-        )  # fmt: skip
-    job.finish()
-    job.ends(0)
+    all_are_named(job, hangs)
     folder = job.folder / "logs" / "job"
     assert "endless" in (folder / "hang-2.txt").read_text()
     assert "keep_the_gil" in (folder / "hang-3.txt").read_text()
