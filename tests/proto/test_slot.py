@@ -223,9 +223,9 @@ WRITER = """
 import itertools, mmap, os, sys
 from elastic.proto import slot, sums
 from elastic.proto.sums import Chunk
-fd, first = map(int, sys.argv[1:])
+fd = int(sys.argv[1])
 view = memoryview(mmap.mmap(fd, 0))
-for _ in range(int(sys.stdin.readline())):  # a fork for each death
+for first in map(int, sys.stdin):  # a fork for each death
     if (pid := os.fork()) == 0:
         claim = slot.claim(fd, exclusive=True)
         print(os.getpid(), flush=True)
@@ -238,7 +238,6 @@ for _ in range(int(sys.stdin.readline())):  # a fork for each death
             writing.commit(chunks, (n,))
     os.waitpid(pid, 0)
     print(flush=True)
-    first = int(sys.stdin.readline())
 """
 
 
@@ -246,22 +245,25 @@ for _ in range(int(sys.stdin.readline())):  # a fork for each death
 def test_a_writer_killed_at_any_moment_leaves_nothing_torn(kills: int) -> None:
     """What it left is whole, or no snapshot; never the bytes of two."""
     moments = random.Random(0)
-    whole, step = 0, 1
+    tries, whole, step = 0, 0, 0
     fd = slot.create(slot.bytes_for(8 * 4096 + 16))
-    command = [sys.executable, "-c", WRITER, str(fd), str(step)]
     with (
         subprocess.Popen(
-            command, pass_fds=[fd], cwd=ROOT, text=True,
+            [sys.executable, "-c", WRITER, str(fd)], pass_fds=[fd], cwd=ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         ) as forks,
         mapped(fd) as view,
     ):  # fmt: skip
         assert forks.stdin is not None
         assert forks.stdout is not None
-        print(kills, file=forks.stdin, flush=True)
-        for _ in range(kills):
+        while tries < kills or not 0 < whole < tries:  # until both have been seen
+            tries += 1
+            print(step + 1, file=forks.stdin, flush=True)
             pid = int(forks.stdout.readline())
-            for _ in range(moments.randrange(500)):
+            written = step + 1 + moments.randrange(4)  # by its own progress: it may get no core
+            while struct.unpack_from("=q", view, 32) < (written,):
+                os.sched_yield()
+            for _ in range(moments.randrange(100)):
                 os.sched_yield()
             assert slot.claim(fd, exclusive=False) is None, "nobody reads what is written"
             os.kill(pid, signal.SIGKILL)
@@ -276,6 +278,4 @@ def test_a_writer_killed_at_any_moment_leaves_nothing_torn(kills: int) -> None:
                 assert (snapshot.stamp.step, snapshot.units) == (step, (step,))
                 assert damaged(snapshot.image, snapshot.chunks) == []
                 assert snapshot.image[:-16] == step.to_bytes(8, "little") * (step % 4096)
-            print(step + 1, file=forks.stdin, flush=True)
     os.close(fd)
-    assert 0 < whole < kills, "some of both"
