@@ -64,7 +64,9 @@ class Agent:
             lambda: self._sweep(self._known, self._starters.settled),
             lambda: self._take_signal(0),
         )
-        self._probing = Probing(settings, self._uplink.send, self._spawn, self._retiring.over)
+        self._probing = Probing(
+            settings, self._uplink.send, self._spawn, self._retiring.over, self._stores.serve
+        )
         self._preparing: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stepped = False

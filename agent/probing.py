@@ -1,4 +1,5 @@
-"""Probes this node when the master wants that, before its ranks run, and tells what came of it."""
+"""Probes this node when the master wants that, before its ranks run, alone or with others, and tells what came of
+it."""
 
 import asyncio
 import logging
@@ -6,7 +7,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from elastic.agent.environment import resolver
 from elastic.agent.probes.run import Prober, devices
+from elastic.agent.probes.together import Group, Testing
 from elastic.agent.settings import AgentSettings
 from elastic.proto import master_pb2 as pb
 
@@ -22,22 +25,24 @@ class Probing:
         send: Callable[[pb.FromAgent], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         cleared: Callable[[], Awaitable[None]],
+        serve: Callable[[str], None],
     ) -> None:
-        """cleared: returns once the ranks before are gone."""
+        """cleared: returns once the ranks before are gone; serve: have a store of ours answer, if it is that."""
         self._settings = settings
         self._send = send
         self._spawn = spawn
         self._cleared = cleared
+        self._serve = serve
         self._number = 0
         """Of the probe that was asked for last."""
-        self._prober: Prober | None = None
-        self._told: pb.Probed | None = None
+        self._running: Prober | Testing | None = None
+        self._told: pb.FromAgent | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def pids(self) -> set[int]:
         """Processes of ours that probe."""
-        return set() if self._prober is None else self._prober.pids
+        return set() if self._running is None else self._running.pids
 
     def obey(self, order: pb.Probe) -> None:
         """Said again with each directive until it is answered; number 0: nobody wants to know."""
@@ -48,7 +53,7 @@ class Probing:
             self.cancel()
             self._task = self._spawn(self._probe(order))
         elif self._told is not None:  # the answer was lost
-            self._send(pb.FromAgent(probed=self._told))
+            self._send(self._told)
 
     def cancel(self) -> None:
         """What runs of it is ended."""
@@ -58,23 +63,55 @@ class Probing:
     async def _probe(self, order: pb.Probe) -> None:
         await self._cleared()
         environ = dict(self._settings.workload.environ)
-        folder = self._settings.logs.run_dir or Path(environ.get("TMPDIR") or "/tmp")
+        if order.HasField("pairs"):
+            self._told = await self._with_others(order, environ | resolver(environ))
+        else:
+            self._told = await self._alone(order, environ)
+        self._send(self._told)
+
+    async def _alone(self, order: pb.Probe, environ: dict[str, str]) -> pb.FromAgent:
         log.info("probing this node, %s", order.level)
-        self._prober = Prober(
-            order.level, devices=devices(environ), folders=[folder], environ=environ
+        folder = self._settings.logs.run_dir or Path(environ.get("TMPDIR") or "/tmp")
+        found = pb.Probed(number=order.number, level=order.level)
+        mine = devices(environ)
+        found.device, found.devices = "cuda" if mine[0].nvml else "cpu", len(mine)
+        self._running = prober = Prober(
+            order.level, devices=mine, folders=[folder], environ=environ
         )
         try:
-            verdict = await self._prober.probe()
+            verdict = await prober.probe()
         except OSError as error:  # no process can be started
-            self._tell(order, pb.Probed(state="unknown", what=str(error)))
-            return
+            found.state, found.what = "unknown", str(error)
+            return pb.FromAgent(probed=found)
         for fault in verdict.faults:
             log.error("%s", " ".join(filter(None, (fault.probe, fault.device, fault.what))))
-        self._tell(
-            order, pb.Probed(state=verdict.state, what=verdict.what, seconds=verdict.seconds)
-        )
+        found.state, found.what, found.seconds = verdict.state, verdict.what, verdict.seconds
+        return pb.FromAgent(probed=found)
 
-    def _tell(self, order: pb.Probe, found: pb.Probed) -> None:
-        found.number, found.level = order.number, order.level
-        self._told = found
-        self._send(pb.FromAgent(probed=found))
+    async def _with_others(self, order: pb.Probe, environ: dict[str, str]) -> pb.FromAgent:
+        asked = order.pairs
+        self._serve(asked.store)
+        group = Group(
+            store=asked.store,
+            prefix=asked.prefix,
+            node=asked.node,
+            nodes=asked.nodes,
+            pairs=tuple(zip(asked.first, asked.second, strict=True)),
+            device=asked.device,
+            devices=asked.devices,
+            deadline=asked.deadline,
+        )
+        self._running = testing = Testing(group, environ)
+        said = pb.Paired(number=order.number)
+        try:
+            found = await testing.run()
+        except OSError as error:  # no process can be started
+            said.state, said.what = "unknown", str(error)
+            return pb.FromAgent(paired=said)
+        said.state, said.what = found.state, found.what
+        said.matmul.extend(found.matmul)
+        if found.device is not None:
+            said.gpu = found.device
+        for test in found.tests:
+            said.tests.add(passed=test.passed, late=test.late, what=test.what, gather=test.gather)
+        return pb.FromAgent(paired=said)

@@ -99,6 +99,11 @@ class Stores:
         self._renew()
         return True
 
+    def serve(self, address: str) -> None:
+        """Nodes meet at our spare before a round does, if it is that."""
+        if address == self._spare.address:
+            self._ensure(self._spare)
+
     def retire(self, grace: float = 0.0) -> None:
         """The round of the store in use is over; ranks, here and elsewhere, get `grace` seconds."""
         store, self._current = self._current, None

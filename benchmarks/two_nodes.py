@@ -44,6 +44,7 @@ def options(nnodes: str, port: int, script: str) -> list[str]:
     """torchrun's, of every node, and the script."""
     return [
         f"--nnodes={nnodes}",
+        "--precheck=off",  # which torchrun has none of
         "--nproc_per_node=1",
         "--max_restarts=100",
         "--rdzv_backend=c10d",

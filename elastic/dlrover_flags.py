@@ -15,7 +15,11 @@ NVIDIA = "nvidia.com/gpu"
 FLAGS = (
     Flag(name="network-check", switch=True, help="As --precheck quick."),
     Flag(name="comm-perf-test", switch=True, help="Accepted; health checks come later."),
-    Flag(name="exclude-straggler", switch=True, help="Accepted; health checks come later."),
+    Flag(
+        name="exclude-straggler",
+        switch=True,
+        help="Keep out what --precheck finds slow beside other nodes, too.",
+    ),
     Flag(name="save-at-breakpoint", switch=True, help="Accepted; checkpoints come later."),
     Flag(
         name="auto-config",
@@ -34,7 +38,6 @@ _PRECHECKS = {"0": "off", "1": "quick", "2": "full"}
 
 _NO_EFFECT_YET = (
     "comm_perf_test",
-    "exclude_straggler",
     "save_at_breakpoint",
 )
 
@@ -61,7 +64,7 @@ def apply(args: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
             "in --nproc-per-node (xpu, or what its PyTorch extension is called)"
         )
     if "precheck" not in args.given:
-        usual = "quick" if args.network_check else args.precheck
+        usual = "quick" if args.network_check else ""
         args.precheck = environ.get("PET_PRECHECK") or usual
     args.precheck = _PRECHECKS.get(args.precheck, args.precheck)
     if args.numa_affinity and args.numa_binding is None:

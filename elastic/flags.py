@@ -194,10 +194,11 @@ OURS = (
     ),
     Flag(
         name="precheck",
-        default="off",
+        default="",
         choices=(*PRECHECKS, "0", "1", "2"),
-        help="Try each node's devices, memory and disk before its ranks run, for seconds (quick) or minutes (full), "
-        "and keep it out if something is faulty; 0, 1 and 2 are the same three (%(default)s).",
+        help="Try each node's devices, memory and disk before its ranks run, then nodes two by two, for seconds (quick) "
+        "or minutes (full), and keep out what is faulty; 0, 1 and 2 are the same three (quick for several nodes, off "
+        "for one and with --standalone).",
     ),
     Flag(
         name="hang-action",

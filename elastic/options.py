@@ -95,7 +95,9 @@ class Options:
     fault_budget: int
     """Recoveries from other faults before the job fails."""
     precheck: str
-    """How a node is probed before it joins: off, quick or full."""
+    """How nodes are probed before they train: off, quick or full."""
+    exclude_straggler: bool
+    """Those that are slow are kept out, too."""
     hang_action: str
     """What happens to a round that hangs: recover, dump or ignore."""
     hang_floor: float
@@ -221,7 +223,7 @@ _AS_PARSED = (
     "numa_binding",
     "max_restarts",
     "fault_budget",
-    "precheck",
+    "exclude_straggler",
     "hang_action",
     "hang_floor",
     "failure_grace",
@@ -332,6 +334,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         nproc_per_node=values.nproc(args.nproc_per_node),
+        precheck=args.precheck or ("quick" if max_nodes > 1 and not args.standalone else "off"),
         rdzv_backend=where.backend,
         endpoint_host=where.host,
         endpoint_port=where.port,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from elastic.master.events import NodeId
+from elastic.master.nodes import Probe
 from elastic.master.state import DRAINED, Job, Round
 
 
@@ -32,10 +33,8 @@ class Directive:
     """
     prepare: bool = False
     """To wait: build a standby meanwhile."""
-    probe: int = 0
-    """To wait: the number of the probe that the node is to make of itself; 0: none."""
-    level: str = ""
-    """Of that probe."""
+    probe: Probe | None = None
+    """To wait: what the node is to try."""
     restart_count: int = 0
     stop_grace: float = 0.0
     """Seconds between SIGTERM and SIGKILL for ranks of older rounds."""
@@ -105,13 +104,11 @@ def directive(job: Job, node_id: NodeId, seated: Mapping[NodeId, Place]) -> Dire
             stop_grace=job.stop_grace,
         )
     spent = node.used_store if node is not None and not node.store else ""
-    probe = node.probe if node is not None else None
     return Directive(
         kind="wait",
         round=job.last_round,
         store=spent,
         prepare=job.plain,
-        probe=0 if probe is None else probe.number,
-        level="" if probe is None else probe.level,
+        probe=node.probe if node is not None else None,
         stop_grace=job.stop_grace,
     )

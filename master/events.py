@@ -144,8 +144,8 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
-    """A node has been tried by its probes."""
+class Health:
+    """What a node's probe of itself has found."""
 
     node_id: NodeId
     incarnation: Incarnation
@@ -155,6 +155,49 @@ class Probed:
     state: str
     what: str
     seconds: float
+    device: str = "cpu"
+    """Or cuda."""
+    devices: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    nodes: tuple[Health, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairTest:
+    """How one test of two nodes went, as one of them tells it."""
+
+    passed: bool
+    late: bool = False
+    """Not passed: it only waited for the other."""
+    what: str = ""
+    gather: float = 0.0
+    """Seconds of an allgather."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """What a node has to say of its tests with others."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    number: int
+    state: str
+    """Of its own part: ok, faulty, or unknown, and then nothing was tested."""
+    what: str = ""
+    gpu: int | None = None
+    """On which of its devices that was."""
+    matmul: tuple[float, ...] = ()
+    """Seconds on each."""
+    tests: tuple[PairTest, ...] = ()
+    """Of its pairs, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    nodes: tuple[Pairing, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +310,7 @@ class Tick:
 class Together:
     """What came in one moment: all of it is taken in, and then it is decided once."""
 
-    events: "tuple[Attached | Detached | Knocked, ...]"
+    events: "tuple[Attached | Detached | Knocked | Probed | Paired, ...]"
 
 
 Event = (
@@ -280,6 +323,7 @@ Event = (
     | StoreReady
     | Prepared
     | Probed
+    | Paired
     | UnitDeclared
     | Progressed
     | Saving

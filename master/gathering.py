@@ -1,4 +1,4 @@
-"""Nodes that come, go or answer a knock in one moment, folded together: an event costs O(nodes)."""
+"""Nodes that come, go, or answer a knock or a probe in one moment, folded together: an event costs O(nodes)."""
 
 import asyncio
 import time
@@ -10,8 +10,8 @@ from typing import Any
 from elastic.master import events as ev
 from elastic.master.events import Event, NodeId
 
-News = ev.Attached | ev.Detached | ev.Knocked
-_KINDS: tuple[Any, ...] = (ev.Attached, ev.Detached, ev.Knocked)
+News = ev.Attached | ev.Detached | ev.Knocked | ev.Probed | ev.Paired
+_KINDS: tuple[Any, ...] = (ev.Attached, ev.Detached, ev.Knocked, ev.Probed, ev.Paired)
 
 BATCH, LONGEST_PAUSE = 0.002, 0.2
 """Seconds in which news are gathered, and from one fold to the next."""

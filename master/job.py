@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from elastic.master import events as ev
 from elastic.master import nodes as registry
-from elastic.master import observe, prechecks, rendezvous
+from elastic.master import observe, prechecks, rendezvous, trial
 from elastic.master import recovery as medic
 from elastic.master.events import Effect, Event
 from elastic.master.nodes import NodeState
@@ -22,6 +22,7 @@ from elastic.master.state import (
     Result,
     Round,
     broken,
+    doubt,
     drained,
     end,
     fail,
@@ -109,7 +110,8 @@ def _shown(job: Job) -> tuple[object, ...]:
     current = job.round
     standing = current is not None and current.standing
     change = None if current is None else current.change
-    return (job.last_round, standing, job.result is None, change)
+    asked = None if job.trial is None else job.probes
+    return (job.last_round, standing, job.result is None, change, asked)
 
 
 def _wake(job: Job, until: float | None, policy: Policy) -> tuple[Effect, ...]:
@@ -169,17 +171,18 @@ def _judge(job: Job, current: Round, now: float, policy: Policy) -> Next:
         and in_round(job, node)
         and (until := node.awaited(policy, now)) is not None
     ]
-    doubt = max(silent, default=now)
+    unsure = max(silent, default=now)
     rested = medic.rested(job.recovery, now - current.started)
-    recovery, verdict = medic.judge(rested, current.failures, doubt, now, policy)
+    recovery, verdict = medic.judge(rested, current.failures, unsure, now, policy)
     if isinstance(verdict, medic.Hold):
         return job, verdict.until, verdict.reason
     job = replace(job, recovery=recovery)
     if isinstance(verdict, medic.Fail):
         return fail(job, verdict, now, policy), None, verdict.reason
     job = broken(job, verdict.cause, verdict.reason, now, policy)
+    job, _, doubted = doubt(job, verdict.cause, verdict.root, now, policy)
     job, until, reason = _form(job, now, policy)
-    return job, until, _join((verdict.reason, reason))
+    return job, until, _join((verdict.reason, doubted, reason))
 
 
 def _grow(job: Job, current: Round, now: float, policy: Policy) -> Next:
@@ -220,16 +223,23 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
     """Start a round if one can start, and the job goes on."""
     if job.round is not None and (change := job.round.change) is not None and change.ends:
         return drained(job, change.reason, now, policy), None, change.reason
+    if job.trial is not None:
+        return _try(job, job.trial, now, policy)
     if len(job.nodes) < policy.min_nodes:  # the common case while thousands join: no planning
         return _wait(job, rendezvous.too_few(len(job.nodes), policy), now, policy)
     last = job.round.seats if job.round is not None else ()
+    here = _candidates(job, policy)
+    lives = job.round.incarnations if job.round is not None else {}
+    trained = any(lives.get(one.node_id) == job.nodes[one.node_id].incarnation for one in here)
     coming = tuple(
         (node.node_id, until)
         for node in job.nodes.values()
         if not node.draining
-        and (until := node.awaited(policy, now) or prechecks.awaited(node, policy)) is not None
+        and (
+            (until := node.awaited(policy, now)) is not None
+            or (not trained and (until := prechecks.awaited(node, policy)) is not None)
+        )
     )
-    here = _candidates(job, policy)
     warm = [candidate for candidate in here if candidate.ready <= now]
     plan = rendezvous.decide(last, warm, coming, now, job.unit, policy)
     if not plan.seats and len(warm) < len(here):
@@ -242,12 +252,27 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
             reason += "or --nnodes"
             return end(job, Result(exit_code=1, reason=reason), now), None, reason
         return _wait(job, plan, now, policy)
-    head = job.nodes[plan.seats[0].node_id]
+    seated = [job.nodes[seat.node_id] for seat in plan.seats]
+    if prechecks.to_pair(seated, job.checks, lives, now, policy):
+        return _try(job, trial.begin(seated, job.checks, now, policy), now, policy)
+    head = seated[0]
     if head.store:
         return _start(job, plan, now)
     if job.below_min_since is not None:
         job = replace(job, below_min_since=None)
     return job, None, f"{plan.reason}: once {head.node_id} has made a store"
+
+
+def _try(job: Job, going: trial.Trial, now: float, policy: Policy) -> Next:
+    """Nodes are tested with one another; then it goes on with those that work."""
+    moved = trial.go_on(going, job.nodes, job.checks, job.probes, now, policy)
+    job = replace(
+        job, trial=moved.trial, nodes=moved.nodes, checks=moved.checks, probes=moved.probes
+    )
+    if moved.trial is not None:
+        return job, moved.trial.until, moved.reason
+    job, until, reason = _form(job, now, policy)
+    return job, until, _join((moved.reason, reason))
 
 
 def _never(job: Job, here: Sequence[Candidate], coming: Sequence[object], policy: Policy) -> bool:

@@ -10,6 +10,7 @@ from elastic.master.directive import Directive
 from elastic.master.events import Failed, Incarnation, NodeId, NodePhase
 from elastic.master.holdings import Holding, Look, Looked, Restore, Said, Shard
 from elastic.master.journal import Note
+from elastic.master.nodes import Probe
 from elastic.master.policy import PRECHECKS
 from elastic.proto import codec
 from elastic.proto import master_pb2 as pb
@@ -21,6 +22,8 @@ from elastic.proto.moment import MOST_SPANS, Moment, Span
 
 MAX_TEXT = 4096
 """Characters kept of any text that a node sends."""
+MOST_TESTS = 256
+"""Of one node with others, in one round."""
 
 _PHASES = {
     pb.NodeReport.IDLE: NodePhase.IDLE,
@@ -75,8 +78,8 @@ def failure(message: pb.RankFailure) -> ev.RankFailure:
     )
 
 
-def probed(message: pb.Probed, node_id: NodeId, incarnation: Incarnation) -> ev.Probed:
-    return ev.Probed(
+def health(message: pb.Probed, node_id: NodeId, incarnation: Incarnation) -> ev.Health:
+    return ev.Health(
         node_id=node_id,
         incarnation=incarnation,
         number=message.number,
@@ -84,7 +87,48 @@ def probed(message: pb.Probed, node_id: NodeId, incarnation: Incarnation) -> ev.
         state=message.state if message.state in ("ok", "faulty") else "unknown",
         what=message.what[:MAX_TEXT],
         seconds=message.seconds,
+        device="cuda" if message.device == "cuda" else "cpu",
+        devices=min(max(message.devices, 1), MOST_SLOTS),
     )
+
+
+def pairing(message: pb.Paired, node_id: NodeId, incarnation: Incarnation) -> ev.Pairing:
+    tests = (
+        ev.PairTest(passed=one.passed, late=one.late, what=one.what[:MAX_TEXT], gather=one.gather)
+        for one in message.tests[:MOST_TESTS]
+    )
+    return ev.Pairing(
+        node_id=node_id,
+        incarnation=incarnation,
+        number=message.number,
+        state=message.state if message.state in ("ok", "faulty") else "unknown",
+        what=message.what[:MAX_TEXT],
+        gpu=message.gpu if message.HasField("gpu") else None,
+        matmul=tuple(message.matmul[:MOST_SLOTS]),
+        tests=tuple(tests),
+    )
+
+
+def _probe(probe: Probe | None, node_id: NodeId) -> pb.Probe:
+    if probe is None:
+        return pb.Probe()
+    asked = pb.Probe(number=probe.number, level=probe.level)
+    if (pairs := probe.pairs) is not None:
+        at = {member: number for number, member in enumerate(pairs.nodes)}
+        asked.pairs.CopyFrom(
+            pb.Pairs(
+                store=pairs.store,
+                prefix=pairs.prefix,
+                node=at[node_id],
+                nodes=len(pairs.nodes),
+                first=[at[a] for a, _ in pairs.pairs],
+                second=[at[b] for _, b in pairs.pairs],
+                device=pairs.device,
+                devices=pairs.devices,
+                deadline=pairs.deadline,
+            )
+        )
+    return asked
 
 
 def record(note: Note) -> pb.EventRecord:
@@ -98,7 +142,7 @@ def record(note: Note) -> pb.EventRecord:
     )
 
 
-def directive(order: Directive, epoch: int) -> pb.ToAgent:
+def directive(order: Directive, node_id: NodeId, epoch: int) -> pb.ToAgent:
     place = order.place
     return pb.ToAgent(
         directive=pb.Directive(
@@ -114,7 +158,7 @@ def directive(order: Directive, epoch: int) -> pb.ToAgent:
             role_first_rank=place.role_first_rank,
             role_world_size=place.role_world_size,
             prepare=order.prepare,
-            probe=pb.Probe(number=order.probe, level=order.level),
+            probe=_probe(order.probe, node_id),
             restart_count=order.restart_count,
             stop_grace=order.stop_grace,
             exit_code=order.exit_code,

@@ -19,6 +19,25 @@ class NodeState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Nodes that are tested two by two."""
+
+    store: str
+    """host:port, of one of theirs."""
+    prefix: str
+    """Of what they keep in it."""
+    nodes: tuple[NodeId, ...]
+    pairs: tuple[tuple[NodeId, NodeId], ...]
+    """In the order in which they are tested."""
+    device: str
+    """cpu or cuda."""
+    devices: int
+    """Of each node that take part."""
+    deadline: float
+    """Seconds that it may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """A node is asked to try itself."""
 
@@ -26,6 +45,8 @@ class Probe:
     level: str
     since: float
     """In job time."""
+    pairs: Pairs | None = None
+    """With whom; None: by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,14 @@
 input; what is stale, unknown or impossible changes nothing. Pure.
 """
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sized
 from dataclasses import replace
 from typing import Any
 
 from elastic.master import events as ev
 from elastic.master import ledger as books
 from elastic.master import nodes as registry
-from elastic.master import prechecks
+from elastic.master import prechecks, trial
 from elastic.master import recovery as medic
 from elastic.master.events import Effect, Event, Failed, NodeId, NodePhase, RankFailure
 from elastic.master.ledger import Ledger
@@ -33,6 +33,7 @@ from elastic.master.state import (
     names,
     needed,
     plan,
+    probe,
 )
 
 KEEP_FAILURES = 256
@@ -68,7 +69,7 @@ def expire(job: Job, now: float, policy: Policy) -> Step:
     effects: tuple[Effect, ...] = tuple(ev.Knock(n.node_id, n.incarnation) for n in knocks)
     if aged := prechecks.aged(job.nodes, job.checks, now, policy):
         asked = [node.node_id for node in aged]
-        job = _probe(job, aged, now, policy)
+        job = probe(job, aged, now, policy)
         effects += (ev.Tell(frozenset(asked)),)
         reasons.append(f"probing {names(asked)} again")
     return job, effects, "; ".join(reasons)
@@ -80,6 +81,9 @@ def _master_started(job: Job, event: ev.MasterStarted, now: float, policy: Polic
         job = _resumed(job) if job.result.resumable else _cleared(job)
     fresh = not job.uid
     waiting = {key: registry.silent(node, now, asked=False) for key, node in job.nodes.items()}
+    if policy.precheck == "off":
+        waiting = {key: replace(node, probe=None) for key, node in waiting.items()}
+        job = replace(job, trial=None)
     job = replace(
         job,
         uid=job.uid or event.job_uid,
@@ -101,6 +105,7 @@ def _resumed(job: Job) -> Job:
         forget(job, tuple(job.nodes.values())),
         round=None if job.round is None else replace(job.round, standing=False, change=None),
         ledger=books.interrupted(job.ledger, books.STOPPED, job.result.reason, job.ledger.since),
+        trial=None,
         result=None,
     )
 
@@ -137,42 +142,49 @@ def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
     trained = {} if job.round is None else job.round.incarnations
     came = [job.nodes[node_id] for node_id in dict.fromkeys(ids)]
     if due := prechecks.due(came, job.checks, trained, now, policy):
-        job = _probe(job, due, now, policy)
+        job = probe(job, due, now, policy)
         reasons.append(f"probing {names([node.node_id for node in due])}")
     return job, (ev.Tell(frozenset(ids)),), "; ".join(filter(None, reasons))
 
 
-def _probe(job: Job, nodes: Sequence[Node], now: float, policy: Policy) -> Job:
-    """Have them probe themselves."""
-    asked = {
-        node.node_id: replace(
-            node, probe=registry.Probe(number=number, level=policy.precheck, since=now)
-        )
-        for number, node in enumerate(nodes, job.probes + 1)
-    }
-    return replace(job, nodes={**job.nodes, **asked}, probes=job.probes + len(asked))
-
-
 def _probed(job: Job, event: ev.Probed, now: float, policy: Policy) -> Step:
-    node = known(job, event.node_id, event.incarnation)
-    if node is None or node.probe is None or node.probe.number != event.number:
+    nodes: dict[NodeId, Node] = {}
+    checks: dict[str, prechecks.Checked] = {}
+    reasons = []
+    for health in event.nodes:
+        node = known(job, health.node_id, health.incarnation)
+        if node is None or node.probe is None or node.probe.number != health.number:
+            continue
+        before = job.checks.get(prechecks.where(node))
+        nodes[node.node_id] = replace(node, probe=None)
+        checks[prechecks.where(node)] = prechecks.Checked(
+            node_id=health.node_id,
+            incarnation=health.incarnation,
+            level=health.level,
+            state=health.state,
+            what=health.what,
+            at=now,
+            device=health.device,
+            devices=health.devices,
+            paired=None if before is None else before.paired,
+            doubted="" if before is None else before.doubted,
+        )
+        found = f"is kept out: {health.what}" if health.state == "faulty" else f"is {health.state}"
+        reasons.append(f"{health.node_id} {found}, probed in {health.seconds:.1f} s")
+    if not nodes:
         return job, (), ""
-    checked = prechecks.Checked(
-        node_id=event.node_id,
-        incarnation=event.incarnation,
-        level=event.level,
-        state=event.state,
-        what=event.what,
-        at=now,
-    )
-    job = replace(
-        job,
-        nodes=registry.with_node(job.nodes, replace(node, probe=None)),
-        checks={**job.checks, prechecks.where(node): checked},
-    )
-    found = f"is kept out: {event.what}" if event.state == "faulty" else f"is {event.state}"
-    told = ev.Tell(frozenset({event.node_id}))
-    return job, (told,), f"{event.node_id} {found}, probed in {event.seconds:.1f} s"
+    job = replace(job, nodes={**job.nodes, **nodes}, checks={**job.checks, **checks})
+    return job, (ev.Tell(frozenset(nodes)),), "; ".join(reasons)
+
+
+def _paired(job: Job, event: ev.Paired, now: float, policy: Policy) -> Step:
+    if job.trial is None:
+        return job, (), ""
+    going, nodes = trial.answered(job.trial, job.nodes, event.nodes)
+    if nodes is job.nodes:
+        return job, (), ""
+    told = ev.Tell(frozenset(one.node_id for one in event.nodes))
+    return replace(job, trial=going, nodes=nodes), (told,), ""
 
 
 def _detached(job: Job, event: ev.Detached, now: float, policy: Policy) -> Step:
@@ -452,6 +464,7 @@ _OBSERVE: dict[type, Callable[[Job, Any, float, Policy], Step]] = {
     ev.StoreReady: _store_ready,
     ev.Prepared: _prepared,
     ev.Probed: _probed,
+    ev.Paired: _paired,
     ev.UnitDeclared: _unit_declared,
     ev.Progressed: _progressed,
     ev.Saving: _saving,

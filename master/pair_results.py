@@ -246,9 +246,10 @@ def _links(
 
 def _wrong(test: Test, bound: Bound) -> str | None:
     """What was wrong between the two; empty: nothing, None: it cannot be told."""
-    for account in (test.a, test.b):
-        if account.outcome is not Outcome.PASSED:
-            return account.what or account.outcome
+    failed = [one for one in (test.a, test.b) if one.outcome is not Outcome.PASSED]
+    if failed:  # who only waited for the other knows least
+        told = min(failed, key=lambda one: one.outcome is Outcome.TIMED_OUT)
+        return told.what or told.outcome
     seconds = max(test.a.gather, test.b.gather)
     if seconds > bound.slow and bound.fair:
         return f"an allgather takes {_took(seconds, bound.usual)}"

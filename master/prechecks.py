@@ -1,11 +1,12 @@
 """Which nodes are tried before they join a round, and which are kept out of it. Pure.
 
 A verdict is about a node on its host, and holds for a while. Who trained in the last round has shown that it works,
-so a fault of the software costs no probe. A node that is found faulty is kept out until that verdict is old, or until
-its launcher is started again, by somebody who has seen to it.
+so a fault of the software costs no probe; a fault that may be the machine's puts the node in doubt. A node that is
+found faulty is kept out until that verdict is old, or until its launcher is started again, by somebody who has seen
+to it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic.master.events import Incarnation, NodeId
@@ -30,6 +31,13 @@ class Checked:
     """Every fault, in one line."""
     at: float
     """In job time."""
+    device: str = "cpu"
+    """Or cuda."""
+    devices: int = 1
+    paired: float | None = None
+    """When it was tested with others last, in job time."""
+    doubted: str = ""
+    """What has happened since; empty once it has been tried again, alone and with others."""
 
 
 Checks = Mapping[str, Checked]
@@ -55,9 +63,50 @@ def due(
         node
         for node in nodes
         if node.probe is None
-        and trained.get(node.node_id) != node.incarnation
+        and (trained.get(node.node_id) != node.incarnation or _doubted(node, checks))
         and not _holds(checks.get(where(node)), node, now, policy)
     )
+
+
+def doubt(nodes: Iterable[Node], checks: Checks, why: str, now: float, policy: Policy) -> Checks:
+    """What they met may be the fault of one of them."""
+    found = {}
+    for node in nodes if policy.precheck != "off" else ():
+        found[where(node)] = Checked(
+            node_id=node.node_id, incarnation=node.incarnation, level="off", state="unknown", what="", at=now,
+            doubted=why,
+        )  # fmt: skip
+    return {**checks, **found} if found else checks
+
+
+def to_pair(
+    nodes: Sequence[Node],
+    checks: Checks,
+    trained: Mapping[NodeId, Incarnation],
+    now: float,
+    policy: Policy,
+) -> bool:
+    """Whether these, who are about to train together, are tested with one another before. Who trained waits for
+    nobody to be tested, unless one of them is in doubt."""
+    if policy.precheck == "off" or len(nodes) < 2:
+        return False
+    if any(_doubted(node, checks) for node in nodes):
+        return True
+    new = all(trained.get(node.node_id) != node.incarnation for node in nodes)
+    return new and not all(_paired(node, checks, now, policy) for node in nodes)
+
+
+def _doubted(node: Node, checks: Checks) -> bool:
+    checked = checks.get(where(node))
+    return checked is not None and bool(checked.doubted)
+
+
+def _paired(node: Node, checks: Checks, now: float, policy: Policy) -> bool:
+    """As long as it lives, or for a while."""
+    checked = checks.get(where(node))
+    if checked is None or checked.paired is None:
+        return False
+    return checked.incarnation == node.incarnation or now < checked.paired + policy.verdict_age
 
 
 def _holds(checked: Checked | None, node: Node, now: float, policy: Policy) -> bool:
@@ -77,8 +126,9 @@ def may_join(node: Node, checks: Checks, policy: Policy) -> bool:
 
 def awaited(node: Node, policy: Policy) -> float | None:
     """Until when, in job time, a round waits for its verdict; None: it is not being probed."""
-    waits = node.probe is not None and policy.precheck != "off"
-    return node.probe.since + PATIENCE[node.probe.level] if waits and node.probe else None
+    if node.probe is None or policy.precheck == "off":
+        return None
+    return node.probe.since + PATIENCE[node.probe.level]
 
 
 def aged(nodes: Nodes, checks: Checks, now: float, policy: Policy) -> tuple[Node, ...]:

@@ -13,6 +13,7 @@ from elastic.master.nodes import Node
 from elastic.master.policy import Policy
 from elastic.master.recovery import Cause, Observed, Recovery
 from elastic.master.rendezvous import Seat
+from elastic.master.trial import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,8 @@ class Job:
     """What is known of nodes by their probes."""
     probes: int = 0
     """That were asked for so far."""
+    trial: Trial | None = None
+    """Of nodes that are tested two by two, before they train together."""
     recovery: Recovery = field(default_factory=Recovery)
     ledger: Ledger = field(default_factory=Ledger)
     rollback: Rollback | None = None
@@ -262,6 +265,34 @@ def lose(
 def forget(job: Job, gone: Collection[Node]) -> Job:
     nodes = registry.without(job.nodes, {node.node_id for node in gone})
     return replace(job, nodes=nodes, spent=registry.spend(job.spent, gone))
+
+
+def probe(job: Job, nodes: Sequence[Node], now: float, policy: Policy) -> Job:
+    """Have them probe themselves."""
+    asked = {
+        node.node_id: replace(
+            node, probe=registry.Probe(number=number, level=policy.precheck, since=now)
+        )
+        for number, node in enumerate(nodes, job.probes + 1)
+    }
+    return replace(job, nodes={**job.nodes, **asked}, probes=job.probes + len(asked))
+
+
+def doubt(job: Job, cause: Cause, root: Observed | None, now: float, policy: Policy) -> Step:
+    """What has ended the round may be the fault of a machine, or of what is between them: nodes of which that may be
+    are tried before they train again."""
+    assert job.round is not None
+    ids: Collection[NodeId] = ()
+    if cause is Cause.HARDWARE and root is not None:
+        ids = (root.node_id,)
+    elif cause is Cause.NETWORK:
+        ids = job.round.incarnations
+    nodes = [job.nodes[node_id] for node_id in ids if node_id in job.nodes]
+    checks = prechecks.doubt(nodes, job.checks, cause, now, policy)
+    if checks is job.checks:
+        return job, (), ""
+    job = probe(replace(job, checks=checks), nodes, now, policy)
+    return job, (), f"probing {names([node.node_id for node in nodes])}: {cause}"
 
 
 def names(node_ids: Sequence[str]) -> str:

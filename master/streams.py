@@ -201,7 +201,11 @@ class Streams(master_pb2_grpc.MasterServicer):
             address = message.spare_store.address
             self._fold(session, ev.StoreReady(node_id, incarnation, address))
         elif kind == "probed":
-            self._fold(session, messages.probed(message.probed, node_id, incarnation))
+            health = messages.health(message.probed, node_id, incarnation)
+            self._news.add(node_id, ev.Probed((health,)))
+        elif kind == "paired":
+            pairing = messages.pairing(message.paired, node_id, incarnation)
+            self._news.add(node_id, ev.Paired((pairing,)))
         elif kind == "unit":
             unit = message.unit
             if unit.unit != self._shell.job.unit:
@@ -287,7 +291,7 @@ class Streams(master_pb2_grpc.MasterServicer):
             already = session.idle and order.kind == "wait" and not more
             if order != session.told and not already:
                 session.told, session.idle = order, False
-                session.push(messages.directive(order, job.epoch))
+                session.push(messages.directive(order, node_id, job.epoch))
 
     def _start(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -15,7 +15,7 @@ class Version(_message.Message):
     def __init__(self, major: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "heartbeat", "report", "spare_store", "unit", "leaving", "log", "snapshots", "stand", "found", "examined", "probed")
+    __slots__ = ("hello", "heartbeat", "report", "spare_store", "unit", "leaving", "log", "snapshots", "stand", "found", "examined", "probed", "paired")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class FromAgent(_message.Message):
     FOUND_FIELD_NUMBER: _ClassVar[int]
     EXAMINED_FIELD_NUMBER: _ClassVar[int]
     PROBED_FIELD_NUMBER: _ClassVar[int]
+    PAIRED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     report: NodeReport
@@ -40,7 +41,8 @@ class FromAgent(_message.Message):
     found: Found
     examined: Examined
     probed: Probed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[_Union[SpareStore, _Mapping]] = ..., unit: _Optional[_Union[UnitDeclared, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., stand: _Optional[_Union[Stand, _Mapping]] = ..., found: _Optional[_Union[Found, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ...) -> None: ...
+    paired: Paired
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[_Union[SpareStore, _Mapping]] = ..., unit: _Optional[_Union[UnitDeclared, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., stand: _Optional[_Union[Stand, _Mapping]] = ..., found: _Optional[_Union[Found, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., paired: _Optional[_Union[Paired, _Mapping]] = ...) -> None: ...
 
 class ToAgent(_message.Message):
     __slots__ = ("welcome", "directive", "read_log", "snapshots", "leave", "look", "watch", "examine")
@@ -164,26 +166,81 @@ class Directive(_message.Message):
     def __init__(self, kind: _Optional[_Union[Directive.Kind, str]] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., node_rank: _Optional[int] = ..., num_nodes: _Optional[int] = ..., first_rank: _Optional[int] = ..., local_world_size: _Optional[int] = ..., world_size: _Optional[int] = ..., store: _Optional[str] = ..., role_first_rank: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., stop_grace: _Optional[float] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., prepare: bool = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
 
 class Probe(_message.Message):
-    __slots__ = ("number", "level")
+    __slots__ = ("number", "level", "pairs")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
     number: int
     level: str
-    def __init__(self, number: _Optional[int] = ..., level: _Optional[str] = ...) -> None: ...
+    pairs: Pairs
+    def __init__(self, number: _Optional[int] = ..., level: _Optional[str] = ..., pairs: _Optional[_Union[Pairs, _Mapping]] = ...) -> None: ...
+
+class Pairs(_message.Message):
+    __slots__ = ("store", "prefix", "node", "nodes", "first", "second", "device", "devices", "deadline")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SECOND_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    prefix: str
+    node: int
+    nodes: int
+    first: _containers.RepeatedScalarFieldContainer[int]
+    second: _containers.RepeatedScalarFieldContainer[int]
+    device: str
+    devices: int
+    deadline: float
+    def __init__(self, store: _Optional[str] = ..., prefix: _Optional[str] = ..., node: _Optional[int] = ..., nodes: _Optional[int] = ..., first: _Optional[_Iterable[int]] = ..., second: _Optional[_Iterable[int]] = ..., device: _Optional[str] = ..., devices: _Optional[int] = ..., deadline: _Optional[float] = ...) -> None: ...
 
 class Probed(_message.Message):
-    __slots__ = ("number", "level", "state", "what", "seconds")
+    __slots__ = ("number", "level", "state", "what", "seconds", "device", "devices")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     number: int
     level: str
     state: str
     what: str
     seconds: float
-    def __init__(self, number: _Optional[int] = ..., level: _Optional[str] = ..., state: _Optional[str] = ..., what: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    device: str
+    devices: int
+    def __init__(self, number: _Optional[int] = ..., level: _Optional[str] = ..., state: _Optional[str] = ..., what: _Optional[str] = ..., seconds: _Optional[float] = ..., device: _Optional[str] = ..., devices: _Optional[int] = ...) -> None: ...
+
+class Paired(_message.Message):
+    __slots__ = ("number", "state", "what", "gpu", "matmul", "tests")
+    class Test(_message.Message):
+        __slots__ = ("passed", "late", "what", "gather")
+        PASSED_FIELD_NUMBER: _ClassVar[int]
+        LATE_FIELD_NUMBER: _ClassVar[int]
+        WHAT_FIELD_NUMBER: _ClassVar[int]
+        GATHER_FIELD_NUMBER: _ClassVar[int]
+        passed: bool
+        late: bool
+        what: str
+        gather: float
+        def __init__(self, passed: bool = ..., late: bool = ..., what: _Optional[str] = ..., gather: _Optional[float] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    MATMUL_FIELD_NUMBER: _ClassVar[int]
+    TESTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    state: str
+    what: str
+    gpu: int
+    matmul: _containers.RepeatedScalarFieldContainer[float]
+    tests: _containers.RepeatedCompositeFieldContainer[Paired.Test]
+    def __init__(self, number: _Optional[int] = ..., state: _Optional[str] = ..., what: _Optional[str] = ..., gpu: _Optional[int] = ..., matmul: _Optional[_Iterable[float]] = ..., tests: _Optional[_Iterable[_Union[Paired.Test, _Mapping]]] = ...) -> None: ...
 
 class NodeReport(_message.Message):
     __slots__ = ("round", "phase", "failures")

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from elastic.agent.probes.program import begin
 from elastic.proto import env
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ _SIZE = {"cpu": 768, "cuda": 8192}
 _MIB = {"cpu": 8.0, "cuda": 64.0}
 """That each process sends in an allgather."""
 _PERIOD = 64
+_LOOK = 0.2
+"""Seconds between looks at whether the other one has given up."""
+_LAST_WORD = 1.0
+"""Seconds for a process to end as the other one did."""
 _MARGIN = 1.0
 """Seconds before the deadline at which the last pair is given up."""
 
@@ -53,7 +58,7 @@ class Report:
     """What will be printed; whoever ends the process first prints it."""
 
     out: int
-    """The descriptor that was stdout."""
+    """The descriptor of what was stdout."""
     doing: str = "starting"
     alone: bool = True
     """Nothing of the work so far needs another node."""
@@ -79,6 +84,7 @@ class Setting:
     """Who this process is, and until when."""
 
     store: tuple[str, int]
+    prefix: str
     rank: int
     world: int
     per_node: int
@@ -109,9 +115,9 @@ class Setting:
 def main(args: Sequence[str]) -> None:
     """Never returns."""
     started = time.monotonic()
-    report = Report(out=os.dup(1))
-    os.dup2(2, 1)  # libraries may print
     options = _parser().parse_args(args)
+    answers = begin(options.parent)
+    report = Report(out=answers.fileno())
     setting = _setting(options, started)
     faulthandler.dump_traceback_later(options.deadline + 2, exit=True)
     timer = threading.Timer(
@@ -210,13 +216,33 @@ def _pair(
         store.wait(here, timedelta(seconds=max(latest - time.monotonic(), 0.01)))
     except RuntimeError as error:  # which all of torch's errors are
         return {"outcome": "timed out", "what": f"no word of it through the store: {_said(error)}"}
-    return _bounded(lambda give_up: _gathers(setting, number, ranks, slot, give_up), slot)
+    failed = f"failed/{number}"
+    found = _bounded(
+        lambda give_up: _gathers(setting, number, ranks, slot, give_up),
+        slot,
+        lambda: _there(store, failed),
+    )
+    if found["outcome"] != "passed":
+        with contextlib.suppress(RuntimeError):
+            store.set(failed, "")
+    return found
+
+
+def _there(store: "Store", key: str) -> bool:
+    """Also where the store is gone."""
+    try:
+        return store.check([key])
+    except RuntimeError:
+        return True
 
 
 def _bounded(
-    work: Callable[[list[Callable[[], object]]], dict[str, Any]], seconds: float
+    work: Callable[[list[Callable[[], object]]], dict[str, Any]],
+    seconds: float,
+    hopeless: Callable[[], bool],
 ) -> dict[str, Any]:
-    """What `work` returns; it is left behind where it takes longer, and what it put on its list called."""
+    """What `work` returns; it is left behind where it takes longer, or nothing can come of it any more, and what it
+    put on its list called."""
     found: list[dict[str, Any]] = []
     give_up: list[Callable[[], object]] = []
 
@@ -232,14 +258,18 @@ def _bounded(
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(seconds)
+    began = time.monotonic()
+    while thread.is_alive() and time.monotonic() - began < seconds and not hopeless():
+        thread.join(_LOOK)
+    thread.join(_LAST_WORD)
     if found:
         return found[0]
     for call in give_up:
         aborting = threading.Thread(target=call, daemon=True)
         aborting.start()
         aborting.join(1)
-    return {"outcome": "timed out", "what": f"no allgather within {seconds:.1f} s"}
+    took = time.monotonic() - began
+    return {"outcome": "timed out", "what": f"no allgather within {took:.1f} s"}
 
 
 def _gathers(
@@ -289,11 +319,12 @@ def _group(setting: Setting, number: int, ranks: list[int], seconds: float) -> A
 
 
 def _connect(setting: Setting, seconds: float) -> "Store":
-    from torch._C._distributed_c10d import TCPStore
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     host, port = setting.store
     timeout = timedelta(seconds=seconds)
-    return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+    store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+    return PrefixStore(setting.prefix, store)
 
 
 def _finish(device: str) -> None:
@@ -317,6 +348,7 @@ def _setting(options: argparse.Namespace, started: float) -> Setting:
         raise SystemExit(f"elastic: --pairs {options.pairs} are not pairs of {nodes} nodes")
     return Setting(
         store=(host.strip("[]"), int(port)),
+        prefix=options.prefix,
         rank=options.rank,
         world=options.world,
         per_node=options.per_node,
@@ -329,7 +361,9 @@ def _setting(options: argparse.Namespace, started: float) -> Setting:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m elastic.agent.probes.pair")
-    parser.add_argument("--store", required=True, metavar="HOST:PORT", help="of this group alone")
+    parser.add_argument("--store", required=True, metavar="HOST:PORT", help="at which they meet")
+    parser.add_argument("--prefix", default="pairs", help="of what is kept in it")
+    parser.add_argument("--parent", type=int, metavar="PID", help="that this is not to outlive")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world", type=int, required=True, help="processes on all nodes")
     parser.add_argument("--per-node", type=int, default=1, help="processes on one")

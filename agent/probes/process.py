@@ -63,6 +63,19 @@ class Program:
 
     async def answer(self, probe: str, timeout: float) -> Answer:
         """Its next, which must be about `probe`; another in its place if it does not come in time."""
+        line = await self.line(probe, timeout)
+        if isinstance(line, Answer):
+            return line
+        try:
+            said = decode(line)
+        except CodecError as error:
+            return await self._nonsense(probe, str(error))
+        if said.probe not in (probe, probe.removesuffix("_together")):
+            return await self._nonsense(probe, f"it answered for {said.probe}")
+        return replace(said, probe=probe)
+
+    async def line(self, probe: str, timeout: float) -> bytes | Answer:
+        """What it prints next; what is wrong if nothing comes."""
         if self._transport is None:
             loop = asyncio.get_running_loop()
             self._transport, _ = await loop.connect_read_pipe(
@@ -75,15 +88,7 @@ class Program:
             return await self._overrun(probe, timeout)
         except ValueError:
             return await self._nonsense(probe, f"it printed a line of more than {LONGEST} bytes")
-        if not line:
-            return await self._death(probe)
-        try:
-            said = decode(line)
-        except CodecError as error:
-            return await self._nonsense(probe, str(error))
-        if said.probe not in (probe, probe.removesuffix("_together")):
-            return await self._nonsense(probe, f"it answered for {said.probe}")
-        return replace(said, probe=probe)
+        return line or await self._death(probe)
 
     async def only_answer(self, probe: str, timeout: float) -> Answer:
         """Its one answer, after which there must be nothing; then it is ended."""

@@ -26,8 +26,9 @@ def test_nodes_that_work_train(job: Job) -> None:
         job.start("--precheck", "quick", nodes="2")
     number = job.wait_for_steps(4)
     assert number == 1, job.dump()
-    said = [event for event in job.events() if "is ok, probed in" in event]
-    assert len(said) == 2, job.events()
+    said = "\n".join(job.events())
+    assert said.count("is ok, probed in") == 2, said
+    assert re.search(r"2 nodes were tested two by two, [\d.]+ s; round 1", said), said
     job.finish()
     job.ends(0)
 
@@ -39,5 +40,18 @@ def test_a_node_that_computes_wrong_is_kept_out_and_the_others_train(job: Job) -
     job.wait_for_event("node1 is kept out: matmul: cpu: ")
     job.wait_for_steps(2)
     assert re.search(r"^node1 +kept out ", job.ctl("status"), re.MULTILINE), job.ctl("status")
+    job.finish()
+    job.ends(0)
+
+
+def test_two_whose_link_is_dead_are_told_apart_from_dead_nodes(job: Job) -> None:
+    """Each works alone; one of them has no way to the other."""
+    job.start("--precheck", "quick", nodes="1:2")
+    job.start("--precheck", "quick", nodes="1:2", environ={"GLOO_SOCKET_IFNAME": "nosuch0"})
+    job.wait_for_event("the link between node0 and node1: both are fine alone, and not together")
+    job.wait_for_steps(2)
+    assert len(re.findall(r"^node\d +kept out ", job.ctl("status"), re.MULTILINE)) == 1, job.ctl(
+        "status"
+    )
     job.finish()
     job.ends(0)

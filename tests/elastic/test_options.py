@@ -411,7 +411,7 @@ def test_streams_that_make_no_sense(text: str) -> None:
     [
         ("--network-check", {}, ()),
         ("", {"PET_COMM_PERF_TEST": "1"}, ("--comm-perf-test",)),
-        ("--exclude_straggler --comm-perf-test", {}, ("--comm-perf-test", "--exclude-straggler")),
+        ("--exclude_straggler --comm-perf-test", {}, ("--comm-perf-test",)),
         ("--precheck 0", {}, ()),
         ("--precheck 2", {}, ()),
         ("--save_at_breakpoint", {}, ("--save-at-breakpoint",)),
@@ -446,6 +446,10 @@ def test_dlrover_flags_that_are_refused(line: str, environ: dict[str, str], hint
     ("line", "environ", "expected"),
     [
         ("", {}, "off"),
+        ("--nnodes 2", {}, "quick"),
+        ("--nnodes 1:2", {}, "quick"),
+        ("--nnodes 2 --precheck 0", {}, "off"),
+        ("--nnodes 2 --standalone", {}, "off"),
         ("--precheck full", {}, "full"),
         ("--precheck 1", {}, "quick"),
         ("", {"ELASTIC_PRECHECK": "2"}, "full"),

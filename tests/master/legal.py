@@ -20,6 +20,7 @@ def check(
     after = decision.state
     _grows(before, event, after)
     _legal_round(before, after, policy, used)
+    _trial(after)
     _directives(after)
     _effects(before, decision, now)
     if _visible(before) != _visible(after):
@@ -74,6 +75,22 @@ def _legal_round(before: Job, after: Job, policy: Policy, used: set[str]) -> Non
     assert current.store not in used, "two rounds on one store"
     used.add(current.store)
     assert not after.nodes[ids[0]].store, "its store is still offered"
+
+
+def _trial(job: Job) -> None:
+    """Whoever is tested with others is in the trial, with partners of its own group, and none trains meanwhile."""
+    asked = {
+        n: node.probe.pairs for n, node in job.nodes.items() if node.probe and node.probe.pairs
+    }
+    if job.trial is None:
+        assert not asked
+        return
+    assert not _standing(job.round)
+    assert asked.keys() <= job.trial.members.keys()
+    for node_id, pairs in asked.items():
+        assert node_id in pairs.nodes
+        assert len(set(pairs.nodes)) == len(pairs.nodes) > 1
+        assert {each for pair in pairs.pairs for each in pair} == set(pairs.nodes)
 
 
 def _directives(job: Job) -> None:

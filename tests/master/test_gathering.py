@@ -2,7 +2,7 @@
 
 from elastic.master import events as ev
 from elastic.master.events import Event, Incarnation, KnockAnswer, NodeId
-from elastic.master.gathering import Gathering
+from elastic.master.gathering import Gathering, News
 from tests.master.builders import attached, detached, knocked
 from tests.master.serving import within
 
@@ -60,7 +60,7 @@ async def test_many_of_a_kind_are_one() -> None:
     ]
 
 
-def _nodes(event: ev.Attached | ev.Detached | ev.Knocked) -> list[tuple[NodeId, Incarnation]]:
-    if isinstance(event, ev.Attached):
-        return [(node.node_id, node.incarnation) for node in event.nodes]
-    return [(node[0], node[1]) for node in event.nodes]
+def _nodes(event: News) -> list[tuple[NodeId, Incarnation]]:
+    if isinstance(event, ev.Detached | ev.Knocked):
+        return [(node[0], node[1]) for node in event.nodes]
+    return [(node.node_id, node.incarnation) for node in event.nodes]

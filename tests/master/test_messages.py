@@ -1,8 +1,10 @@
 """What comes from the wire is bounded; what goes out is whole."""
 
+from elastic.master import events as ev
 from elastic.master import messages
 from elastic.master.directive import Directive, Place
-from elastic.master.events import NodePhase
+from elastic.master.events import Incarnation, NodeId, NodePhase
+from elastic.master.nodes import Pairs, Probe
 from elastic.proto import master_pb2 as pb
 from elastic.proto.limits import MOST_SLOTS
 
@@ -57,6 +59,30 @@ def test_a_phase_of_a_newer_release_is_none() -> None:
     assert messages.report(message).phase is NodePhase.IDLE
 
 
+def test_a_node_hears_which_of_those_that_are_tested_it_is() -> None:
+    a, b, c = map(NodeId, "abc")
+    pairs = Pairs(
+        store="a:1", prefix="probe/4", nodes=(b, a, c), pairs=((b, a), (b, c)), device="cuda", devices=8, deadline=60.0
+    )  # fmt: skip
+    order = Directive(kind="wait", probe=Probe(number=5, level="full", since=1.0, pairs=pairs))
+    for node_id, number in ((b, 0), (a, 1), (c, 2)):
+        sent = messages.directive(order, node_id, epoch=4).directive.probe
+        assert (sent.number, sent.level, sent.pairs.node) == (5, "full", number)
+        assert (sent.pairs.nodes, [*sent.pairs.first], [*sent.pairs.second]) == (3, [0, 0], [1, 2])
+        fields = {field.name for field in pb.Pairs.DESCRIPTOR.fields}
+        assert {field.name for field, _ in sent.pairs.ListFields()} >= fields - {"node"}
+
+
+def test_what_a_node_says_of_tests_with_others_is_bounded() -> None:
+    message = pb.Paired(number=4, state="odd", what="x" * 9999, matmul=[0.5])
+    for _ in range(messages.MOST_TESTS + 1):
+        message.tests.add(passed=True, gather=0.25)
+    said = messages.pairing(message, NodeId("a"), Incarnation(1))
+    assert (said.state, len(said.what), said.gpu) == ("unknown", messages.MAX_TEXT, None)
+    assert said.matmul == (0.5,)
+    assert said.tests == (ev.PairTest(passed=True, gather=0.25),) * messages.MOST_TESTS
+
+
 def test_a_directive_goes_out_whole() -> None:
     place = Place(
         node_rank=1,
@@ -69,9 +95,9 @@ def test_a_directive_goes_out_whole() -> None:
     )
     order = Directive(
         kind="run", round=9, place=place, store="s:1", restart_count=2, stop_grace=1.5,
-        exit_code=213, reason="because", prepare=True,
+        exit_code=213, reason="because", prepare=True, probe=Probe(number=3, level="quick", since=1.0),
     )  # fmt: skip
-    sent = messages.directive(order, epoch=4).directive
+    sent = messages.directive(order, NodeId("b"), epoch=4).directive
     fields = {field.name for field in pb.Directive.DESCRIPTOR.fields}
     assert {field.name for field, _ in sent.ListFields()} == fields
     assert (sent.kind, sent.epoch, sent.first_rank, sent.role_world_size) == (

@@ -4,48 +4,27 @@ import pytest
 
 from elastic.master import events as ev
 from elastic.master.events import Incarnation, NodeId
-from elastic.master.policy import Policy
 from elastic.master.prechecks import PATIENCE
-from tests.master.builders import KILLED, Core, failed, left, spare
-
-
-def begun(*nodes: str, precheck: str = "quick", **policy: object) -> Core:
-    """They have attached, and are being probed."""
-    policy = {"min_nodes": 1, "max_nodes": len(nodes), "verdict_age": 1000.0, **policy}
-    core = Core(Policy(precheck=precheck, **policy))  # type: ignore[arg-type]
-    core.attach(*nodes, slots=1, at=0.0)
-    return core
-
-
-def answer(
-    core: Core, node: str, state: str = "ok", *, at: float, number: int | None = None
-) -> None:
-    known = core.job.nodes[NodeId(node)]
-    asked = known.probe.number if known.probe is not None else 0
-    core.feed(
-        ev.Probed(
-            node_id=known.node_id, incarnation=known.incarnation,
-            number=asked if number is None else number, level=core.policy.precheck, state=state,
-            what="matmul: gpu3: 1 elements differ" if state == "faulty" else "", seconds=1.5,
-        ),
-        at,
-    )  # fmt: skip
-
-
-def asked(core: Core, *nodes: str) -> list[bool]:
-    return [core.order(node).probe > 0 for node in nodes]
+from tests.master.builders import KILLED, failed, left, spare
+from tests.master.probing import answer, asked, begun, in_pairs, pair
 
 
 def test_nobody_trains_before_all_are_probed() -> None:
     core = begun("a", "b")
     assert core.seats() == []
     order = core.order("b")
-    assert (order.kind, order.level, order.probe) == ("wait", "quick", 2)
+    assert order.kind == "wait"
+    assert order.probe is not None
+    assert (order.probe.level, order.probe.number) == ("quick", 2)
     answer(core, "a", at=2.0)
     assert core.seats() == []
     assert asked(core, "a", "b") == [False, True]
     answer(core, "b", at=3.0)
+    assert core.seats() == []
+    assert in_pairs(core) == ["a", "b"]
+    pair(core, at=4.0)
     assert core.seats() == ["a", "b"]
+    assert core.reason().startswith("2 nodes were tested two by two, 1.0 s; round 1: ")
 
 
 def test_without_a_precheck_nobody_is_probed() -> None:
@@ -60,6 +39,7 @@ def test_a_faulty_node_is_kept_out_and_the_others_go_on() -> None:
     answer(core, "a", at=2.5)
     answer(core, "c", at=3.0)
     core.tick(4.0)
+    pair(core, at=5.0)
     assert core.seats() == ["a", "c"]
     assert core.order("b").kind == "wait"
 
@@ -86,6 +66,7 @@ def test_a_fault_of_the_software_costs_no_probe() -> None:
     core = begun("a", "b", verdict_age=10.0)
     for node in ("a", "b"):
         answer(core, node, at=2.0)
+    pair(core, at=3.0)
     spare(core)
     core.feed(failed("a", 1, KILLED), 500.0)
     assert asked(core, "a", "b") == [False, False]
@@ -100,6 +81,7 @@ def test_a_good_verdict_holds_for_another_life_of_the_node_for_a_while(
     core = begun("a", "b", min_nodes=2)
     answer(core, "a", at=2.0)
     answer(core, "b", at=2.0)
+    pair(core, at=2.0)
     spare(core)
     core.feed(left("b"), 3.0)
     core.attach("b", incarnation=2, at=at)
@@ -131,6 +113,7 @@ def test_another_host_is_not_known_by_the_name_of_the_node() -> None:
     core = begun("a", "b", min_nodes=2)
     answer(core, "a", at=2.0)
     answer(core, "b", at=2.0)
+    pair(core, at=2.0)
     spare(core)
     core.feed(left("b"), 3.0)
     core.attach("b", incarnation=2, host="10.0.0.9", at=4.0)
@@ -141,11 +124,11 @@ def test_answers_to_another_question_or_of_another_life_change_nothing() -> None
     core = begun("a")
     before = core.job
     answer(core, "a", at=2.0, number=7)
-    stranger = ev.Probed(
+    stranger = ev.Health(
         node_id=NodeId("a"), incarnation=Incarnation(9), number=1, level="quick", state="ok",
         what="", seconds=1.0,
     )  # fmt: skip
-    core.feed(stranger, 2.0)
+    core.feed(ev.Probed((stranger,)), 2.0)
     assert core.job is before
 
 

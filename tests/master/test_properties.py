@@ -37,6 +37,7 @@ policies = st.builds(
     below_min_timeout=st.sampled_from([None, None, 4.0]),
     failure_grace=st.sampled_from([0.0, 2.0]),
     precheck=st.sampled_from(["off", "off", "quick", "full"]),
+    exclude_straggler=st.booleans(),
     verdict_age=st.sampled_from([0.0, 4.0, 3600.0]),
 )
 
@@ -80,6 +81,8 @@ wishes = st.one_of(
     st.tuples(st.just("prepared"), nodes, life),
     st.tuples(st.just("probed"), nodes, life, st.sampled_from(["ok", "ok", "faulty", "unknown"])),
     st.tuples(st.just("works")),
+    st.tuples(st.just("paired"), st.sampled_from(["ok", "ok", "faulty", "unknown"]), st.booleans()),
+    st.tuples(st.just("pairs")),
     st.tuples(st.just("step"), rounds, st.integers(-1, 9)),
     st.tuples(st.just("restart")),
     st.tuples(st.just("saving"), rounds),
@@ -167,6 +170,10 @@ class World:
             case "works", *_:
                 for known in tuple(self.job.nodes.values()):
                     self.feed(self.probed(known.node_id, known.incarnation, "ok"))
+            case "paired", str(state), bool(passed):
+                return ev.Paired(self.pairings(state, passed)[:2])
+            case "pairs", *_:
+                self.feed(ev.Paired(self.pairings("ok", True)))
             case "saving", int(ahead):
                 return ev.Saving(self.job.last_round + ahead)
             case "met", int(ahead):
@@ -215,10 +222,31 @@ class World:
     def probed(self, node_id: NodeId, incarnation: Incarnation, state: str) -> ev.Probed:
         known = self.job.nodes.get(node_id)
         number = known.probe.number if known is not None and known.probe is not None else 1
-        return ev.Probed(
+        health = ev.Health(
             node_id=node_id, incarnation=incarnation, number=number, level=self.policy.precheck,
             state=state, what="a\nfault" if state == "faulty" else "", seconds=1.0,
         )  # fmt: skip
+        return ev.Probed((health,))
+
+    def pairings(self, state: str, passed: bool) -> tuple[ev.Pairing, ...]:
+        """Of all that are being tested with others."""
+        found = []
+        for node in self.job.nodes.values():
+            if node.probe is not None and node.probe.pairs is not None:
+                mine = [pair for pair in node.probe.pairs.pairs if node.node_id in pair]
+                tests = tuple(ev.PairTest(passed=passed, what="a\nlink", gather=0.1) for _ in mine)
+                found.append(
+                    ev.Pairing(
+                        node_id=node.node_id,
+                        incarnation=node.incarnation,
+                        number=node.probe.number,
+                        state=state,
+                        what="a\nfault",
+                        matmul=(1.0,),
+                        tests=tests,
+                    )
+                )
+        return tuple(found)
 
     def report(self, ahead: int, phase: NodePhase, seen: list[RankFailure]) -> ev.Report:
         return ev.Report(round=self.job.last_round + ahead, phase=phase, failures=tuple(seen))

@@ -88,7 +88,7 @@ def test_one_that_fails_alone(address: str) -> None:
 def test_a_store_that_nobody_serves() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        said = Probe(f"127.0.0.1:{closed.getsockname()[1]}", 0, 2, *CPU, "--deadline", "8").end(60)
+        said = Probe(f"127.0.0.1:{closed.getsockname()[1]}", 0, 2, *CPU, "--deadline", "20").end(90)
     assert "reaching the store" in said["what"]
     assert not said["figures"]["alone"]
 
@@ -97,7 +97,7 @@ def test_a_store_that_never_answers() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        said = Probe(f"127.0.0.1:{silent.getsockname()[1]}", 0, 2, *CPU, "--deadline", "8").end(60)
+        said = Probe(f"127.0.0.1:{silent.getsockname()[1]}", 0, 2, *CPU, "--deadline", "20").end(90)
     assert "reaching the store" in said["what"]
 
 

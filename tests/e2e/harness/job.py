@@ -195,7 +195,8 @@ class Job:
         command = (
             *(sys.executable, "-m", "elastic.run", "--nproc-per-node", str(nproc)),
             *("--nnodes", nodes, *meeting, "--rdzv-endpoint", f"{self.address}:{self.port}"),
-            *("--log-dir", str(self.folder / "logs"), "--node-id", name, *flags),
+            *("--log-dir", str(self.folder / "logs"), "--node-id", name),
+            *("--precheck", "off", *flags),  # it takes seconds, and is what few tests are about
             *(entry or (str(SCRIPT), str(self.folder), *script)),
         )
         return self.launch(name, command, environ or {}, prefix, log_level, console)

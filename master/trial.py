@@ -1,0 +1,265 @@
+"""Nodes that are about to train together are tested two by two before: rounds of tests as `pairing` plans them,
+until every fault has a name. Pure.
+
+Nodes of a group meet at a spare store of one of them. Who does not answer in time has failed its tests; who is gone,
+or could not be tested, is left out, and accused of nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from elastic.master import pairing
+from elastic.master.events import Incarnation, NodeId, Pairing
+from elastic.master.grouping import Group
+from elastic.master.nodes import Node, Nodes, Pairs, Probe
+from elastic.master.pair_results import Account, Kind, Limits, Outcome, Test, Verdict
+from elastic.master.pairing import Found, Solo
+from elastic.master.policy import Policy
+from elastic.master.prechecks import Checked, Checks, where
+
+START = 30.0
+"""Seconds for a group to have a store."""
+LATE = 15.0
+"""Seconds beyond its deadline for an answer to come."""
+DEADLINE = {"quick": (60.0, 20.0), "full": (90.0, 60.0)}
+"""Seconds that a node's tests may take: to import torch, and for each of them."""
+ANY_SPEED = Limits(matmul_ratio=inf, gather_ratio=inf)
+"""Only what does not work is a fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    members: Mapping[NodeId, Incarnation]
+    began: float
+    """In job time, as all times here."""
+    rounds: tuple[tuple[Test, ...], ...] = ()
+    """That are over."""
+    waiting: tuple[Group, ...]
+    """Of this round, without a store so far."""
+    groups: tuple[Group, ...] = ()
+    """Of this round, that have begun."""
+    answers: Mapping[NodeId, Pairing] = field(default_factory=dict[NodeId, Pairing])
+    """In this round."""
+    untested: frozenset[NodeId] = frozenset()
+    """Who could not be."""
+    until: float
+    """When this round is over, whoever has not answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    trial: Trial | None
+    """None: it is over."""
+    nodes: Nodes
+    checks: Checks
+    probes: int
+    reason: str
+
+
+def begin(nodes: Sequence[Node], checks: Checks, now: float, policy: Policy) -> Trial:
+    members = {node.node_id: node.incarnation for node in nodes}
+    table = {node.node_id: node for node in nodes}
+    plan = pairing.decide(_labels(table), _solo(table, checks), (), _limits(policy))
+    return Trial(
+        members=members, began=now, waiting=plan.groups, until=_until(plan.groups, now, policy)
+    )
+
+
+def answered(trial: Trial, nodes: Nodes, answers: Sequence[Pairing]) -> tuple[Trial, Nodes]:
+    """Take in what nodes say."""
+    taken = {}
+    for one in answers:
+        node = nodes.get(one.node_id)
+        if node is None or node.incarnation != one.incarnation or node.probe is None:
+            continue
+        if node.probe.number == one.number and node.probe.pairs is not None:
+            taken[one.node_id] = one
+    if not taken:
+        return trial, nodes
+    untested = {node_id for node_id, one in taken.items() if one.state == "unknown"}
+    trial = replace(trial, answers={**trial.answers, **taken}, untested=trial.untested | untested)
+    return trial, {**nodes, **{key: replace(nodes[key], probe=None) for key in taken}}
+
+
+def go_on(
+    trial: Trial, nodes: Nodes, checks: Checks, probes: int, now: float, policy: Policy
+) -> Moved:
+    """Ask whom there is to ask; once all have answered, the next round, or what came of it."""
+    here = _here(trial, nodes)
+    late = now >= trial.until
+    ready, waiting = _with_stores(trial.waiting, here)
+    trial = replace(trial, waiting=() if late else waiting, groups=(*trial.groups, *ready.values()))
+    asked = {}
+    for store, group in ready.items():
+        pairs = _order(store, f"probe/{probes + 1}", group, here, checks, policy)
+        for node_id in group.nodes:
+            probes += 1
+            probe = Probe(number=probes, level=policy.precheck, since=now, pairs=pairs)
+            asked[node_id] = replace(nodes[node_id], probe=probe)
+    if asked:
+        nodes = {**nodes, **asked}
+    open_ = [n for n in trial.members if (node := nodes.get(n)) and node.probe and node.probe.pairs]
+    if not late and (open_ or trial.waiting):
+        reason = f"{len(trial.members)} nodes are tested two by two"
+        return Moved(trial=trial, nodes=nodes, checks=checks, probes=probes, reason=reason)
+    if open_:
+        nodes = {**nodes, **{key: replace(nodes[key], probe=None) for key in open_}}
+    rounds = (*trial.rounds, tuple(_tests(trial)))
+    tested = {key: node for key, node in here.items() if key not in trial.untested}
+    plan = pairing.decide(_labels(tested), _solo(tested, checks), rounds, _limits(policy))
+    if plan.groups:
+        until = _until(plan.groups, now, policy)
+        trial = replace(
+            trial, rounds=rounds, waiting=plan.groups, groups=(), answers={}, until=until
+        )
+        return go_on(trial, nodes, checks, probes, now, policy)
+    faults = _faults(here, plan.verdicts)
+    said = [f"{len(trial.members)} nodes were tested two by two, {now - trial.began:.1f} s"]
+    said += _some([f"{node_id} is kept out: {what}" for node_id, what in faults.items()])
+    said += _some([str(one) for one in plan.undecided])
+    return Moved(
+        trial=None,
+        nodes=nodes,
+        checks=_judged(here, checks, faults, now, policy),
+        probes=probes,
+        reason="; ".join(said),
+    )
+
+
+def _some(texts: Sequence[str], most: int = 5) -> list[str]:
+    return [*texts[:most], *[f"{len(texts) - most} more"] * (len(texts) > most)]
+
+
+def _limits(policy: Policy) -> Limits:
+    return Limits() if policy.exclude_straggler else ANY_SPEED
+
+
+def _until(groups: Sequence[Group], now: float, policy: Policy) -> float:
+    longest = max((_deadline(group, policy) for group in groups), default=0.0)
+    return now + START + longest + LATE
+
+
+def _deadline(group: Group, policy: Policy) -> float:
+    start, each = DEADLINE[policy.precheck]
+    busiest = max(Counter(node_id for pair in group.pairs for node_id in pair).values())
+    return start + each * busiest
+
+
+def _here(trial: Trial, nodes: Nodes) -> dict[NodeId, Node]:
+    """Its members, in this life."""
+    return {
+        node_id: node
+        for node_id, incarnation in trial.members.items()
+        if (node := nodes.get(node_id)) is not None
+        and node.incarnation == incarnation
+        and not node.draining
+    }
+
+
+def _labels(nodes: Nodes) -> dict[NodeId, str]:
+    return {key: "/".join(value for _, value in sorted(n.labels)) for key, n in nodes.items()}
+
+
+def _solo(nodes: Nodes, checks: Checks) -> dict[NodeId, Solo]:
+    states = {"ok": Found.FINE, "faulty": Found.FAULTY}
+    return {
+        key: Solo(found=states.get(checked.state, Found.UNKNOWN), what=checked.what)
+        for key, node in nodes.items()
+        if (checked := checks.get(where(node))) is not None
+    }
+
+
+def _with_stores(
+    groups: Sequence[Group], here: Nodes
+) -> tuple[dict[str, Group], tuple[Group, ...]]:
+    """Groups of those who are here, by the store at which they can meet; and the others."""
+    ready: dict[str, Group] = {}
+    waiting = []
+    for group in groups:
+        left = Group(pairs=tuple(pair for pair in group.pairs if here.keys() >= set(pair)))
+        store = next((here[n].store for n in left.nodes if here[n].store), "")
+        if store:
+            ready[store] = left
+        elif left.pairs:
+            waiting.append(left)
+    return ready, tuple(waiting)
+
+
+def _order(
+    store: str, prefix: str, group: Group, here: Nodes, checks: Checks, policy: Policy
+) -> Pairs:
+    known = [checks.get(where(here[node_id])) for node_id in group.nodes]
+    cuda = all(one is not None and one.device == "cuda" for one in known)
+    return Pairs(
+        store=store,
+        prefix=prefix,
+        nodes=group.nodes,
+        pairs=group.pairs,
+        device="cuda" if cuda else "cpu",
+        devices=min(one.devices for one in known if one) if cuda else 1,
+        deadline=_deadline(group, policy),
+    )
+
+
+def _tests(trial: Trial) -> Iterator[Test]:
+    """Of the round that is on."""
+    for group in trial.groups:
+        turn: Counter[NodeId] = Counter()
+        for a, b in group.pairs:
+            yield Test(a=_account(trial, a, turn[a]), b=_account(trial, b, turn[b]))
+            turn.update((a, b))
+
+
+def _account(trial: Trial, node_id: NodeId, turn: int) -> Account:
+    """What a node says of its pairs' number `turn`."""
+    said = trial.answers.get(node_id)
+    if said is None:
+        return Account(node_id=node_id, outcome=Outcome.TIMED_OUT, what="it never answered")
+    if said.state == "faulty":
+        alone = Outcome.FAILED_ALONE
+        return Account(node_id=node_id, outcome=alone, what=said.what, gpu=said.gpu)
+    if turn >= len(said.tests):
+        return Account(node_id=node_id, outcome=Outcome.FAILED, what="it was not tested")
+    test = said.tests[turn]
+    failed = Outcome.TIMED_OUT if test.late else Outcome.FAILED
+    return Account(
+        node_id=node_id,
+        outcome=Outcome.PASSED if test.passed else failed,
+        what=test.what,
+        matmul=said.matmul,
+        gather=test.gather,
+    )
+
+
+def _judged(
+    here: Nodes, checks: Checks, faults: Mapping[NodeId, str], now: float, policy: Policy
+) -> Checks:
+    """What is known of them now."""
+    found = {}
+    for node_id, node in here.items():
+        key = where(node)
+        known = checks.get(key) or Checked(
+            node_id=node_id, incarnation=node.incarnation, level=policy.precheck, state="unknown", what="", at=now
+        )  # fmt: skip
+        if node_id in faults:
+            known = replace(
+                known, state="faulty", what=faults[node_id], at=now, incarnation=node.incarnation
+            )
+        found[key] = replace(known, paired=now, doubted="")
+    return {**checks, **found}
+
+
+def _faults(here: Nodes, verdicts: Sequence[Verdict]) -> dict[NodeId, str]:
+    """Who is kept out, and why. Of a link's two ends one can train: the one with fewer such links, or that came
+    first."""
+    faults = {one.nodes[0]: str(one) for one in verdicts if one.kind is not Kind.LINK}
+    links = [one for one in verdicts if one.kind is Kind.LINK]
+    many = Counter(node_id for one in links for node_id in one.nodes)
+    came = {node_id: number for number, node_id in enumerate(here)}
+    for one in sorted(links, key=lambda one: -max(many[node_id] for node_id in one.nodes)):
+        if not faults.keys() & set(one.nodes):
+            worst = max(one.nodes, key=lambda node_id: (many[node_id], came[node_id]))
+            faults[worst] = str(one)
+    return faults

@@ -1,0 +1,272 @@
+"""Nodes that are tested with one another before they train together."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elastic.master import events as ev
+from elastic.master import prechecks
+from elastic.master.events import NodeId
+from elastic.master.nodes import Pairs
+from elastic.master.trial import DEADLINE, LATE, START
+from tests.master.builders import CLOSED, KILLED, Core, failed, failure, left, spare, store
+from tests.master.probing import answer, asked, begun, in_pairs, pair
+
+LOST_GPU = failure(
+    error_type="RuntimeError", message="CUDA error: uncorrectable ECC error encountered"
+)
+
+
+def probed(*nodes: str, **policy: Any) -> Core:
+    """Each has probed itself, and works."""
+    core = begun(*nodes, **policy)
+    for node in nodes:
+        answer(core, node, at=2.0)
+    return core
+
+
+def pairs(core: Core, node: str) -> Pairs:
+    probe = core.job.nodes[NodeId(node)].probe
+    assert probe is not None
+    assert probe.pairs is not None
+    return probe.pairs
+
+
+def kept_out(core: Core) -> list[str]:
+    """Of those that are here."""
+    return [
+        n
+        for n, node in core.job.nodes.items()
+        if not prechecks.may_join(node, core.job.checks, core.policy)
+    ]
+
+
+def test_nodes_meet_at_a_store_of_one_of_them() -> None:
+    core = probed("a", "b")
+    asked_of = [pairs(core, node) for node in ("a", "b")]
+    assert asked_of[0] == asked_of[1]
+    assert asked_of[0].store == core.job.nodes[NodeId("a")].store
+    assert asked_of[0].pairs == (("a", "b"),)
+    pair(core, at=3.0)
+    assert core.job.round is not None
+    assert core.job.round.store == asked_of[0].store, "a test uses none up"
+
+
+def test_without_a_store_they_wait_for_one() -> None:
+    core = begun("a", "b")
+    for node in ("a", "b"):
+        core.feed(store(node, ""), 1.0)
+    for node in ("a", "b"):
+        answer(core, node, at=2.0)
+    assert in_pairs(core) == []
+    core.feed(store("b", "b:77"), 2.5)
+    assert in_pairs(core) == ["a", "b"]
+    assert pairs(core, "a").store == "b:77"
+
+
+def test_the_device_is_what_all_have_and_as_many_as_each_has() -> None:
+    core = begun("a", "b", "c", "d")
+    for node, device, devices in (
+        ("a", "cuda", 8),
+        ("b", "cuda", 4),
+        ("c", "cuda", 8),
+        ("d", "cpu", 1),
+    ):
+        probe = core.job.nodes[NodeId(node)].probe
+        assert probe is not None
+        health = ev.Health(
+            node_id=NodeId(node), incarnation=core.job.nodes[NodeId(node)].incarnation, number=probe.number,
+            level="quick", state="ok", what="", seconds=1.0, device=device, devices=devices,
+        )  # fmt: skip
+        core.feed(ev.Probed((health,)), 2.0)
+    assert [(pairs(core, node).device, pairs(core, node).devices) for node in "abcd"] == [
+        ("cuda", 4), ("cuda", 4), ("cpu", 1), ("cpu", 1),
+    ]  # fmt: skip
+
+
+def test_a_bad_node_among_three_is_named_and_kept_out() -> None:
+    core = probed("a", "b", "c")
+    while in_pairs(core):
+        pair(core, "b", at=core.now + 1)
+    core.tick(core.now + 2)
+    assert kept_out(core) == ["b"]
+    assert core.seats() == ["a", "c"]
+    assert (
+        "works with none of" in core.job.checks[prechecks.where(core.job.nodes[NodeId("b")])].what
+    )
+
+
+def test_of_two_that_do_not_work_together_one_trains() -> None:
+    """The link is at fault, as far as anybody can tell."""
+    core = probed("a", "b")
+    while in_pairs(core):
+        pair(core, "a-b", at=core.now + 1)
+    core.tick(core.now + 2)
+    assert core.seats() == ["a"]
+    (out,) = kept_out(core)
+    what = core.job.checks[prechecks.where(core.job.nodes[NodeId(out)])].what
+    assert what.startswith("the link between a and b: both are fine alone, and not together")
+
+
+def test_a_bad_link_costs_one_node() -> None:
+    core = probed(*"abcdef")
+    for _ in range(3):
+        if in_pairs(core):
+            pair(core, "a-b", at=core.now + 1)
+    core.tick(core.now + 2)
+    assert len(core.seats()) == 5
+    assert len({"a", "b"} & set(core.seats())) == 1
+
+
+def test_who_never_answers_is_at_fault_once_the_time_is_over() -> None:
+    core = probed("a", "b", "c")
+    while in_pairs(core):
+        pair(core, at=core.now + 1, silent="b")
+        if in_pairs(core) == ["b"]:
+            wake = core.wake()
+            assert wake is not None
+            core.tick(wake)
+    core.tick(core.now + 2)
+    assert kept_out(core) == ["b"]
+    assert core.seats() == ["a", "c"]
+
+
+def test_a_round_of_tests_is_over_in_time() -> None:
+    core = probed("a", "b")
+    start, each = DEADLINE["quick"]
+    assert core.wake() == 2.0 + START + start + each + LATE
+
+
+def test_who_is_gone_meanwhile_is_accused_of_nothing() -> None:
+    core = probed("a", "b", "c")
+    core.feed(left("b"), 2.5)
+    while in_pairs(core):
+        pair(core, "b", at=core.now + 1)
+    core.tick(core.now + 2)
+    assert core.seats() == ["a", "c"]
+    assert all(checked.state == "ok" for checked in core.job.checks.values())
+
+
+def test_who_could_not_be_tested_trains() -> None:
+    core = probed("a", "b")
+    node = core.job.nodes[NodeId("b")]
+    assert node.probe is not None
+    unknown = ev.Pairing(
+        node_id=node.node_id, incarnation=node.incarnation, number=node.probe.number, state="unknown", what="no memory"
+    )  # fmt: skip
+    core.feed(ev.Paired((unknown,)), 3.0)
+    pair(core, "a-b", at=4.0)
+    assert core.seats() == ["a", "b"]
+
+
+def test_a_sick_device_is_its_node_s_fault() -> None:
+    core = probed("a", "b")
+    node = core.job.nodes[NodeId("b")]
+    assert node.probe is not None
+    sick = ev.Pairing(
+        node_id=node.node_id, incarnation=node.incarnation, number=node.probe.number, state="faulty", gpu=3,
+        what="CUDA error: unspecified launch failure",
+    )  # fmt: skip
+    core.feed(ev.Paired((sick,)), 3.0)
+    pair(core, "a-b", at=4.0)
+    core.tick(6.0)
+    assert core.seats() == ["a"]
+    checked = core.job.checks[prechecks.where(core.job.nodes[NodeId("b")])]
+    assert checked.what == "GPU 3 of node b: CUDA error: unspecified launch failure"
+
+
+@pytest.mark.parametrize(("exclude", "seats"), [(False, list("abcd")), (True, list("acd"))])
+def test_a_slow_node_is_kept_out_where_that_is_wanted(exclude: bool, seats: list[str]) -> None:
+    core = probed(*"abcd", exclude_straggler=exclude)
+    for _ in range(3):
+        said = []
+        for node_id in in_pairs(core):
+            node = core.job.nodes[NodeId(node_id)]
+            assert node.probe is not None
+            mine = [one for one in pairs(core, node_id).pairs if node_id in one]
+            said.append(
+                ev.Pairing(
+                    node_id=node.node_id,
+                    incarnation=node.incarnation,
+                    number=node.probe.number,
+                    state="ok",
+                    matmul=(2.0 if node_id == "b" else 1.0,),
+                    tests=tuple(ev.PairTest(passed=True, gather=0.1) for _ in mine),
+                )
+            )
+        if said:
+            core.feed(ev.Paired(tuple(said)), core.now + 1)
+    core.tick(core.now + 2)
+    assert core.seats() == seats
+
+
+def test_who_trained_does_not_wait_for_a_newcomer_s_tests() -> None:
+    core = probed("a", "b")
+    pair(core, at=3.0)
+    spare(core)
+    core.attach("c", at=4.0)
+    core.feed(failed("a", 1, KILLED), 5.0)
+    assert core.seats() == ["a", "b"]
+    assert asked(core, "a", "b", "c") == [False, False, True]
+
+
+def test_a_machine_s_fault_has_its_node_tried_before_it_trains_again() -> None:
+    core = probed("a", "b", min_nodes=2)
+    pair(core, at=3.0)
+    spare(core)
+    core.feed(failed("b", 1, LOST_GPU), 5.0)
+    core.tick(8.0)
+    assert core.seats() == []
+    assert asked(core, "a", "b") == [False, True]
+    answer(core, "b", at=9.0)
+    assert in_pairs(core) == ["a", "b"]
+    pair(core, at=10.0)
+    assert core.seats() == ["a", "b"]
+
+
+def test_a_network_s_fault_without_another_cause_has_all_tried() -> None:
+    core = probed("a", "b", min_nodes=2)
+    pair(core, at=3.0)
+    spare(core)
+    core.feed(failed("b", 1, CLOSED), 5.0)
+    core.tick(5.0 + core.policy.settle)
+    assert "probing a, b: network" in core.reason()
+    assert asked(core, "a", "b") == [True, True]
+    answer(core, "a", at=9.0)
+    answer(core, "b", at=9.0)
+    pair(core, at=10.0)
+    assert core.seats() == ["a", "b"]
+    spare(core)
+    core.feed(failed("b", 2, KILLED), 20.0)
+    assert core.seats() == ["a", "b"], "the doubt is over"
+
+
+def test_without_a_precheck_nothing_is_doubted() -> None:
+    core = Core(replace(begun("a", "b").policy, precheck="off"))
+    core.attach("a", "b", at=0.0)
+    core.tick(2.0)
+    spare(core)
+    core.feed(failed("b", 1, LOST_GPU), 5.0)
+    core.tick(8.0)
+    assert core.seats() == ["a", "b"]
+    assert core.job.checks == {}
+
+
+def test_a_master_that_takes_over_goes_on_with_the_tests() -> None:
+    core = probed("a", "b")
+    before = core.job
+    assert before.trial is not None
+    core.feed(ev.MasterStarted("job", policy=core.policy), 3.0)
+    assert core.job.trial == before.trial
+    core.attach("a", "b", at=4.0)
+    pair(core, at=5.0)
+    assert core.seats() == ["a", "b"]
+
+
+def test_one_that_wants_no_tests_ends_them() -> None:
+    core = probed("a", "b")
+    core.policy = replace(core.policy, precheck="off")
+    core.feed(ev.MasterStarted("job", policy=core.policy), 3.0)
+    core.attach("a", "b", at=4.0)
+    assert core.seats() == ["a", "b"]
