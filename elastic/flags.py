@@ -201,6 +201,11 @@ OURS = (
         "for one and with --standalone).",
     ),
     Flag(
+        name="probe-only",
+        switch=True,
+        help="End once all nodes have been tried, with exit code 1 if one of them is faulty; no script runs.",
+    ),
+    Flag(
         name="hang-action",
         default="recover",
         choices=HANG_ACTIONS,

@@ -96,6 +96,8 @@ class Options:
     """Recoveries from other faults before the job fails."""
     precheck: str
     """How nodes are probed before they train: off, quick or full."""
+    probe_only: bool
+    """Nothing is run then."""
     exclude_straggler: bool
     """Those that are slow are kept out, too."""
     hang_action: str
@@ -166,6 +168,8 @@ class Options:
                 f"--node-unit {self.node_unit}: no multiple of it lies in --nnodes "
                 f"{self.min_nodes}:{self.max_nodes}"
             )
+        if self.probe_only and self.precheck == "off":
+            raise UsageError("--probe-only wants --precheck quick or full")
         for name, allowed in _WORDS.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(
@@ -223,6 +227,7 @@ _AS_PARSED = (
     "numa_binding",
     "max_restarts",
     "fault_budget",
+    "probe_only",
     "exclude_straggler",
     "hang_action",
     "hang_floor",
@@ -334,7 +339,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         nproc_per_node=values.nproc(args.nproc_per_node),
-        precheck=args.precheck or ("quick" if max_nodes > 1 and not args.standalone else "off"),
+        precheck=args.precheck or _precheck(args, max_nodes),
         rdzv_backend=where.backend,
         endpoint_host=where.host,
         endpoint_port=where.port,
@@ -361,6 +366,11 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         without_effect=(*without_effect, *where.without_effect, *ignored_conf(conf, where.backend)),
         **{name: getattr(args, name) for name in _AS_PARSED},
     )
+
+
+def _precheck(args: argparse.Namespace, most: int) -> str:
+    """Where nobody has said how."""
+    return "quick" if args.probe_only or (most > 1 and not args.standalone) else "off"
 
 
 def _add_local_rank(args: argparse.Namespace) -> None:

@@ -194,6 +194,7 @@ def _master_main(
         join_timeout=options.join_timeout,
         below_min_timeout=options.below_min_timeout,
         precheck=options.precheck,
+        probe_only=options.probe_only,
         exclude_straggler=options.exclude_straggler,
         hang_action=options.hang_action,
         hang_floor=options.hang_floor,

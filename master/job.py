@@ -225,6 +225,8 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
         return drained(job, change.reason, now, policy), None, change.reason
     if job.trial is not None:
         return _try(job, job.trial, now, policy)
+    if policy.probe_only:
+        return _precheck(job, now, policy)
     if len(job.nodes) < policy.min_nodes:  # the common case while thousands join: no planning
         return _wait(job, rendezvous.too_few(len(job.nodes), policy), now, policy)
     last = job.round.seats if job.round is not None else ()
@@ -261,6 +263,24 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
     if job.below_min_since is not None:
         job = replace(job, below_min_since=None)
     return job, None, f"{plan.reason}: once {head.node_id} has made a store"
+
+
+def _precheck(job: Job, now: float, policy: Policy) -> Next:
+    """Try all nodes, alone and then with one another; that is the whole job."""
+    if len(job.nodes) < policy.max_nodes:
+        return _wait(job, rendezvous.too_few(len(job.nodes), policy), now, policy)
+    nodes = tuple(job.nodes.values())
+    times = [until for node in nodes if (until := prechecks.awaited(node, policy)) is not None]
+    if times and now < max(times):
+        return job, max(times), f"{rendezvous.many(len(times), 'node')} being probed"
+    fit = [node for node in nodes if prechecks.may_join(node, job.checks, policy)]
+    if prechecks.to_pair(fit, job.checks, {}, now, policy):
+        return _try(job, trial.begin(fit, job.checks, now, policy), now, policy)
+    reason = f"{len(fit)} of {rendezvous.many(len(nodes), 'node')} can train"
+    if times:
+        reason += f"; {rendezvous.many(len(times), 'node')} never answered"
+    reason = _join((reason, prechecks.describe(job.nodes, job.checks, policy)))
+    return end(job, Result(exit_code=int(len(fit) < len(nodes)), reason=reason), now), None, reason
 
 
 def _try(job: Job, going: trial.Trial, now: float, policy: Policy) -> Next:

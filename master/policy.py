@@ -43,6 +43,8 @@ class Policy:
     """What a hang's verdict does: "recover" restarts the ranks, "dump" only tells, "ignore" looks for none."""
     precheck: str = "off"
     """How a node is probed before it joins: not at all, for seconds, or for minutes."""
+    probe_only: bool = False
+    """The job is over once all of its nodes have been tried."""
     exclude_straggler: bool = False
     """A node that is slow is kept out, as one that does not work is."""
     verdict_age: float = 3600.0

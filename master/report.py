@@ -38,6 +38,10 @@ def report(job: Job, now: float) -> dict[str, Any]:
             }
             for i in ledger.interruptions
         ],
+        "checks": [
+            {"node": where, "state": checked.state, "what": checked.what}
+            for where, checked in job.checks.items()
+        ],
         "failures": []
         if job.round is None
         else [

@@ -1,7 +1,11 @@
-"""`elasticctl probe`: try this machine's devices, memory and disks by hand."""
+"""`elasticctl probe`: try this machine by hand, or several of them, alone and with one another."""
 
 import argparse
 import asyncio
+import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,10 +17,12 @@ from elastic.proto import env
 from elastic.proto.verbs import Context
 
 COLUMNS = ("PROBE", "DEVICE", "VERDICT", "FIGURES")
+NODES = ("NODE", "VERDICT", "WHAT")
 
 
 def probe(context: Context, argv: Sequence[str]) -> int:
-    """Tries this machine's GPUs or CPU, memory and disks; exit code 1 if something is faulty."""
+    """Tries this machine's GPUs or CPU, memory and disks; with --nnodes, all machines on which it is started so, and
+    then two by two; exit code 1 if something is faulty."""
     parser = argparse.ArgumentParser(prog="elasticctl probe", description=probe.__doc__)
     parser.add_argument(
         "--level", choices=LEVELS, default="quick", help="seconds, or minutes (quick)"
@@ -25,7 +31,18 @@ def probe(context: Context, argv: Sequence[str]) -> int:
         "--folder", action="append", type=Path, metavar="DIR",
         help="a folder whose disk is tried, repeatable ($TMPDIR)",
     )  # fmt: skip
+    parser.add_argument(
+        "--nnodes", type=int, default=1, help="machines on which this is started (1)"
+    )
+    parser.add_argument(
+        "--rdzv-endpoint", default="", metavar="HOST:PORT",
+        help="where they meet; HOST is one of them, and shows the table",
+    )  # fmt: skip
     args = parser.parse_args(argv)
+    if args.nnodes > 1:
+        if not args.rdzv_endpoint:
+            parser.error("--nnodes wants --rdzv-endpoint HOST:PORT")
+        return _several(context, args.level, args.nnodes, args.rdzv_endpoint)
     environ = dict(env.process_environment())
     verdict = asyncio.run(
         run.probe(
@@ -40,6 +57,25 @@ def probe(context: Context, argv: Sequence[str]) -> int:
     else:
         context.out.table(COLUMNS, rows(verdict))
     return 1 if verdict.faults else 0
+
+
+def _several(context: Context, level: str, nodes: int, endpoint: str) -> int:
+    """A job that only tries its nodes."""
+    with tempfile.TemporaryDirectory(prefix="elastic-probe-") as folder:
+        report = Path(folder, "report.json")
+        job = ("--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
+        flags = ("--rdzv-id", "probe", "--state-dir", folder, "--report", str(report))
+        command = [sys.executable, "-m", "elastic.run", *job, *flags, "--probe-only"]
+        done = subprocess.run([*command, "--precheck", level, "-"], check=False)
+        if report.exists():  # here was the master
+            found = json.loads(report.read_text())["checks"]
+            if context.out.json:
+                context.out.document({"level": level, "nodes": found})
+            else:
+                context.out.table(
+                    NODES, [[one["node"], one["state"], one["what"]] for one in found]
+                )
+    return done.returncode
 
 
 def rows(verdict: NodeVerdict) -> list[list[str]]:

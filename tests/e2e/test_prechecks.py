@@ -6,19 +6,10 @@ from pathlib import Path
 from tests.agent.probes import healthy
 from tests.e2e.harness import ROOT, Job
 
-CORRUPTS = """
-mm = torch.mm
-def corrupting(*args, **kwargs):
-    product = mm(*args, **kwargs)
-    product.view(torch.int32)[0, 0] ^= 1 << 3
-    return product
-torch.mm = corrupting
-"""
-
 
 def corrupt(folder: Path) -> str:
     """A PYTHONPATH of probes whose products are wrong."""
-    return healthy.environ(folder, torch_fault=CORRUPTS)["PYTHONPATH"]
+    return healthy.environ(folder, torch_fault=healthy.CORRUPTS)["PYTHONPATH"]
 
 
 def test_nodes_that_work_train(job: Job) -> None:

@@ -142,3 +142,34 @@ def test_one_that_never_answers_holds_up_the_others_only_for_so_long() -> None:
     answer(core, "b", at=200.0)
     core.tick(300.0)
     assert core.seats() == ["a", "b"]
+
+
+def test_a_job_that_only_tries_its_nodes_is_over_then() -> None:
+    core = begun("a", "b", "c", min_nodes=3, probe_only=True)
+    answer(core, "a", at=2.0)
+    answer(core, "b", at=2.0)
+    assert core.exit_code() is None
+    answer(core, "c", at=2.0)
+    while in_pairs(core):
+        pair(core, at=core.now + 1)
+    assert core.exit_code() == 0
+    assert core.reason() == "3 of 3 nodes can train"
+
+
+def test_it_fails_where_one_of_them_is_faulty() -> None:
+    core = begun("a", "b", "c", min_nodes=3, probe_only=True)
+    answer(core, "a", at=2.0)
+    answer(core, "b", "faulty", at=2.0)
+    answer(core, "c", at=2.0)
+    pair(core, at=3.0)
+    assert core.exit_code() == 1
+    assert core.reason() == "2 of 3 nodes can train; b is kept out: matmul: gpu3: 1 elements differ"
+
+
+def test_or_where_one_never_answers() -> None:
+    core = begun("a", "b", min_nodes=2, probe_only=True)
+    answer(core, "a", at=2.0)
+    assert core.wake() == PATIENCE["quick"]
+    core.tick(PATIENCE["quick"])
+    assert core.exit_code() == 1
+    assert core.reason() == "1 of 2 nodes can train; 1 node never answered"

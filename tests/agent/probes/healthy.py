@@ -18,6 +18,16 @@ PAIR = tuple(Device(label=f"cpu{rank}", torch="cpu", nvml="") for rank in (0, 1)
 
 GENEROUS = Limits(torch=100.0, device=100.0, other=100.0)
 
+CORRUPTS = """
+mm = torch.mm
+def corrupting(*args, **kwargs):
+    product = mm(*args, **kwargs)
+    product.view(torch.int32)[0, 0] ^= 1 << 3
+    return product
+torch.mm = corrupting
+"""
+"""Of all products one element is wrong."""
+
 IN_PROBE = """
 import sys
 def in_probe(name, *args):

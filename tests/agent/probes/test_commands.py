@@ -5,7 +5,11 @@ import os
 import subprocess
 from pathlib import Path
 
+from tests.agent.probes import healthy
+from tests.e2e.harness.ports import free_port
 from tests.elastic.asking import columns, elasticctl
+
+ROOT = Path(__file__).parents[3]
 
 
 def ask(*args: str) -> "subprocess.CompletedProcess[str]":
@@ -31,6 +35,32 @@ def test_a_fault_as_json(tmp_path: Path) -> None:
     (bad,) = [probe for probe in said["probes"] if probe["state"] == "faulty"]
     assert (bad["probe"], bad["device"]) == ("disk", missing)
     assert bad["what"] == "there is no such folder"
+
+
+def test_several_machines(tmp_path: Path) -> None:
+    """Where they meet a table of all is shown; one of them computes wrong."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    path = healthy.environ(tmp_path / "site", torch_fault=healthy.CORRUPTS)["PYTHONPATH"]
+    environs = [{**os.environ}, {**os.environ, "PYTHONPATH": f"{path}:{ROOT}"}]
+    command = elasticctl("probe", "--nnodes", "2", "--rdzv-endpoint", endpoint)
+    started = [
+        subprocess.Popen(command, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for environ in environs
+    ]  # fmt: skip
+    said = [process.communicate(timeout=250) for process in started]
+    assert [process.returncode for process in started] == [1, 1], said
+    (shown,) = [out for out, _ in said if out]
+    head, *rows = shown.splitlines()
+    assert columns(head) == ["NODE", "VERDICT", "WHAT"]
+    assert sorted(columns(row)[3] for row in rows) == ["faulty", "ok"], shown
+    assert "elements of a product are wrong" in shown
+    assert "1 of 2 nodes can train" in "".join(error for _, error in said)
+
+
+def test_several_machines_meet_somewhere() -> None:
+    done = ask("probe", "--nnodes", "2")
+    assert done.returncode == 2
+    assert "--nnodes wants --rdzv-endpoint HOST:PORT" in done.stderr
 
 
 def test_usage() -> None:

@@ -60,7 +60,7 @@ def test_one_that_stops_in_the_middle(address: str, store: TCPStore) -> None:
     flags = (*CPU, "--deadline", "40", "--pairs", "0-1,0-2")
     stopped = Probe(address, 1, 3, *flags)
     try:
-        store.wait(["alone/1"], LONG)
+        store.wait(["pairs/alone/1"], LONG)
         stopped.process.send_signal(signal.SIGSTOP)
         probes = [Probe(address, rank, 3, *flags) for rank in (0, 2)]
         said, other = (probe.end(200) for probe in probes)
