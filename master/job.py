@@ -28,6 +28,7 @@ from elastic.master.state import (
     fail,
     in_round,
     interrupt,
+    trained,
 )
 from elastic.master.state import plan as planned
 
@@ -118,7 +119,7 @@ def _wake(job: Job, until: float | None, policy: Policy) -> tuple[Effect, ...]:
     """One time at which to look again: the earliest at which anything can change by itself."""
     if job.result is not None:
         return ()
-    again = prechecks.next_due(job.nodes, job.checks, policy)
+    again = prechecks.next_due(job.nodes, job.checks, trained(job), policy)
     times = [t for t in (until, registry.next_deadline(job.nodes, policy), again) if t is not None]
     return (ev.WakeAt(min(times)),) if times else ()
 
@@ -231,15 +232,15 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
         return _wait(job, rendezvous.too_few(len(job.nodes), policy), now, policy)
     last = job.round.seats if job.round is not None else ()
     here = _candidates(job, policy)
-    lives = job.round.incarnations if job.round is not None else {}
-    trained = any(lives.get(one.node_id) == job.nodes[one.node_id].incarnation for one in here)
+    lives = trained(job)
+    warmed = any(lives.get(one.node_id) == job.nodes[one.node_id].incarnation for one in here)
     coming = tuple(
         (node.node_id, until)
         for node in job.nodes.values()
         if not node.draining
         and (
             (until := node.awaited(policy, now)) is not None
-            or (not trained and (until := prechecks.awaited(node, policy)) is not None)
+            or (not warmed and (until := prechecks.awaited(node, policy)) is not None)
         )
     )
     warm = [candidate for candidate in here if candidate.ready <= now]
@@ -351,7 +352,7 @@ def _wait(job: Job, plan: rendezvous.Plan, now: float, policy: Policy) -> Next:
 
 
 def _candidates(job: Job, policy: Policy) -> tuple[Candidate, ...]:
-    lives = job.round.incarnations if job.round is not None else {}
+    lives = trained(job)
     return tuple(
         Candidate(
             node_id=node.node_id,

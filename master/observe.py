@@ -34,6 +34,7 @@ from elastic.master.state import (
     needed,
     plan,
     probe,
+    trained,
 )
 
 KEEP_FAILURES = 256
@@ -67,7 +68,7 @@ def expire(job: Job, now: float, policy: Policy) -> Step:
         job, _, reason = lose(job, gone, Cause.NODE_LOST, what, now, policy)
         reasons.append(reason)
     effects: tuple[Effect, ...] = tuple(ev.Knock(n.node_id, n.incarnation) for n in knocks)
-    if aged := prechecks.aged(job.nodes, job.checks, now, policy):
+    if aged := prechecks.aged(job.nodes, job.checks, trained(job), now, policy):
         asked = [node.node_id for node in aged]
         job = probe(job, aged, now, policy)
         effects += (ev.Tell(frozenset(asked)),)
@@ -139,9 +140,8 @@ def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
         report = ev.Reported(arrival.node_id, arrival.incarnation, arrival.report)
         job, _, reason = _reported(job, report, now, policy)
         reasons.append(reason)
-    trained = {} if job.round is None else job.round.incarnations
     came = [job.nodes[node_id] for node_id in dict.fromkeys(ids)]
-    if due := prechecks.due(came, job.checks, trained, now, policy):
+    if due := prechecks.due(came, job.checks, trained(job), now, policy):
         job = probe(job, due, now, policy)
         reasons.append(f"probing {names([node.node_id for node in due])}")
     return job, (ev.Tell(frozenset(ids)),), "; ".join(filter(None, reasons))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic.master.events import Incarnation, NodeId
-from elastic.master.nodes import Node, Nodes
+from elastic.master.nodes import Node, Nodes, NodeState
 from elastic.master.policy import PRECHECKS, Policy
 
 PATIENCE = {"quick": 180.0, "full": 900.0}
@@ -131,30 +131,47 @@ def awaited(node: Node, policy: Policy) -> float | None:
     return node.probe.since + PATIENCE[node.probe.level]
 
 
-def aged(nodes: Nodes, checks: Checks, now: float, policy: Policy) -> tuple[Node, ...]:
-    """Those that are kept out by a verdict that is old: to be probed again."""
-    out = _out(nodes, checks, policy)
-    return tuple(node for node, one in out if now >= one.at + policy.verdict_age)
+def aged(
+    nodes: Nodes,
+    checks: Checks,
+    trained: Mapping[NodeId, Incarnation],
+    now: float,
+    policy: Policy,
+) -> tuple[Node, ...]:
+    """Those that wait, or are kept out, by a verdict that is old: to be probed again. trained: as of `due`."""
+    idle = _idle(nodes, checks, trained, policy)
+    return tuple(node for node, one in idle if now >= one.at + policy.verdict_age)
 
 
-def next_due(nodes: Nodes, checks: Checks, policy: Policy) -> float | None:
+def next_due(
+    nodes: Nodes, checks: Checks, trained: Mapping[NodeId, Incarnation], policy: Policy
+) -> float | None:
     """When the next of them is."""
-    return min(
-        (one.at + policy.verdict_age for _, one in _out(nodes, checks, policy)), default=None
-    )
+    idle = _idle(nodes, checks, trained, policy)
+    return min((one.at + policy.verdict_age for _, one in idle), default=None)
+
+
+def _idle(
+    nodes: Nodes, checks: Checks, trained: Mapping[NodeId, Incarnation], policy: Policy
+) -> Iterator[tuple[Node, Checked]]:
+    for node, checked in _here(nodes, checks, policy):
+        if checked.state == "faulty" or trained.get(node.node_id) != node.incarnation:
+            yield node, checked
 
 
 def describe(nodes: Nodes, checks: Checks, policy: Policy) -> str:
     """Who is kept out, in words; empty: nobody."""
-    out = [f"{node.node_id} is kept out: {one.what}" for node, one in _out(nodes, checks, policy)]
+    here = _here(nodes, checks, policy)
+    out = [f"{n.node_id} is kept out: {one.what}" for n, one in here if one.state == "faulty"]
     return "; ".join([*out[:3], *[f"{len(out) - 3} more are"] * (len(out) > 3)])
 
 
-def _out(nodes: Nodes, checks: Checks, policy: Policy) -> Iterator[tuple[Node, Checked]]:
-    """Those that are here and kept out: few of thousands."""
+def _here(nodes: Nodes, checks: Checks, policy: Policy) -> Iterator[tuple[Node, Checked]]:
+    """Those that are here and not being probed, with what is known of them."""
     if policy.precheck == "off":
         return
     for key, checked in checks.items():
-        node = nodes.get(checked.node_id) if checked.state == "faulty" else None
-        if node is not None and node.probe is None and where(node) == key:
+        node = nodes.get(checked.node_id)
+        attached = node is not None and node.state is NodeState.ATTACHED
+        if node is not None and attached and node.probe is None and where(node) == key:
             yield node, checked

@@ -150,6 +150,11 @@ def is_stale(job: Job, node_id: NodeId, incarnation: Incarnation, number: int | 
     )
 
 
+def trained(job: Job) -> Mapping[NodeId, Incarnation]:
+    """Lives of nodes that the last round was of."""
+    return {} if job.round is None else job.round.incarnations
+
+
 def in_round(job: Job, node: Node) -> bool:
     """It has a part in the standing round that it has not finished."""
     current = job.round

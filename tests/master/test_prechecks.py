@@ -109,6 +109,20 @@ def test_an_old_verdict_is_looked_into() -> None:
     assert core.seats() == ["a"]
 
 
+def test_a_spare_is_probed_again_once_its_verdict_is_old() -> None:
+    """Those that train are not."""
+    core = begun("a", "b", max_nodes=1)
+    answer(core, "a", at=2.0)
+    answer(core, "b", at=3.0)
+    spare(core)
+    assert core.seats() == ["a"]
+    assert core.wake() == 1003.0
+    core.tick(1003.0)
+    assert asked(core, "a", "b") == [False, True]
+    answer(core, "b", at=1005.0)
+    assert core.wake() == 2005.0
+
+
 def test_another_host_is_not_known_by_the_name_of_the_node() -> None:
     core = begun("a", "b", min_nodes=2)
     answer(core, "a", at=2.0)
