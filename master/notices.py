@@ -9,7 +9,7 @@ from elastic.master import events as ev
 from elastic.master.events import Event, NodeId
 from elastic.master.job import Job
 from elastic.master.policy import Policy
-from elastic.master.state import names, needed
+from elastic.master.state import names, needed, nodes_of
 
 MOST_TEXT = 2000
 """Characters of a reason."""
@@ -18,7 +18,7 @@ MOST_TEXT = 2000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     kind: str
-    """kept_out, hang, node_lost, failure; at the job's end job_succeeded, job_failed, job_drained or job_stopped."""
+    """kept_out, replicas_differ, hang, node_lost, failure; at the job's end job_succeeded, job_failed, job_drained or job_stopped."""
     reason: str
     """In words, one line."""
     nodes: tuple[NodeId, ...] = ()
@@ -33,11 +33,26 @@ def of(before: Job, event: Event, after: Job, now: float, policy: Policy) -> tup
     comes to know was told."""
     if before.result is not None or isinstance(event, ev.MasterStarted):
         return ()
-    told = [*_kept_out(before, event, after), *_incident(before, event, after, now, policy)]
+    told = [*_doubt(before, event, after), *_kept_out(before, event, after)]
+    told += _incident(before, event, after, now, policy)
     if (result := after.result) is not None:
         detail = {"outcome": result.outcome, "exit_code": result.exit_code}
         told.append(Notice(kind=f"job_{result.outcome}", reason=result.reason, detail=detail))
     return tuple(told)
+
+
+def _doubt(before: Job, event: Event, after: Job) -> Iterator[Notice]:
+    if not isinstance(event, ev.Doubted) or after.damaged is before.damaged:
+        return
+    current = before.round
+    nodes = nodes_of(current, event.ranks) if current and current.number == event.round else ()
+    yield Notice(
+        kind="replicas_differ",
+        reason=event.what,
+        nodes=tuple(nodes),
+        ranks=event.ranks,
+        detail={"round": event.round, "trusted_step": event.after, "checkpoint": event.checkpoint},
+    )
 
 
 def _kept_out(before: Job, event: Event, after: Job) -> Iterator[Notice]:

@@ -158,6 +158,16 @@ def in_round(job: Job, node: Node) -> bool:
     )
 
 
+def nodes_of(current: Round, ranks: Collection[int]) -> list[NodeId]:
+    """Where some of a round's ranks are, in the order of the nodes' places."""
+    found, first = list[NodeId](), 0
+    for seat in current.seats:
+        if any(first <= rank < first + seat.ranks for rank in ranks):
+            found.append(seat.node_id)
+        first += seat.ranks
+    return found
+
+
 def needed(job: Job, node: Node) -> bool:
     """The standing round cannot go on without this life of it: its ranks train, or it has the
     store.

@@ -4,7 +4,8 @@
 |----------|----------------------------------------------------------------------------------------------|
 | time     | seconds of Unix                                                                              |
 | run_id   | the job's                                                                                    |
-| kind     | kept_out, hang, node_lost, failure, job_succeeded, job_failed, job_drained or job_stopped    |
+| kind     | kept_out, replicas_differ, hang, node_lost, failure, or job_succeeded, job_failed,           |
+|          | job_drained, job_stopped                                                                     |
 | reason   | one line                                                                                     |
 | nodes    | names, as far as there are some to blame                                                     |
 | ranks    | numbers, the same                                                                            |

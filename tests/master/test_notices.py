@@ -124,6 +124,14 @@ def test_a_node_that_is_kept_out_is_told_and_one_that_works_is_not() -> None:
     assert not told(core, (probed(core, "ok"), 1.0))
 
 
+def test_replicas_that_differ_are_told_once() -> None:
+    event = ev.Doubted(round=1, checkpoint="/run", after=4, ranks=(1,), what="rank 1 differs")
+    (one,) = told(running("a", "b"), (event, 20.0), (event, 20.1))
+    assert (one.kind, one.nodes, one.ranks) == ("replicas_differ", ("b",), (1,))
+    assert one.reason == "rank 1 differs"
+    assert one.detail == {"round": 1, "trusted_step": 4, "checkpoint": "/run"}
+
+
 def test_what_is_asked_for_is_not_told() -> None:
     core = running("a", "b")
     assert not told(core, (ev.RestartAsked("new flags"), 20.0))
