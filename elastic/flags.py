@@ -221,7 +221,7 @@ OURS = (
         repeat=True,
         metavar="TARGET",
         help="Tell a URL (http or https: POST) or a shell command (stdin) in JSON of a node that is kept out or lost, "
-        "a hang, a failure and its diagnosis, and the job's end; where the master is. May be repeated.",
+        "replicas that differ, a hang, a failure and its diagnosis, and the job's end; where the master is. May be repeated.",
     ),
     Flag(
         name="failure-grace",

@@ -8,6 +8,8 @@ from typing import Any
 from tests.e2e.harness import Job, processes
 from tests.e2e.test_hangs import start as start_to_hang
 
+HANGS = ("--notify", shlex.join((sys.executable, "-c", "import signal; signal.pause()")))
+
 
 def told(job: Job) -> list[dict[str, Any]]:
     path = job.folder / "notices"
@@ -25,8 +27,8 @@ def first(job: Job, kind: str) -> dict[str, Any]:
 
 
 def test_a_rank_that_fails_and_a_master_that_dies(job: Job) -> None:
-    """Its next life tells only what is new: the end."""
-    flags = ("--max-restarts", "1", *to_a_file(job))
+    """Its next life tells only what is new: the end. Of a command that hung then nothing is left."""
+    flags = ("--max-restarts", "1", *HANGS, *to_a_file(job))
     node = job.start(*flags, script=("--fault", "step:raise:1:1"))
     failure = first(job, "failure")
     assert (failure["run_id"], failure["nodes"], failure["ranks"]) == ("job", ["node0"], [1])
@@ -41,8 +43,7 @@ def test_a_rank_that_fails_and_a_master_that_dies(job: Job) -> None:
 
 
 def test_a_hang_is_told_and_who_does_not_listen_holds_up_nobody(job: Job) -> None:
-    hangs = shlex.join((sys.executable, "-c", "import signal; signal.pause()"))
-    start_to_hang(job, "stop:3", flags=("--notify", hangs, *to_a_file(job)))
+    start_to_hang(job, "stop:3", flags=(*HANGS, *to_a_file(job)))
     hang = first(job, "hang")
     assert hang["ranks"] == [3], hang
     assert hang["nodes"][0] in hang["reason"]
