@@ -72,7 +72,7 @@ def _measure(hidden: int, zero: int) -> None:
     initialize(laid.model, config, 1, 0.02)
     stepper = Stepper(laid, leaf_tokens=2 * config.seq_length)
     adam = torch.optim.AdamW(laid.model.parameters(), lr=1e-3)
-    compared = Replicas(laid, adam, zero=zero, interval=1)
+    compared = Replicas(laid, adam, None, zero=zero, interval=1)
     mine = share(LEAVES.of(0, laid.place.dp, laid.grid.dp))
 
     def step() -> None:

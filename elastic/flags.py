@@ -221,6 +221,15 @@ OURS = (
         "beyond it, its own steps say how long they may take (%(default)g).",
     ),
     Flag(
+        name="notify",
+        type=values.notify,
+        default=[],
+        repeat=True,
+        metavar="TARGET",
+        help="Tell a URL (http or https: POST) or a shell command (stdin) in JSON of a node that is kept out or lost, "
+        "replicas that differ, a hang, a failure and its diagnosis, and the job's end; where the master is. May be repeated.",
+    ),
+    Flag(
         name="failure-grace",
         type=values.seconds,
         default=0.0,

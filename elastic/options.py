@@ -104,6 +104,8 @@ class Options:
     """What happens to a round that hangs: recover, dump or ignore."""
     hang_floor: float
     """Seconds without a step below which no round counts as hung."""
+    notify: tuple[str, ...]
+    """Who is told of what goes wrong, and of the end: http(s) URLs and shell commands."""
     failure_grace: float
     """From SIGTERM to SIGKILL for survivors of a failed round."""
     shutdown_timeout: float
@@ -347,6 +349,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         node_rank=where.node_rank,
         hosts_master=where.hosts_master,
         labels=_labels(args.label),
+        notify=tuple(args.notify),
         join_timeout=values.conf_seconds(conf, "join_timeout", args.join_timeout),
         last_call=_last_call(conf, args.last_call),
         entry_kind=_entry_kind(args),

@@ -5,6 +5,7 @@
     if step % 100 == 0:
         found = replicas.compare(replicas.tensors(model, optimizer))
         if found is not None:
+            checkpoint.distrust(step - 100, str(found), found.suspects)   # the last step that was compared
             raise SystemExit(f"step {step}: {found}")
 
 What replicas compute from the same gradients is the same to the bit, on devices of one kind, so one bit that is not
@@ -63,6 +64,11 @@ class Difference:
     """Those that are not as most are."""
     undecided: tuple[str, ...]
     """Tensors of which no more than half of the ranks hold the same."""
+
+    @property
+    def suspects(self) -> tuple[int, ...]:
+        """Ranks that may be wrong: those that can be named, else all that were compared."""
+        return tuple(self.ranks) if self.undecided else tuple(one.rank for one in self.odd)
 
     def __str__(self) -> str:
         said = [

@@ -212,6 +212,7 @@ def _master_main(
             report=Path(options.report).resolve() if options.report else None,
             node_id=settings.node_id,
             launch=launch,
+            notify=options.notify,
         )
     )
 

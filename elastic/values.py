@@ -10,8 +10,10 @@ import math
 import re
 import signal
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from elastic.proto.errors import UsageError
+from elastic.proto.notify import is_url
 
 Std = int | Mapping[int, int]
 """Which streams: 0 none, 1 stdout, 2 stderr, 3 both; one number for all ranks or one a local rank."""
@@ -38,6 +40,24 @@ def seconds(text: str) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, such as 30 or 0.5")
     return value
+
+
+def notify(text: str) -> list[str]:
+    """One target of `--notify`: a URL, or a shell command that nothing is known of until it runs."""
+    text = text.strip()
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: write a URL or a shell command")
+    if is_url(text):
+        try:
+            parts = urlsplit(text)
+            fine = bool(parts.hostname) and parts.port != 0 and re.fullmatch(r"[!-~]+", text)
+        except ValueError:  # of the port, or of an IPv6 address
+            fine = None
+        if not fine:
+            raise argparse.ArgumentTypeError(f"{text!r} is no URL, such as http://host:8080/path")
+    elif re.match(r"[a-z][a-z0-9+.-]*://", text, re.IGNORECASE):
+        raise argparse.ArgumentTypeError(f"{text!r}: write an http or https URL, or a command")
+    return [text]
 
 
 FEWEST_PORTS = 4

@@ -66,12 +66,12 @@ def endings(job: Job, entries: Iterable[tuple[Event, float]], policy: Policy) ->
             if len(ended.failures) > len(told.failures):
                 told = replace(told, failures=ended.failures)
             found[ended.number] = told
-        if ending := _ending(before, job, event, now, hung, own or policy):
+        if ending := ending_of(before, job, event, now, hung, own or policy):
             found[ending.round] = ending
     return list(found.values())
 
 
-def _ending(
+def ending_of(
     before: Job, job: Job, event: Event, now: float, hung: ev.Hung | None, policy: Policy
 ) -> Ending | None:
     """Of the round that this step ended, if it did end one."""

@@ -246,10 +246,12 @@ class Damage:
     from_memory: bool
     what: str
     """In words: file and tensor."""
+    later: bool = False
+    """In memory and on storage, and all that its round has saved after it."""
 
     @property
-    def where(self) -> tuple[str, int, int, bool]:
-        return self.checkpoint, self.round, self.step, self.from_memory
+    def where(self) -> tuple[str, int, int, bool, bool]:
+        return self.checkpoint, self.round, self.step, self.from_memory, self.later
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +260,19 @@ class Damaged:
 
     round: int
     damage: Damage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubted:
+    """Replicas of a round do not hold the same: what it has saved since they last did may be wrong."""
+
+    round: int
+    checkpoint: str
+    after: int
+    """The last step at which they did."""
+    ranks: tuple[int, ...]
+    """Those that may be wrong."""
+    what: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,6 +344,7 @@ Event = (
     | Saving
     | Met
     | Damaged
+    | Doubted
     | Hung
     | RestartAsked
     | DrainAsked

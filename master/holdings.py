@@ -172,6 +172,24 @@ def sound(said: Said, damaged: Collection[tuple[Moment, bool]]) -> Said:
     return replace(said, holdings=holdings, looked=looked, committed=left(said.committed))
 
 
+def trusted(said: Said, number: int, after: int) -> Said:
+    """What a node says, without what round `number` has saved after a step."""
+
+    def left(moment: Moment | None) -> Moment | None:
+        doubted = moment is not None and moment.round == number and moment.step > after
+        return None if doubted else moment
+
+    looked = said.looked
+    if looked is not None and looked.stored is not None and left(looked.stored) is None:
+        looked = None
+    return replace(
+        said,
+        holdings={moment: held for moment, held in said.holdings.items() if left(moment)},
+        looked=looked,
+        committed=left(said.committed),
+    )
+
+
 Holdings = Mapping[NodeId, Holding]
 """Of one moment, in the order of the nodes' names."""
 

@@ -10,7 +10,7 @@ from elastic.master import events as ev
 from elastic.master import nodes as registry
 from elastic.master import observe, prechecks, rendezvous, trial
 from elastic.master import recovery as medic
-from elastic.master.events import Effect, Event
+from elastic.master.events import Effect, Event, NodeId
 from elastic.master.nodes import NodeState
 from elastic.master.policy import Policy
 from elastic.master.recovery import Cause
@@ -181,9 +181,16 @@ def _judge(job: Job, current: Round, now: float, policy: Policy) -> Next:
     if isinstance(verdict, medic.Fail):
         return fail(job, verdict, now, policy), None, verdict.reason
     job = broken(job, verdict.cause, verdict.reason, now, policy)
-    job, _, doubted = doubt(job, verdict.cause, verdict.root, now, policy)
+    job, doubted = doubt(job, _suspects(current, verdict), verdict.cause, now, policy)
     job, until, reason = _form(job, now, policy)
     return job, until, _join((verdict.reason, doubted, reason))
+
+
+def _suspects(current: Round, verdict: medic.Restart) -> Iterable[NodeId]:
+    """Nodes of which one may be at fault, or what is between them."""
+    if verdict.cause is Cause.HARDWARE and verdict.root is not None:
+        return (verdict.root.node_id,)
+    return current.incarnations if verdict.cause is Cause.NETWORK else ()
 
 
 def _grow(job: Job, current: Round, now: float, policy: Policy) -> Next:
@@ -239,9 +246,10 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
         for node in job.nodes.values()
         if not node.draining
         and (
-            (until := node.awaited(policy, now)) is not None
-            or (not warmed and (until := prechecks.awaited(node, policy)) is not None)
+            until := node.awaited(policy, now)
+            or prechecks.awaited(node, job.checks, policy, trained=warmed)
         )
+        is not None
     )
     warm = [candidate for candidate in here if candidate.ready <= now]
     plan = rendezvous.decide(last, warm, coming, now, job.unit, policy)
@@ -271,7 +279,11 @@ def _precheck(job: Job, now: float, policy: Policy) -> Next:
     if len(job.nodes) < policy.max_nodes:
         return _wait(job, rendezvous.too_few(len(job.nodes), policy), now, policy)
     nodes = tuple(job.nodes.values())
-    times = [until for node in nodes if (until := prechecks.awaited(node, policy)) is not None]
+    times = [
+        until
+        for node in nodes
+        if (until := prechecks.awaited(node, job.checks, policy)) is not None
+    ]
     if times and now < max(times):
         return job, max(times), f"{rendezvous.many(len(times), 'node')} being probed"
     fit = [node for node in nodes if prechecks.may_join(node, job.checks, policy)]

@@ -15,6 +15,7 @@ from uuid import uuid4
 from elastic.master import events as ev
 from elastic.master.control import Control
 from elastic.master.journal import Journal
+from elastic.master.notify import Notifier
 from elastic.master.policy import Policy
 from elastic.master.report import report
 from elastic.master.shell import Shell, pause
@@ -23,6 +24,7 @@ from elastic.master.streams import Streams
 from elastic.proto import job_folder, master_pb2_grpc
 from elastic.proto.client import open_server
 from elastic.proto.deaf import deafen
+from elastic.proto.env import process_environment
 from elastic.proto.errors import ElasticError, JournalFull, UsageError
 from elastic.proto.exit_code import CRASHED
 from elastic.proto.limits import lift_open_files
@@ -48,6 +50,8 @@ class MasterSettings:
     """Of the launcher's own agent."""
     launch: str = field(default_factory=lambda: uuid4().hex)
     """Of the launcher; each life of its master has the same, and one after a result only ends."""
+    notify: tuple[str, ...] = ()
+    """Who is told of what goes wrong, and of the end: URLs and shell commands."""
 
 
 async def serve(settings: MasterSettings) -> None:
@@ -61,7 +65,9 @@ async def serve(settings: MasterSettings) -> None:
     again = last is not None and last.launch == settings.launch
     begun = again or os.path.exists(settings.run_dir / job_folder.JOURNAL)
     journal = await _open(settings.run_dir / job_folder.JOURNAL, again, told_to_end)
-    shell = Shell(journal, settings.policy, settings.launch)
+    notifier = Notifier(settings.notify, settings.run_id, process_environment())
+    tell = notifier.tell if settings.notify else None
+    shell = Shell(journal, settings.policy, settings.launch, tell)
     streams = Streams(shell, settings.run_id, settings.run_dir)
     control = Control(
         shell, streams, journal, settings.run_id, open_admin=bool(settings.security.token)
@@ -86,6 +92,7 @@ async def serve(settings: MasterSettings) -> None:
     if shell.job.result is not None:
         _write_report(shell, settings)
         await streams.farewell(shell.job.stop_grace + 15.0)
+    await notifier.close()
     for task in (stop, watch):
         task.cancel()
     await server.stop(grace=0.2)

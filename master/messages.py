@@ -216,11 +216,23 @@ def damaged(message: pb.Snapshots, checkpoint: str) -> Iterator[ev.Damaged]:
         yield ev.Damaged(one.round, damage)
 
 
+def doubted(message: pb.Snapshots, checkpoint: str) -> Iterator[ev.Doubted]:
+    """What ranks of a node have saved, and do not trust."""
+    for one in message.doubts[:MOST_DAMAGED]:
+        yield ev.Doubted(
+            round=one.round,
+            checkpoint=checkpoint,
+            after=one.after,
+            ranks=tuple(one.ranks[:MOST_SLOTS]),
+            what=one.what[:MOST_WHAT],
+        )
+
+
 def name_damaged(damages: Sequence[ev.Damage], look: pb.StorageLook) -> None:
     """Add what rank 0 is to pass over: the last, where there is much."""
     for one in [one for one in damages if not one.from_memory][-MOST_DAMAGED:]:
         at = pb.Moment(round=one.round, step=one.step)
-        look.damaged.add(moment=at, what=one.what)
+        look.damaged.add(moment=at, what=one.what, later=one.later)
 
 
 def moment(message: pb.Moment) -> Moment:

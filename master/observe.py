@@ -22,6 +22,7 @@ from elastic.master.state import (
     Rollback,
     Round,
     Step,
+    doubt,
     drained,
     end,
     forget,
@@ -32,6 +33,7 @@ from elastic.master.state import (
     lose,
     names,
     needed,
+    nodes_of,
     plan,
     probe,
     trained,
@@ -373,6 +375,32 @@ def _damaged(job: Job, event: ev.Damaged, now: float, policy: Policy) -> Step:
     return interrupt(job, Cause.DAMAGED, reason, now, policy), (), reason
 
 
+def _doubted(job: Job, event: ev.Doubted, now: float, policy: Policy) -> Step:
+    """Nobody goes on from that; a round that may have, since it was heard of late, begins anew. The round
+    itself ends as its script does. Whose ranks may be wrong is tried before it joins the next one."""
+    current = job.round
+    damage = ev.Damage(
+        checkpoint=event.checkpoint,
+        round=event.round,
+        step=event.after + 1,
+        from_memory=False,
+        what=_line(event.what),
+        later=True,
+    )
+    if current is None or not 0 < event.round <= current.number or event.after < 0:
+        return job, (), ""
+    if damage.where in {known.where for known in job.damaged}:
+        return job, (), ""
+    job = replace(job, damaged=(*job.damaged, damage)[-MOST_DAMAGED:])
+    reason = f"what round {event.round} has saved after step {event.after} is not loaded again: {damage.what}"
+    if current.number > event.round:
+        return interrupt(job, Cause.DAMAGED, reason, now, policy), (ev.Tell(),), reason
+    if named := nodes_of(current, event.ranks):
+        job, _ = doubt(job, named, damage.what, now, policy)
+        reason = f"{names(named)} may compute wrong; {reason}"
+    return job, (ev.Tell(),), reason
+
+
 def _hung(job: Job, event: ev.Hung, now: float, policy: Policy) -> Step:
     current = job.round
     if current is None or event.round != current.number or not current.standing:
@@ -470,6 +498,7 @@ _OBSERVE: dict[type, Callable[[Job, Any, float, Policy], Step]] = {
     ev.Saving: _saving,
     ev.Met: _met,
     ev.Damaged: _damaged,
+    ev.Doubted: _doubted,
     ev.Hung: _hung,
     ev.RestartAsked: _restart_asked,
     ev.DrainAsked: _drain_asked,

@@ -16,6 +16,9 @@ from elastic.master.policy import PRECHECKS, Policy
 PATIENCE = {"quick": 180.0, "full": 900.0}
 """Seconds that a round which could start without it waits for a node that is being probed."""
 
+HURRY = 20.0
+"""The same, where the others have trained, and could go on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
@@ -124,10 +127,13 @@ def may_join(node: Node, checks: Checks, policy: Policy) -> bool:
     return node.probe is None and (checked is None or checked.state != "faulty")
 
 
-def awaited(node: Node, policy: Policy) -> float | None:
-    """Until when, in job time, a round waits for its verdict; None: it is not being probed."""
+def awaited(node: Node, checks: Checks, policy: Policy, *, trained: bool = False) -> float | None:
+    """Until when, in job time, a round waits for its verdict; None: not at all. trained: others are here that did, and
+    wait for nobody but one of theirs that is in doubt."""
     if node.probe is None or policy.precheck == "off":
         return None
+    if trained:
+        return node.probe.since + HURRY if _doubted(node, checks) else None
     return node.probe.since + PATIENCE[node.probe.level]
 
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from uuid import uuid4
 
 from elastic.master import events as ev
+from elastic.master import notices
 from elastic.master.events import Effect, Event
 from elastic.master.job import Job, handle, replay
 from elastic.master.journal import Entry, Journal
+from elastic.master.notices import Notice
 from elastic.master.policy import Policy
 from elastic.proto.errors import JournalError
 from elastic.proto.job_folder import MASTER, MasterNote
@@ -28,11 +30,19 @@ LONGEST_GAP = 3600.0
 class Shell:
     """Owns a job's state. Single threaded: every call comes from the event loop."""
 
-    def __init__(self, journal: Journal, policy: Policy, launch: str) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        policy: Policy,
+        launch: str,
+        notify: Callable[[Notice], None] | None = None,
+    ) -> None:
+        """notify: gets what somebody is to be told of, once the journal has it."""
         self.policy = policy
         self.job = Job()
         self._journal = journal
         self._launch = launch
+        self._notify = notify
         self._act: Callable[[Effect], None] = lambda effect: None
         self._backlog: list[Event] = []
         self._complained = False
@@ -106,7 +116,10 @@ class Shell:
         broke = decision.state.ledger.restarts != self.job.ledger.restarts
         over = decision.state.result is not None  # which launchers say
         level = logging.WARNING if broke and not over else logging.INFO
-        self.job = decision.state
+        before, self.job = self.job, decision.state
+        if self._notify is not None:
+            for notice in notices.of(before, event, self.job, now, self.policy):
+                self._notify(notice)
         self._note(event, decision.reason, now, level)
         for effect in decision.effects:
             if isinstance(effect, ev.WakeAt):

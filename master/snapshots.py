@@ -63,6 +63,8 @@ class Snapshots:
         self._soon(name).add(session.node_id)
         for damaged in messages.damaged(message, name):
             self._shell.fold(damaged)
+        for doubted in messages.doubted(message, name):
+            self._shell.fold(doubted)
         current = self._shell.job.round
         if current is not None and not current.saves:
             used = told.asks == current.number
@@ -93,7 +95,10 @@ class Snapshots:
         if back and name in kept:
             said = held.void(said, back.before, kept[name])
         damaged = self._damaged(name)
-        bad = {(Moment(one.round, one.step), one.from_memory) for one in damaged}
+        for one in damaged:
+            if one.later:
+                said = held.trusted(said, one.round, one.step - 1)
+        bad = {(Moment(one.round, one.step), one.from_memory) for one in damaged if not one.later}
         return held.sound(said, bad) if bad else said
 
     def _damaged(self, name: str) -> list[ev.Damage]:

@@ -1,6 +1,6 @@
 """A job as the master holds it, and the few ways in which a round or the job ends. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from elastic.master import ledger as books
@@ -166,6 +166,16 @@ def in_round(job: Job, node: Node) -> bool:
     )
 
 
+def nodes_of(current: Round, ranks: Collection[int]) -> list[NodeId]:
+    """Where some of a round's ranks are, in the order of the nodes' places."""
+    found, first = list[NodeId](), 0
+    for seat in current.seats:
+        if any(first <= rank < first + seat.ranks for rank in ranks):
+            found.append(seat.node_id)
+        first += seat.ranks
+    return found
+
+
 def needed(job: Job, node: Node) -> bool:
     """The standing round cannot go on without this life of it: its ranks train, or it has the
     store.
@@ -283,21 +293,17 @@ def probe(job: Job, nodes: Sequence[Node], now: float, policy: Policy) -> Job:
     return replace(job, nodes={**job.nodes, **asked}, probes=job.probes + len(asked))
 
 
-def doubt(job: Job, cause: Cause, root: Observed | None, now: float, policy: Policy) -> Step:
-    """What has ended the round may be the fault of a machine, or of what is between them: nodes of which that may be
-    are tried before they train again."""
-    assert job.round is not None
-    ids: Collection[NodeId] = ()
-    if cause is Cause.HARDWARE and root is not None:
-        ids = (root.node_id,)
-    elif cause is Cause.NETWORK:
-        ids = job.round.incarnations
-    nodes = [job.nodes[node_id] for node_id in ids if node_id in job.nodes]
-    checks = prechecks.doubt(nodes, job.checks, cause, now, policy)
+def doubt(
+    job: Job, node_ids: Iterable[NodeId], why: str, now: float, policy: Policy
+) -> tuple[Job, str]:
+    """What has happened may be the fault of one of these machines, or of what is between them: they are tried before
+    they train again."""
+    nodes = [job.nodes[node_id] for node_id in node_ids if node_id in job.nodes]
+    checks = prechecks.doubt(nodes, job.checks, why, now, policy)
     if checks is job.checks:
-        return job, (), ""
+        return job, ""
     job = probe(replace(job, checks=checks), nodes, now, policy)
-    return job, (), f"probing {names([node.node_id for node in nodes])}: {cause}"
+    return job, f"probing {names([node.node_id for node in nodes])}: {why}"
 
 
 def names(node_ids: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ question has a number, which its answer repeats: one that comes too late is nobo
 |                | `Load`     |               | to know what to load                                   |
 |                | `Looked`   |               | what is on storage, as `Look` has asked                |
 |                | `Damaged`  |               | nothing is left of what `Restore` named; ended for it  |
+|                | `Doubted`  |               | what this round has saved may be wrong                 |
 |                | `Saved`    |               | at the end of a save, and while it waits there         |
 | keeper to rank | `Slots`    | one a slot    | the answer to `Need`                                   |
 |                | `Look`     |               | to rank 0's `Load`: that it is to look on storage first |
@@ -26,6 +27,7 @@ question has a number, which its answer repeats: one that comes too late is nobo
 |                | `Lost`     |               | a moment is never whole that was to be                 |
 |                | `LeftOut`  |               | which moments ranks have left out                      |
 |                | `Leave`    |               | at which step to wait for this round's end             |
+|                | `Noted`    |               | the answer to `Doubted`: nothing of it is loaded again |
 |                | `Refused`  |               | what was asked for cannot be had, and why              |
 """
 
@@ -144,6 +146,25 @@ class Damaged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubted:
+    """What this round has saved after a step is not to be trusted."""
+
+    after: int
+    ranks: tuple[int, ...]
+    """That may be wrong."""
+    what: str
+    """In words."""
+    question: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """It is on its way to the master, ahead of all that is heard of this rank."""
+
+    question: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """The save of that step has ended, or waits where it ends."""
 
@@ -169,6 +190,8 @@ class Bad:
     round: int
     step: int
     what: str
+    later: bool = False
+    """And all that its round has saved after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,9 +304,9 @@ class Refused:
     question: int = 0
 
 
-Question = Need | Load | Looked | Damaged
+Question = Need | Load | Looked | Damaged | Doubted
 ToKeeper = Open | Held | Written | Failed | Skipped | Shed | Saved | Question
-Answer = Slots | Look | Restore | Refused
+Answer = Slots | Look | Restore | Noted | Refused
 """Each to one question."""
 ToRank = Answer | Whole | Committed | Stalled | Lost | LeftOut | Leave
 

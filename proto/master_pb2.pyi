@@ -387,7 +387,7 @@ class Moment(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Snapshots(_message.Message):
-    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer", "base", "replicas", "unfit", "load", "looked", "committed", "damaged", "lost", "left_out")
+    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer", "base", "replicas", "unfit", "load", "looked", "committed", "damaged", "lost", "left_out", "doubts")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
@@ -402,6 +402,7 @@ class Snapshots(_message.Message):
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    DOUBTS_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
     asks: int
@@ -416,7 +417,8 @@ class Snapshots(_message.Message):
     damaged: _containers.RepeatedCompositeFieldContainer[Damage]
     lost: _containers.RepeatedCompositeFieldContainer[Lost]
     left_out: _containers.RepeatedCompositeFieldContainer[Span]
-    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ..., base: _Optional[str] = ..., replicas: bool = ..., unfit: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., load: _Optional[int] = ..., looked: _Optional[_Union[Looked, _Mapping]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., damaged: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[Lost, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+    doubts: _containers.RepeatedCompositeFieldContainer[Doubt]
+    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ..., base: _Optional[str] = ..., replicas: bool = ..., unfit: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., load: _Optional[int] = ..., looked: _Optional[_Union[Looked, _Mapping]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., damaged: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[Lost, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., doubts: _Optional[_Iterable[_Union[Doubt, _Mapping]]] = ...) -> None: ...
 
 class Lost(_message.Message):
     __slots__ = ("moment", "reason")
@@ -437,16 +439,30 @@ class Span(_message.Message):
     def __init__(self, round: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Damage(_message.Message):
-    __slots__ = ("round", "moment", "from_memory", "what")
+    __slots__ = ("round", "moment", "from_memory", "what", "later")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MOMENT_FIELD_NUMBER: _ClassVar[int]
     FROM_MEMORY_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
+    LATER_FIELD_NUMBER: _ClassVar[int]
     round: int
     moment: Moment
     from_memory: bool
     what: str
-    def __init__(self, round: _Optional[int] = ..., moment: _Optional[_Union[Moment, _Mapping]] = ..., from_memory: bool = ..., what: _Optional[str] = ...) -> None: ...
+    later: bool
+    def __init__(self, round: _Optional[int] = ..., moment: _Optional[_Union[Moment, _Mapping]] = ..., from_memory: bool = ..., what: _Optional[str] = ..., later: bool = ...) -> None: ...
+
+class Doubt(_message.Message):
+    __slots__ = ("round", "after", "ranks", "what")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    after: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    what: str
+    def __init__(self, round: _Optional[int] = ..., after: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., what: _Optional[str] = ...) -> None: ...
 
 class StorageLook(_message.Message):
     __slots__ = ("round", "load", "known", "damaged")

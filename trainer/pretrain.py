@@ -182,7 +182,7 @@ def _run(
     checkpoint = begin.checkpointer(settings)
     begin.agree(settings, state, data, 0 if looked_at is None else len(looked_at), world.device)
     start, notes = begin.start(settings, plan, config, checkpoint, state)
-    replicas, said = begin.replicas(settings, laid, adam)
+    replicas, said = begin.replicas(settings, laid, adam, checkpoint)
     for note in (*notes, *said):
         print_rank_0(note)
     told = progress = None

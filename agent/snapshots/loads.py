@@ -24,6 +24,8 @@ class Loads:
     """The last that rank 0 has found on storage, if it is here."""
     damaged: list[pb.Damage] = field(default_factory=list[pb.Damage])
     """What these ranks have found to be."""
+    doubts: list[pb.Doubt] = field(default_factory=list[pb.Doubt])
+    """Of what they have saved."""
 
     def ask(self, client: Client, said: keeper.Open, message: keeper.Load) -> None:
         count = self.counts.get(said.local_rank, 0) + 1
@@ -48,9 +50,16 @@ class Loads:
             )
         )
 
+    def doubt(self, said: keeper.Doubted) -> None:
+        """What all ranks here say is told once."""
+        told = pb.Doubt(round=self.round, after=said.after, ranks=said.ranks, what=said.what)
+        if told not in self.doubts:
+            self.doubts.append(told)
+
     def state(self, clients: Sequence[Client], told: pb.Snapshots) -> None:
         """Add to what the master is told."""
         told.damaged.extend(self.damaged)
+        told.doubts.extend(self.doubts)
         if self.looked is not None:
             told.looked.CopyFrom(self.looked)
         ours = {c.said.local_rank: c for c in clients if c.said is not None and c.asks is not None}
@@ -65,7 +74,7 @@ class Loads:
     def look(self, clients: Sequence[Client], order: pb.StorageLook) -> None:
         """Have rank 0 look on storage, once."""
         damaged = tuple(
-            keeper.Bad(round=one.moment.round, step=one.moment.step, what=one.what)
+            keeper.Bad(round=one.moment.round, step=one.moment.step, what=one.what, later=one.later)
             for one in order.damaged
         )
         for client in list(clients):  # an answer may end one

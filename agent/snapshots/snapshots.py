@@ -164,6 +164,14 @@ class Snapshots:
             case keeper.Damaged():
                 known.loads.give_up(message)
                 self._tell(known.name)
+            case keeper.Doubted() if not all(
+                0 <= n < 1 << 31 for n in (message.after, *message.ranks)
+            ):
+                raise LinkError("a doubt names steps or ranks that there are not")
+            case keeper.Doubted():
+                known.loads.doubt(message)
+                self._tell(known.name)
+                client.answer(keeper.Noted(question=message.question))
 
     def _keep_terms(self, known: Checkpoint, terms: Terms) -> None:
         """How it is kept on storage; who comes after this agent is to know, too."""

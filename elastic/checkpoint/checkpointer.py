@@ -353,6 +353,26 @@ class Checkpointer:
             self._keeping.ask(damaged, ANSWER_TIMEOUT)
         raise error
 
+    def distrust(self, after: int, why: str, ranks: Collection[int] = ()) -> bool:
+        """Have nothing loaded again, from memory or storage, that the ranks of this round have saved after
+        step `after`, since replicas do not hold the same any more (`elastic.replicas`). why: in words, for
+        the job's events; ranks: those that may be wrong, whose nodes are probed with `--precheck`.
+
+        Whoever sees the difference calls it, and ends then. False where nobody keeps it in mind: outside `elastic-run`.
+        """
+        after = arguments.whole("a step", after)
+        if after < 0:
+            raise CheckpointError(f"steps are counted from 1: no step is before {after}")
+        if not self._session.node:
+            return False
+        doubted = keeper.Doubted(after=after, ranks=tuple(sorted(ranks)), what=why[:MOST_WORDS])
+        try:
+            self._keeping.ask(doubted, ANSWER_TIMEOUT)
+        except CheckpointError as error:  # the difference is what there is to say
+            log.error("%s: what is not to be trusted may be loaded again: %s", self.path, error)
+            return False
+        return True
+
     # --- the end -----------------------------------------------------------------------------
 
     def close(self) -> None:

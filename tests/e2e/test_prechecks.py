@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tests.agent.probes import healthy
 from tests.e2e.harness import ROOT, Job
+from tests.e2e.test_notify import first, to_a_file
 
 
 def corrupt(folder: Path) -> str:
@@ -25,10 +26,13 @@ def test_nodes_that_work_train(job: Job) -> None:
 
 
 def test_a_node_that_computes_wrong_is_kept_out_and_the_others_train(job: Job) -> None:
-    job.start("--precheck", "quick", nodes="1:2")
+    job.start("--precheck", "quick", *to_a_file(job), nodes="1:2")
     path = f"{corrupt(job.folder / 'site')}:{ROOT}"
     job.start("--precheck", "quick", nodes="1:2", environ={"PYTHONPATH": path})
     job.wait_for_event("node1 is kept out: matmul: cpu: ")
+    told = first(job, "kept_out")
+    assert (told["nodes"], told["detail"]) == (["node1"], {"level": "quick"})
+    assert told["reason"].startswith("node1 is kept out: matmul: cpu: "), told
     job.wait_for_steps(2)
     assert re.search(r"^node1 +kept out ", job.ctl("status"), re.MULTILINE), job.ctl("status")
     job.finish()

@@ -40,6 +40,7 @@ def _grows(before: Job, event: Event, after: Job) -> None:
         assert after.round.finished >= before.round.finished
         assert after.round.seats == before.round.seats
     if before.uid == after.uid:
+        assert after.damaged[: len(before.damaged)] == before.damaged, "damage is forgotten"
         assert sum(_books(after)) >= sum(_books(before)) - 1e-9
 
 

@@ -18,6 +18,7 @@ from elastic.master.holdings import (
     Said,
     Shard,
     sound,
+    trusted,
 )
 from elastic.proto.moment import Moment, Span
 
@@ -288,6 +289,17 @@ def test_what_is_damaged_on_storage_is_not_known_to_be_there() -> None:
         says(A, {}, asks=3, committed=Moment(1, 5), looked=found(2, (1, 5))), ((1, 5), False)
     )
     assert told(a, number=3, members=(A,)).look == (A, Look(round=3, load=1))
+
+
+def test_what_was_saved_since_replicas_were_the_same_is_not_there() -> None:
+    held = {(1, 4): holds(0, of=1), (1, 5): holds(0, of=1, persist=True), (1, 6): holds(0, of=1)}
+    look = Looked(look=Look(round=2, load=1), stored=Moment(1, 5))
+    said = trusted(says(A, held, asks=2, committed=Moment(1, 5), looked=look), 1, 4)
+    assert list(said.holdings) == [Moment(1, 4)]
+    assert (said.looked, said.committed) == (None, None)
+    assert orders(heard(said), 2, (A,), ending=True).flush == {A: {Moment(1, 4): {0}}}
+    other = says(A, {(1, 4): holds(0, of=1), (2, 9): holds(0, of=1)}, committed=Moment(2, 9))
+    assert trusted(other, 1, 4) == other, "another round's"
 
 
 # --- storage -------------------------------------------------------------------------------------

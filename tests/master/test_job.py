@@ -1,5 +1,7 @@
 """The composed decider, by example: what people were promised, one sentence a test."""
 
+from dataclasses import replace
+
 import pytest
 
 from elastic.master import events as ev
@@ -684,6 +686,53 @@ def test_a_checkpoint_that_is_damaged_costs_no_restart_and_is_remembered() -> No
     assert core.job.last_round == 2, "that round is over"
     core.feed(damaged(2, 7, from_memory=False), 20.3)
     assert [(one.step, one.from_memory) for one in core.job.damaged] == [(7, True), (7, False)]
+
+
+def doubted(number: int = 1, after: int = 4, ranks: tuple[int, ...] = (1,)) -> ev.Doubted:
+    return ev.Doubted(
+        round=number, checkpoint="/run", after=after, ranks=ranks, what="rank 1 is not as most are"
+    )
+
+
+def test_replicas_that_differ_are_remembered_and_the_round_ends_as_its_script_does() -> None:
+    core = running("a", "b")
+    told = core.feed(doubted(), 20.0)
+    assert told.reason == (
+        "b may compute wrong; what round 1 has saved after step 4 is not loaded again: rank 1 is not as most are"
+    )
+    assert core.seats() == ["a", "b"]
+    (one,) = core.job.damaged
+    assert (one.round, one.step, one.later) == (1, 5, True)
+    for again in (doubted(), doubted(2), doubted(0), doubted(after=-1)):
+        before = core.job
+        core.feed(again, 20.1)
+        assert core.job is before, again
+
+
+def test_a_round_that_began_before_the_doubt_was_heard_begins_anew() -> None:
+    core = running("a", "b", max_restarts=1)
+    core.feed(failed("a", 1, BUG), 20.0)
+    assert core.job.last_round == 2
+    spare(core)
+    core.feed(doubted(), 20.1)
+    assert core.job.last_round == 3
+    assert core.restarts() == {"script error": 1, "checkpoint damaged": 1}
+
+
+def test_whose_ranks_may_be_wrong_is_probed_before_the_next_round() -> None:
+    core = running("a", "b", max_restarts=1, precheck="off")
+    core.policy = replace(core.policy, precheck="quick")
+    core.feed(doubted(), 20.0)
+    core.feed(failed("b", 1, BUG), 20.1)
+    assert (core.order("a").probe is None, core.order("b").probe is None) == (True, False)
+    assert not core.seats(), "it waits for the answer"
+    answer = ev.Health(
+        node_id=NodeId("b"), incarnation=Incarnation(1), number=1, level="quick", state="faulty",
+        what="a bit differs", seconds=1.0,
+    )  # fmt: skip
+    core.feed(ev.Probed((answer,)), 25.0)
+    core.tick(30.0)
+    assert core.seats() == ["a"]
 
 
 def test_damage_without_an_end_ends_the_job() -> None:

@@ -87,6 +87,7 @@ wishes = st.one_of(
     st.tuples(st.just("restart")),
     st.tuples(st.just("saving"), rounds),
     st.tuples(st.just("damaged"), rounds, st.integers(1, 4)),
+    st.tuples(st.just("doubted"), rounds, st.integers(-1, 3)),
     st.tuples(st.just("met"), rounds),
     st.tuples(st.just("drain"), st.none() | nodes | nodes | nodes),
     st.tuples(st.just("stop")),
@@ -183,6 +184,11 @@ class World:
                     checkpoint="c", round=1, step=step, from_memory=step > 2, what="a\ntensor"
                 )
                 return ev.Damaged(self.job.last_round + ahead, damage)
+            case "doubted", int(ahead), int(after):
+                return ev.Doubted(
+                    round=self.job.last_round + ahead, checkpoint="c", after=after, ranks=(0, after),
+                    what="one\nrank",
+                )  # fmt: skip
             case "restart", *_:
                 return ev.RestartAsked("by\nhand")
             case "drain", node:

@@ -135,6 +135,26 @@ async def test_what_is_damaged_is_not_taken_again(tmp_path: Path) -> None:
 
 
 @within(60)
+async def test_what_is_doubted_is_not_taken_again(tmp_path: Path) -> None:
+    """Nor is what comes after it, wherever it is."""
+    async with master(tmp_path) as address, Agent(address, "node-a") as a:
+        await a.say(spare_store=pb.SpareStore(address="node-a:1"))
+        assert (await a.ordered(RUN)).round == 1
+        doubt = pb.Doubt(round=1, after=AT.step - 1, ranks=[0], what="rank 0 differs")
+        held = snapshots(0, persist=False, committed=AT)
+        held.holdings[0].world_size = 1
+        held.doubts.append(doubt)
+        await a.say(snapshots=held)
+        held.asks = held.load = 1
+        await a.say(snapshots=held)
+        while (told := await order(a)).look.round != 1:
+            pass
+        (one,) = told.look.damaged
+        assert (one.moment, one.later, one.what) == (AT, True, "rank 0 differs")
+        assert not told.HasField("restore")
+
+
+@within(60)
 async def test_ranks_leave_one_step_on_where_theirs_is_never_whole_and_at_once_where_it_is_lost(
     tmp_path: Path,
 ) -> None:

@@ -225,6 +225,17 @@ def test_a_machine_s_fault_has_its_node_tried_before_it_trains_again() -> None:
     assert core.seats() == ["a", "b"]
 
 
+def test_the_others_wait_for_it_for_a_moment_only() -> None:
+    core = probed("a", "b")
+    pair(core, at=3.0)
+    spare(core)
+    core.feed(failed("b", 1, LOST_GPU), 5.0)
+    assert core.seats() == []
+    assert core.wake() == 5.0 + prechecks.HURRY
+    core.tick(5.0 + prechecks.HURRY)
+    assert core.seats() == ["a"]
+
+
 def test_a_network_s_fault_without_another_cause_has_all_tried() -> None:
     core = probed("a", "b", min_nodes=2)
     pair(core, at=3.0)

@@ -1,4 +1,5 @@
-"""`pretrain_gpt`, in which a bit of a parameter turns over: FLIP is `STEP:RANK:NAME`, behind so many optimizer steps."""
+"""`pretrain_gpt`, in whose first round a bit of a parameter turns over: FLIP is `STEP:RANK:NAME`, behind so many
+optimizer steps."""
 
 import functools
 import os
@@ -19,7 +20,8 @@ def flip() -> None:
     @functools.wraps(inner)
     def flipped(loop: Loop, feed: Feed, step: int) -> None:
         inner(loop, feed, step)
-        if step + 1 == int(wanted) and os.environ["RANK"] == rank:
+        first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        if first and step + 1 == int(wanted) and os.environ["RANK"] == rank:
             parameter = loop._run.laid.model.get_parameter(name)
             assert isinstance(parameter, DTensor)
             parameter.to_local().detach().view(-1).view(torch.int32)[5] ^= 1

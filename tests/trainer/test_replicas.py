@@ -3,9 +3,12 @@
 That it says nothing of sound runs, which are killed and resized, is in test_elastic.py and test_fire.py.
 """
 
+import json
 import socket
+from contextlib import closing
 from pathlib import Path
 
+from elastic.master.journal import Journal
 from elastic.proto.manifest import step_of
 from tests.trainer.launch import assert_same, finish, refused, start
 
@@ -13,6 +16,35 @@ FLAG = "--check-weight-hash-across-dp-replicas-interval"
 FLIPPED = ("-m", "tests.trainer.flipped")
 NAME = "blocks.1.mlp.up.weight"
 LONG = ("--train-iters=8", "--save-interval=2")
+
+
+def test_what_was_saved_since_the_last_comparison_is_not_loaded_again(tmp_path: Path) -> None:
+    """A bit turns over, and that is saved, in memory and on storage; then it is seen. The ranks that are started
+    again go on from before it, and end with the bits of a run in which nothing happened."""
+    flags = ("--train-iters=8", "--save-interval=1", f"{FLAG}=2")
+    finish(start(tmp_path, "whole", *flags, nproc=3))
+    env, notices = {"FLIP": f"3:1:{NAME}"}, tmp_path / "notices"
+    launcher = (
+        "--standalone", "--max-restarts=1", "--precheck=quick", "--node-id=n", f"--state-dir={tmp_path / 'state'}",
+        "--notify", f"cat >> '{notices}'",
+    )  # fmt: skip
+    run = start(tmp_path, "odd", *flags, nproc=3, launcher=launcher, script=FLIPPED, env=env)
+    output = finish(run)
+    matches = [line for line in output.splitlines() if "Weight hashes match" in line]
+    assert [int(line.split("after ")[1].split()[0]) for line in matches] == [0, 2, 2, 4, 6, 8]
+    assert_same(tmp_path, "whole", "odd")
+    differ, failure, end = [json.loads(line) for line in notices.read_text().splitlines()]
+    assert (differ["kind"], differ["nodes"], differ["ranks"]) == ("replicas_differ", ["n"], [1])
+    assert differ["detail"]["trusted_step"] == 2
+    assert (
+        f"after step 4: rank 1 on {socket.gethostname()} does not hold what 2 of 3"
+        in differ["reason"]
+    )
+    assert (failure["kind"], end["kind"]) == ("failure", "job_succeeded")
+    (path,) = (tmp_path / "state").glob("*/journal.db")
+    with closing(Journal(path, read_only=True)) as journal:
+        probed = [note.reason for note in journal.notes(0) if "n is ok, probed in" in note.reason]
+    assert len(probed) == 2, "before the first round, and since it was named"
 
 
 def test_a_bit_turns_over_and_its_rank_is_named_before_that_is_saved(tmp_path: Path) -> None:

@@ -156,7 +156,10 @@ def loss_scale(settings: Settings) -> LossScale | None:
 
 
 def replicas(
-    settings: Settings, laid: Laid, adam: torch.optim.Optimizer
+    settings: Settings,
+    laid: Laid,
+    adam: torch.optim.Optimizer,
+    checkpoint: Checkpointer | None,
 ) -> tuple[Replicas | None, list[str]]:
     """What compares them, and what is to be said of it; None where that is not asked for, or there is one."""
     interval, zero = (
@@ -168,7 +171,7 @@ def replicas(
     said = [note(laid.grid.dp, zero=zero)]
     if laid.grid.dp == 1:
         return None, said
-    return Replicas(laid, adam, zero=zero, interval=interval), said
+    return Replicas(laid, adam, checkpoint, zero=zero, interval=interval), said
 
 
 def state_of(

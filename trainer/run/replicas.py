@@ -1,12 +1,15 @@
 """The run's data-parallel replicas, compared bit for bit: a rank that computes or keeps something wrong is named."""
 
+import json
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from elastic import replicas
+from elastic.checkpoint import Checkpointer
 from elastic.proto.errors import UsageError
-from elastic.replicas import Difference
 from elastic.trainer.parallel.layout import Laid
 from elastic.trainer.parallel.sharding import gathered
 
@@ -30,10 +33,17 @@ class Replicas:
     """Looks at them as they are between two steps."""
 
     def __init__(
-        self, laid: Laid, optimizer: torch.optim.Optimizer, *, zero: int, interval: int
+        self,
+        laid: Laid,
+        optimizer: torch.optim.Optimizer,
+        checkpoint: Checkpointer | None,
+        *,
+        zero: int,
+        interval: int,
     ) -> None:
-        """zero: ZeRO's stage; interval: steps from one check to the next."""
+        """checkpoint: told what of it is not to be trusted; zero: ZeRO's stage; interval: steps from one check to the next."""
         self._laid, self._optimizer = laid, optimizer
+        self._checkpoint = checkpoint
         self._zero, self._interval = zero, interval
         self._same: int | None = None
         """The newest step after which all were the same, in this life of the run."""
@@ -48,9 +58,10 @@ class Replicas:
         if self._same == step:
             return False
         found = replicas.compare_sums(self._sums(), self._laid.mesh["dp"].get_group())
-        said = self._heard("" if found is None else self._sentence(found, step))
-        if said:
-            raise UsageError(said)
+        heard = self._heard("" if found is None else json.dumps((str(found), found.suspects)))
+        if heard:
+            words, suspects = json.loads(heard)
+            raise UsageError(self._stopping(words, suspects, step))
         self._same = step
         return True
 
@@ -64,16 +75,21 @@ class Replicas:
             for name, one in gathered(program)
         }
 
-    def _sentence(self, found: Difference, step: int) -> str:
+    def _stopping(self, words: str, suspects: Sequence[int], step: int) -> str:
+        """Why the run ends; what was saved since replicas were the same is not loaded again."""
         if self._same is None:
             return (
-                f"with step {step}, before any was taken: {found}: stopping; what was loaded or drawn did not get to "
+                f"with step {step}, before any was taken: {words}: stopping; what was loaded or drawn did not get to "
                 "all ranks as it is, and the checkpoint itself may be sound"
             )
+        kept_in_mind = self._checkpoint is not None and self._checkpoint.distrust(
+            self._same, f"after step {step}: {words}", suspects
+        )
+        job = "this job loads nothing newer, but another one is to" if kept_in_mind else "it is to"
         return (
-            f"after step {step}: {found}; after step {self._same} all were the same: stopping; the newest "
-            f"checkpoint to trust is that of step {self._same} or one before it: go back to it, by `elasticctl "
-            "restart --from STEP` or --load, --ckpt-step and a new --save, and look at the device"
+            f"after step {step}: {words}; after step {self._same} all were the same: stopping; the newest "
+            f"checkpoint to trust is that of step {self._same} or one before it: {job} go back to it, by --load, "
+            "--ckpt-step and a new --save; look at the device"
         )
 
     def _heard(self, own: str) -> str:

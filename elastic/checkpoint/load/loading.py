@@ -32,10 +32,15 @@ def looked(
 ) -> keeper.Looked:
     """What storage has to load, as rank 0 of that job sees it for all; without what turned out to be
     damaged."""
-    bad = {(one.round, one.step): one.what for one in damaged}
 
     def why(one: Manifest) -> str:
-        return bad.get((one.round if one.job == job else 0, one.step), "")
+        round_ = one.round if one.job == job else 0
+        found = (
+            bad.what
+            for bad in damaged
+            if bad.round == round_ and (bad.step == one.step or (bad.later and bad.step < one.step))
+        )
+        return next(found, "")
 
     try:
         found, wrong = files.newest(where, step, unfit=why)

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -284,6 +285,24 @@ async def test_what_cannot_be_copied_is_said_until_nobody_wants_it() -> None:
         b.snapshots.obey(order(keep=(SIX,), fetch=(copy_of(SIX, 0, a.base),)))
         told = await b.says(b.holds(SIX, 0))
         assert not told.unfit
+
+
+@within(60)
+async def test_what_ranks_do_not_trust_is_told_once_before_they_are_answered() -> None:
+    async with nodes(1) as (a,):
+        doubt = keeper.Doubted(after=4, ranks=(1,), what="rank 1 differs")
+        for rank in (a.opens(0, of=2), a.opens(1, local=1, of=2)):
+            rank.tell(replace(doubt, question=7))
+            assert await rank.told(keeper.Noted) == keeper.Noted(question=7)
+            told = pb.Doubt(round=1, after=4, ranks=[1], what="rank 1 differs")
+            assert list(a.said[-1].doubts) == [told]
+        again = a.opens(0, round_=2)
+        again.tell(keeper.Load())
+        assert not (await a.says(lambda told: told.asks == 2)).doubts, (
+            "they are of the round before"
+        )
+        again.tell(replace(doubt, after=-1))
+        assert await again.hear() is None, "it is cut off"
 
 
 @within(60)

@@ -86,7 +86,7 @@ def find(name: str) -> dict[str, Any]:
     stepper = Stepper(laid, leaf_tokens=2 * GPT2.seq_length)
     kind = HostAdamW if case.layout.offload == "optimizer" else torch.optim.AdamW
     optimizer = kind(laid.model.parameters(), lr=1e-2)
-    replicas = Replicas(laid, optimizer, zero=case.layout.zero, interval=1)
+    replicas = Replicas(laid, optimizer, None, zero=case.layout.zero, interval=1)
     same: list[int] = []
     try:
         for step in range(STEPS + 1):

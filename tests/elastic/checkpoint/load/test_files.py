@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from elastic.checkpoint import stored
 from elastic.checkpoint.load import files
+from elastic.checkpoint.load.loading import looked
 from elastic.checkpoint.memory import copy_cpu
 from elastic.checkpoint.state.image import Piece, lay_out
 from elastic.checkpoint.storage import manifests
 from elastic.checkpoint.storage.folder import Folder
-from elastic.proto import manifest, sums
+from elastic.proto import keeper, manifest, sums
 from elastic.proto.errors import CheckpointError
 from tests.elastic.checkpoint import shards
 
@@ -77,6 +78,22 @@ def test_the_newest_is_the_one_that_was_committed_last(tmp_path: Path) -> None:
     assert newest(tmp_path) == 20
     assert newest(tmp_path, 10) == 10
     assert newest(tmp_path, 11) is None
+
+
+def test_what_its_round_has_saved_from_a_step_on_is_passed_over(tmp_path: Path) -> None:
+    for step, round_ in ((10, 1), (20, 2), (30, 2)):
+        commit(tmp_path, step, round_, sequence=step)
+
+    def found(step: int, *, later: bool, round_: int = 2, job: str = "j") -> keeper.Looked:
+        bad = keeper.Bad(round=round_, step=step, what="it is in doubt", later=later)
+        return looked(str(tmp_path), Folder(tmp_path), None, job, (bad,))
+
+    assert found(20, later=True) == keeper.Looked(job="j", round=1, step=10)
+    assert found(15, later=True).step == 10
+    assert found(20, later=False).step == found(30, later=True, round_=1).step == 30
+    assert found(20, later=True, job="another").step == 30, "a round of this job's"
+    none = found(5, later=True, round_=0, job="another")
+    assert none.error.count("it is in doubt") == 3, "and says why there is nothing"
 
 
 @pytest.mark.parametrize(
