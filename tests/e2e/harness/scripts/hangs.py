@@ -2,8 +2,8 @@
 
     hangs.py FOLDER STEP STEP_SECONDS cpu|cuda HOW:RANK...
 
-One HOW (see `hang`) a round, in their order; after these nothing hangs. A file named "finish" in FOLDER
-ends it.
+One HOW (see `hang`) a round, in their order; after these nothing hangs. `jitter:STEPS` is none: after so many
+steps one of a hundred takes ten times as long, of each rank. A file named "finish" in FOLDER ends it.
 """
 
 import ctypes
@@ -68,6 +68,14 @@ def sleep_with_the_gil() -> None:
     ctypes.PyDLL(None).sleep(1 << 20)
 
 
+def compute(seconds: float) -> None:
+    """As a model does, in a library."""
+    end = time.monotonic() + seconds
+    factor = torch.randn(512, 512, device=DEVICE)
+    while time.monotonic() < end:
+        factor = (factor @ factor).softmax(0)
+
+
 def evaluate(model: torch.nn.Linear) -> None:
     """For longer than any step, on one rank, without a word to anybody."""
     end = time.monotonic() + 4.0
@@ -114,7 +122,10 @@ def main() -> None:
     finish = torch.zeros(1, device=DEVICE)
     for step in range(1 << 20):
         batch = next(loader)
-        time.sleep(SECONDS * (10 if HOW == "jitter" and random.random() < 0.01 else 1))
+        if HOW == "jitter" and step >= int(VICTIM) and random.random() < 0.01:
+            random.choice((time.sleep, compute))(10 * SECONDS)
+        else:
+            time.sleep(SECONDS)
         optimizer.zero_grad()
         model(batch.to(DEVICE)).sum().backward()
         if HANGS and step == STEP:
