@@ -184,7 +184,7 @@ class Health:
             ranks=found.ranks,
             nodes=found.nodes,
             place=next(iter(found.places), ""),
-            reason=f"{found.reason}; no step for {verdict.quiet:.1f} s",
+            reason=f"{found.reason}; {verdict.stood}",
         )
         if self._told != (current.number, found.ranks):  # else nothing is done about it
             self._told = (current.number, found.ranks)

@@ -3,7 +3,8 @@
     hangs.py FOLDER STEP STEP_SECONDS cpu|cuda HOW:RANK...
 
 One HOW (see `hang`) a round, in their order; after these nothing hangs. `jitter:STEPS` is none: after so many
-steps one of a hundred takes ten times as long, of each rank. A file named "finish" in FOLDER ends it.
+steps one of a hundred takes ten times as long, of each rank. `by-hand-HOW` hangs so too, in a script that no
+optimizer steps. A file named "finish" in FOLDER ends it.
 """
 
 import ctypes
@@ -25,6 +26,7 @@ CUDA = sys.argv[4] == "cuda"
 DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.device("cpu")
 RANK, ROUND = int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])
 HOW, _, VICTIM = (sys.argv[5:] + ["", ""] * ROUND)[ROUND - 1].partition(":")
+BY_HAND, HOW = HOW.startswith(prefix := "by-hand-"), HOW.removeprefix(prefix)
 HANGS = str(RANK) == VICTIM
 LOADS = ("worker", "late")
 """By a worker of the loader's."""
@@ -97,7 +99,7 @@ def hang(model: torch.nn.Linear) -> None:
             keep_the_gil()
         case "sleep-with-gil":
             sleep_with_the_gil()
-        case "skip":  # the others' barrier
+        case "skip" | "nothing":  # skip: the others' barrier
             pass
         case "mismatch":
             dist.broadcast(torch.zeros(3, device=DEVICE), src=RANK)
@@ -135,7 +137,10 @@ def main() -> None:
         for parameter in model.parameters():
             assert parameter.grad is not None
             dist.all_reduce(parameter.grad)
-        optimizer.step()
+            if BY_HAND:
+                parameter.data.sub_(parameter.grad, alpha=1e-3)
+        if not BY_HAND:
+            optimizer.step()
         finish[0] = float((FOLDER / "finish").exists())
         dist.all_reduce(finish)
         tell("step", step=step)
