@@ -21,6 +21,8 @@ from elastic.proto.moment import MOST_SPANS, Moment, Span
 
 MAX_TEXT = 4096
 """Characters kept of any text that a node sends."""
+MOST_LINES, MAX_LINE = 8, 300
+"""Lines of a kernel's log that are kept, and characters of each."""
 
 _PHASES = {
     pb.NodeReport.IDLE: NodePhase.IDLE,
@@ -72,6 +74,7 @@ def failure(message: pb.RankFailure) -> ev.RankFailure:
         log_tail=message.log_tail[-MAX_TEXT:],
         oom_killed=message.oom_killed,
         what=_FAILED.get(message.what, Failed.RANK),
+        kernel_log=tuple(line[:MAX_LINE] for line in message.kernel_log[:MOST_LINES]),
     )
 
 
