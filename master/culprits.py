@@ -14,9 +14,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from elastic.master.activity import Activity, Doing, moved, worked
+from elastic.master.activity import Activity, Doing, is_native, moved, worked
 from elastic.master.events import NodeId
 from elastic.master.tree import Call, bare, merge, odd, ranges, render
 
@@ -353,6 +353,14 @@ def _found(
     if rest:
         reason += f"; {_others(rest)}"
     return Found(ranks=ranks, nodes=nodes, places=places, reason=reason, soft=soft)
+
+
+def natively(found: Found, seen: Mapping[int, tuple[Seen, ...]]) -> Found:
+    """With where its first rank is in a library, innermost first, where a close look told that."""
+    stack = seen[found.ranks[0]][-1].stack if found.ranks and found.ranks[0] in seen else ()
+    names = [name for name, *_ in filter(is_native, stack) if not name.startswith(("0x", "<"))]
+    where = f"; in C: {' < '.join(names[:3])}" if names else ""
+    return replace(found, reason=found.reason + where)
 
 
 def _plural(how: str) -> str:

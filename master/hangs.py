@@ -12,7 +12,15 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from elastic.master.culprits import Found, Patience, Seen, find, find_without_steps, unmoved
+from elastic.master.culprits import (
+    Found,
+    Patience,
+    Seen,
+    find,
+    find_without_steps,
+    natively,
+    unmoved,
+)
 from elastic.master.policy import Policy
 
 LEARNED = 20
@@ -28,6 +36,9 @@ RESTS, LONGEST_REST = 0.1, 300.0
 """Between two looks at a round that goes on without steps: of its age; seconds at most, and its patience at least."""
 GAP, LONGEST_GAP = 0.25, 30.0
 """Seconds between two looks: at first; and at most, for they double once the patience is over."""
+CLOSER = 60.0
+"""Seconds of quiet from which a verdict waits for one look more, with the libraries' calls of those whom it names.
+That takes half a second, and stops them meanwhile, so no verdict of seconds does."""
 ANSWER = 6.0
 """Seconds after which a look is judged without the nodes that did not answer."""
 
@@ -50,6 +61,8 @@ class Suspicion:
     """When it was ordered, in job time."""
     since: Mapping[int, float] = field(default_factory=dict[int, float])
     """Of a round without steps: by rank, the time of the look since which it does not go on."""
+    found: Found | None = None
+    """Whom the last look was taken closely for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +98,8 @@ class Examine:
     """Have all nodes of the round look at their ranks."""
 
     number: int
+    close: tuple[int, ...] = ()
+    """At which of them with their libraries' calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +170,9 @@ def decide(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
     if not facts.answered and now < suspicion.looked + ANSWER:
         return Decision(state=state, wake=suspicion.looked + ANSWER)
     limits = _limits(state, facts, policy)
-    found = find(facts.seen, quiet, limits)
+    found = suspicion.found or find(facts.seen, quiet, limits)
     if found is not None:
-        return _verdict(state, found, f"no step for {quiet:.1f} s", facts, now)
+        return _verdict(state, found, quiet, f"no step for {quiet:.1f} s", facts, now)
     gap = max(GAP, limits.allowed / 6)
     if quiet >= 2 * limits.allowed:
         gap = max(gap, min(LONGEST_GAP, quiet / 4))
@@ -175,12 +190,15 @@ def _without_steps(state: State, facts: Facts, now: float, policy: Policy) -> De
         return Decision(state=state, wake=suspicion.looked + ANSWER)
     suspicion = replace(suspicion, since=unmoved(facts.seen, suspicion.since))
     state = replace(state, suspicion=suspicion)
-    found = find_without_steps(facts.seen, suspicion.since, _limits(state, facts, policy))
+    found = suspicion.found or find_without_steps(
+        facts.seen, suspicion.since, _limits(state, facts, policy)
+    )
     since = min(suspicion.since.values(), default=now)
     if (
         found is not None and now < suspicion.looked + LONGEST_GAP
     ):  # else it was told of: another look
-        return _verdict(state, found, f"no move seen for {now - since:.0f} s", facts, now)
+        still = now - since
+        return _verdict(state, found, still, f"no move seen for {still:.0f} s", facts, now)
     allowed, looked = patience(state, policy), suspicion.looked
     if since < looked:  # some do not go on
         gap = max(allowed / 6, (looked - since) / 4)
@@ -198,7 +216,15 @@ def _limits(state: State, facts: Facts, policy: Policy) -> Patience:
     )
 
 
-def _verdict(state: State, found: Found, stood: str, facts: Facts, now: float) -> Decision:
+def _verdict(
+    state: State, found: Found, quiet: float, stood: str, facts: Facts, now: float
+) -> Decision:
+    """Or one look more, of which nothing but its words depends."""
+    assert state.suspicion is not None
+    if found.ranks and quiet >= CLOSER and state.suspicion.found is None:
+        return _look(state, now, "", close=found)
+    found = natively(found, facts.seen)
+    state = replace(state, suspicion=replace(state.suspicion, found=None))
     if found.soft:
         counts = {place: state.judged.get(place, 0) + 1 for place in found.places}
         state = replace(state, judged={**state.judged, **counts})
@@ -212,9 +238,10 @@ def _again(state: State, suspicion: Suspicion, gap: float, now: float) -> Decisi
     return Decision(state=state, wake=again) if now < again else _look(state, now, "")
 
 
-def _look(state: State, now: float, reason: str) -> Decision:
+def _look(state: State, now: float, reason: str, *, close: Found | None = None) -> Decision:
     number = state.number + 1
     since = {} if state.suspicion is None else state.suspicion.since
-    suspicion = Suspicion(number=number, looked=now, since=since)
+    suspicion = Suspicion(number=number, looked=now, since=since, found=close)
     state = replace(state, suspicion=suspicion, number=number)
-    return Decision(state=state, order=Examine(number), wake=now + ANSWER, reason=reason)
+    order = Examine(number, () if close is None else close.ranks)
+    return Decision(state=state, order=order, wake=now + ANSWER, reason=reason)

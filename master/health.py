@@ -173,7 +173,8 @@ class Health:
         self._newest = set()
         seated = {seat.node_id for seat in current.seats} - current.finished
         self._awaited = seated & self._sessions.keys()
-        told = pb.ToAgent(examine=pb.Examine(round=current.number, number=order.number))
+        examine = pb.Examine(round=current.number, number=order.number, close=order.close)
+        told = pb.ToAgent(examine=examine)
         for node_id in self._awaited:
             self._sessions[node_id].push(told)
 

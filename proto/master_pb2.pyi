@@ -284,12 +284,14 @@ class Watch(_message.Message):
     def __init__(self, round: _Optional[int] = ..., quiet: _Optional[float] = ...) -> None: ...
 
 class Examine(_message.Message):
-    __slots__ = ("round", "number")
+    __slots__ = ("round", "number", "close")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
     round: int
     number: int
-    def __init__(self, round: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    close: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, round: _Optional[int] = ..., number: _Optional[int] = ..., close: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Examined(_message.Message):
     __slots__ = ("round", "number", "looks")

@@ -369,6 +369,27 @@ def test_from_the_first_doubt_to_a_verdict() -> None:
     assert told.order.found.ranks == (3,)
 
 
+def test_a_verdict_that_took_a_minute_waits_for_one_look_with_what_libraries_do() -> None:
+    culprit = seen(3, Activity.LOCK, asleep=True)
+    told = decide(
+        decide(learned(*[0.02] * 30), 200.61).state, 200.0 + LONG, looks(*WAITING, culprit)
+    )
+    assert told.order == Examine(2, (3,))
+    calls = (("0x7f13", "libc.so.6", 0), ("PyThread_acquire_lock_timed", "python3.11", 0), *STACK)
+    closely = looks(*WAITING, replace(culprit, stack=calls), before={3: culprit})
+    assert decide(told.state, 200.1 + LONG, closely, ticked=200.05 + LONG).order is None, "it steps"
+    told = decide(told.state, 200.5 + LONG, closely)
+    assert isinstance(told.order, Verdict)
+    assert told.order.found.ranks == (3,)
+    assert told.order.found.reason.endswith("; in C: PyThread_acquire_lock_timed")
+
+
+def test_a_verdict_of_seconds_waits_for_nothing() -> None:
+    culprit = seen(3, Activity.PYTHON)
+    told = decide(decide(learned(*[0.02] * 30), 200.61).state, 205.0, looks(*WAITING, culprit))
+    assert isinstance(told.order, Verdict)
+
+
 def test_a_step_ends_the_doubt() -> None:
     told = decide(learned(*[0.02] * 30), 200.61)
     calm = decide(
@@ -518,13 +539,15 @@ def test_a_verdict_that_changes_nothing_is_followed_by_looks() -> None:
     stopped = (*COMPUTES[:3], seen(3, Activity.STOPPED, state="T"))
     seen_twice = {one.rank: (replace(one, at=1.0), replace(one, at=101.0)) for one in stopped}
     told = decide(decide(learned(), 131.0, ticked=None).state, 131.3, seen_twice, ticked=None)
+    assert told.order == Examine(2, (3,)), "closely, since there is time for it"
+    told = decide(told.state, 131.5, seen_twice, ticked=None)
     assert isinstance(told.order, Verdict)
     assert told.wake is not None
     again = decide(told.state, told.wake, seen_twice, ticked=None)
     while again.order is None:
         assert again.wake is not None
         again = decide(again.state, again.wake, seen_twice, ticked=None)
-    assert again.order == Examine(2)
+    assert isinstance(again.order, Examine)
 
 
 def test_the_first_step_ends_the_last_resort() -> None:
