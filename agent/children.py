@@ -167,12 +167,3 @@ def _children(pid: int) -> list[int]:
             with contextlib.suppress(OSError):
                 found.extend(int(child) for child in (task / "children").read_text().split())
     return found
-
-
-def kernel_stack(pid: int) -> str:
-    """Where an unkillable process sits in the kernel, as far as we may know, in one line."""
-    for name in ("stack", "wchan"):
-        with contextlib.suppress(OSError):
-            if words := Path(f"/proc/{pid}/{name}").read_text().split():
-                return " ".join(words)[:2000]
-    return "unknown"

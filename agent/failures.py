@@ -27,6 +27,8 @@ def _cut(failure: pb.RankFailure, limit: int) -> pb.RankFailure:
     cut.message = _text(failure.message.encode()[:limit])
     cut.frame = _text(failure.frame.encode()[:limit])
     cut.log_tail = _text(failure.log_tail.encode()[-limit:])
+    if limit == BRIEF:
+        del cut.kernel_log[:]  # the first to fail told of it
     return cut
 
 

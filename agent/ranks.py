@@ -15,6 +15,7 @@ from elastic.agent import children, numa, oom
 from elastic.agent.environment import rank_environment
 from elastic.agent.evidence.dump import Target
 from elastic.agent.file_timer import Timer
+from elastic.agent.kernel_log import KernelLog
 from elastic.agent.logs import logs
 from elastic.agent.logs.logs import AttemptLogs, RankStreams
 from elastic.agent.rhythm import Rhythm
@@ -197,6 +198,7 @@ class Ranks:
         self._spares = spares
         self._logs = AttemptLogs(settings.logs, order.round, settings.role)
         self._oom = oom.kills()
+        self._kernel_log = KernelLog()
 
     async def start(self, exit_seen: ExitSeen, message_seen: MessageSeen) -> None:
         """Start them all. Raises OSError or StartFailed; some may run then: `stop` ends them."""
@@ -293,12 +295,14 @@ class Ranks:
     def failure(self, rank: Rank) -> pb.RankFailure:
         """How a rank ended, for the master."""
         folder = rank.streams.folder if rank.streams else None
+        struck = oom.kills() > self._oom
         told = pb.RankFailure(
             rank=rank.number,
             local_rank=rank.local_rank,
             exit_code=rank.exit_code or 0,
             log_tail=logs.tail(folder, 4096),
-            oom_killed=rank.exit_code == -signal.SIGKILL and oom.kills() > self._oom,
+            oom_killed=rank.exit_code == -signal.SIGKILL and struck,
+            kernel_log=self._kernel_log.lines({r.pid for r in self.ranks}, struck=struck),
         )
         if told.exit_code > 0 and (full := self._logs.full):
             told.what, told.message = pb.RankFailure.LOG, _plain(str(full))
@@ -378,6 +382,7 @@ class Ranks:
         try:
             await self._logs.close()
         finally:
+            self._kernel_log.close()
             for rank in self.ranks:
                 rank.close()
         return stuck

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
-from elastic.agent import children
 from elastic.agent.ranks import Ranks
+from elastic.agent.tasks import in_kernel
 
 log = logging.getLogger(__name__)
 
@@ -88,5 +88,5 @@ class Retiring:
 
 
 def _words(pid: int, whose: str = "") -> str:
-    stack = children.kernel_stack(pid)
+    stack = in_kernel(pid)
     return f"process {pid}{whose} does not end on SIGKILL; it sits in the kernel at: {stack}"

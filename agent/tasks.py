@@ -1,4 +1,4 @@
-"""A line of /proc for a process or one of its threads. Light, since ranks load it too."""
+"""What /proc has of a process or one of its threads. Light, since ranks load it too."""
 
 import os
 from dataclasses import dataclass
@@ -46,3 +46,29 @@ def threads(pid: int) -> dict[int, Stat]:
     except OSError:
         return {}
     return {int(name): stat(pid, int(name)) for name in names}
+
+
+def kernel_stack(pid: int) -> tuple[str, ...]:
+    """Functions of the kernel that its main thread is in, innermost first; none where we may not know. Takes a lock
+    that may be held up: not for a loop that others need."""
+    lines = _read(f"/proc/{pid}/stack").splitlines()
+    return tuple(line.removeprefix("[<0>] ") for line in lines)
+
+
+def wchan(pid: int) -> str:
+    """The one that it waits in; empty where it does not wait or we may not know."""
+    found = _read(f"/proc/{pid}/wchan").strip()
+    return "" if found == "0" else found
+
+
+def in_kernel(pid: int) -> str:
+    """Where an unkillable process sits in the kernel, as far as we may know, in one line."""
+    return ", ".join(kernel_stack(pid))[:2000] or wchan(pid) or "unknown"
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -88,7 +88,7 @@ class Watching:
         asked = [asyncio.create_task(_ask(rank)) for rank in running]
         pids = {rank.number: rank.pid for rank in running}
         try:
-            looks = await self._looker.look(pids, deadline=deadline)
+            looks = await self._looker.look(pids, deadline=deadline, native=order.close)
         except (OSError, RuntimeError) as error:  # no descriptor or thread is left
             log.warning("ranks cannot be looked at: %s", error)
             looks = ()

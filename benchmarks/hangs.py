@@ -4,8 +4,9 @@
 20 ms unless said otherwise.
 
 named: `--hangs` rounds, each of which hangs in another way and rank; seconds from the hang to the verdict, and to
-the first step of the next round, and whether the right rank was named. jitter: steps that take up to ten times
-as long now and then; verdicts, of which there must be none. cost: a step's time with all of it and without any
+the first step of the next round, and whether the right rank was named. jitter: steps that take ten times as long
+now and then, asleep or computing; verdicts, of which there must be none, as `jitter --steps 10000 --seconds 0.1`
+and `jitter --steps 1000 --seconds 1 --calm 100`. cost: a step's time with all of it and without any
 (`--hang-action ignore`, no flight recorder), in pairs of runs.
 """
 
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,6 +32,8 @@ WAYS = {
 """NCCL may well come to the end of two collectives that do not match, and the signal that asks who holds the GIL
 for its stacks, where nobody may read them, wakes a sleep."""
 UNWATCHED = {"TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_ENABLE_TIMING": "0"}
+MOST_VERDICTS = 100
+"""Rounds of a run that jitter."""
 STEP = 60
 """In which they hang."""
 
@@ -108,19 +112,23 @@ def seen(job: Job, hangs: Sequence[str]) -> Iterator[tuple[bool, float, float]]:
         yield right, float(quiet[1]) if quiet else float("nan"), after
 
 
-def jitter(at: Place, folder: Path, steps: int, seconds: float) -> None:
-    """Every rank is ten times as slow in one step of a hundred, at random."""
-    job = at.begin(folder, seconds, ["jitter:*"])
-    job.wait_for_steps(at.ranks, count=steps)
-    rounds = job.round()
+def ran(job: Job, steps: int) -> bool:
+    """So many, in all rounds."""
+    return len(job.told("step", rank=0)) >= steps
+
+
+def jitter(at: Place, folder: Path, steps: int, seconds: float, calm: int) -> None:
+    """Every rank is ten times as slow in one step of a hundred, at random, after `calm` steps."""
+    job = at.begin(folder, seconds, [f"jitter:{calm}"] * MOST_VERDICTS)
+    for count in range(10, steps + 10, 10):  # a few within the harness's deadline
+        job.wait_for(f"{count} steps", partial(ran, job, count))
     end(job)
     hung = [event for event in job.events() if "Hung:" in event]
     doubts = sum(
         "looking at all" in line for node in job.nodes for line in node.said().splitlines()
     )
-    print(
-        f"{steps} steps of {seconds:g} s, some 10 x: {len(hung)} verdicts, {doubts} doubts, {rounds} round"
-    )
+    told = len(job.told("step", rank=0))
+    print(f"{told} steps of {seconds:g} s, some 10 x: {len(hung)} verdicts, {doubts} doubts")
     for event in hung:
         print(event)
 
@@ -161,6 +169,9 @@ def main() -> int:
     parser.add_argument("--hangs", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=0.02, help="of a step (%(default)g)")
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument(
+        "--calm", type=int, default=0, help="steps before any jitters (%(default)s)"
+    )
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
@@ -170,7 +181,7 @@ def main() -> int:
             if part == "named":
                 named(at, Path(folder), args.hangs, args.seconds)
             elif part == "jitter":
-                jitter(at, Path(folder), args.steps, args.seconds)
+                jitter(at, Path(folder), args.steps, args.seconds, args.calm)
             else:
                 cost(at, Path(folder), args.pairs, args.steps)
     return 0

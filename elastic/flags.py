@@ -218,7 +218,8 @@ OURS = (
         default=1.2,
         metavar="SECONDS",
         help="A round that has gone without a step for less is never taken for one that hangs; "
-        "beyond it, its own steps say how long they may take (%(default)g).",
+        "beyond it, its own steps say how long they may take (%(default)g). Before its first step "
+        "it is 50 times as long, at most a minute or the floor itself.",
     ),
     Flag(
         name="notify",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from elastic.master import events as ev
@@ -146,7 +147,13 @@ def verdict(ending: Ending) -> Diagnosis | None:
         )
     if not ending.failures:
         return None
-    return diagnose(ending.failures, {node_id: Host() for node_id in ending.nodes})
+    return diagnose(ending.failures, {node_id: _host(ending, node_id) for node_id in ending.nodes})
+
+
+def _host(ending: Ending, node_id: NodeId) -> Host:
+    """What its kernel recorded: each rank that fails tells of it."""
+    told = (o.failure.kernel_log for o in ending.failures if o.node_id == node_id)
+    return Host(kernel_log=tuple(dict.fromkeys(chain.from_iterable(told))))
 
 
 def document(ending: Ending) -> dict[str, Any]:

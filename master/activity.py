@@ -192,8 +192,8 @@ def doing(
     """What a rank does; stack: innermost first; state: the kernel's letter, empty for who is gone;
     wchan: the kernel's function that it waits in; gil: whether its main thread holds it; children:
     state and command of each."""
-    python = [call for call in stack if not _native(call)]
-    native = [call for call in stack if _native(call)]
+    python = [call for call in stack if not is_native(call)]
+    native = [call for call in stack if is_native(call)]
     activity, name = _by_state(state, wchan, bool(stack))
     if activity is None:
         activity, name = _by_tables(python, native)
@@ -267,8 +267,8 @@ def _by_kernel(
 
 def moved(before: Sequence[Call], after: Sequence[Call]) -> bool:
     """Whether a rank is elsewhere than at the look before: in other functions. Lines do not count: a
-    loop that is stuck runs through its own. Nor does a stack that was not seen count for one that was."""
-    return [_place(call) for call in before] != [_place(call) for call in after]
+    loop that is stuck runs through its own. Nor do libraries' calls, which few looks show."""
+    return _places(before) != _places(after)
 
 
 def worked(before: float, after: float, *, seconds: float) -> bool:
@@ -277,8 +277,8 @@ def worked(before: float, after: float, *, seconds: float) -> bool:
     return after - before > max(0.015, 0.05 * seconds)
 
 
-def _place(call: Call) -> tuple[str, str]:
-    return bare(call[0]), call[1]
+def _places(stack: Sequence[Call]) -> list[tuple[str, str]]:
+    return [(bare(call[0]), call[1]) for call in stack if not is_native(call)]
 
 
 def _in(row: _Row, call: Call) -> bool:
@@ -289,7 +289,8 @@ def _in(row: _Row, call: Call) -> bool:
     return inside and bare(call[0]) in functions
 
 
-def _native(call: Call) -> bool:
+def is_native(call: Call) -> bool:
+    """Of a library or the interpreter, and none of Python's."""
     return not call[1].startswith("<") and not call[1].endswith((".py", ".pyx"))
 
 

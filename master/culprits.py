@@ -5,20 +5,25 @@ others. Soft evidence is a rank that stands apart and does not move while the ot
 may take long for a reason (compiling, a checkpoint, an evaluation, data that come late, anything that sleeps)
 gets `LONG`. And a verdict by soft evidence may be wrong, for a script may do something rare: each at the same
 place makes the next one there take `PATIENT_AFTER` times as long.
+
+A round without a step, as of a script that has no optimizer, has no rhythm, and a rank of it may compute or sleep
+for as long as it likes: only what no script does by itself is evidence there, and it is given long.
 """
 
 import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from elastic.master.activity import Activity, Doing, moved, worked
+from elastic.master.activity import Activity, Doing, is_native, moved, worked
 from elastic.master.events import NodeId
 from elastic.master.tree import Call, bare, merge, odd, ranges, render
 
 LONG, LONG_PATIENCES = 60.0, 20
 """Seconds, and patiences, that a round may stand still for a reason; the larger of them."""
+UNSTEPPED_PATIENCES = 10
+"""The same of a round without a step, whose patience is a minute."""
 FOREVER = 600.0
 """Seconds that a model may compute by itself: its layers all look alike, whether it goes on or not."""
 
@@ -124,7 +129,8 @@ class Patience:
     allowed: float
     """A step, by the round's own rhythm."""
     stepped: bool
-    """The round had its first step. Before it a rank may well download, tokenize or load while others wait."""
+    """The round had its first step. Before it a rank may well download, tokenize or load while others wait, and
+    a script may have none."""
     phases: Mapping[int, str]
     """By rank, what its script says it does; those that say nothing are not here."""
     judged: Mapping[str, int]
@@ -132,13 +138,15 @@ class Patience:
 
     @property
     def long(self) -> float:
-        return max(LONG, LONG_PATIENCES * self.allowed)
+        patiences = LONG_PATIENCES if self.stepped else UNSTEPPED_PATIENCES
+        return max(LONG, patiences * self.allowed)
 
     def of(self, looks: tuple[Seen, ...]) -> float:
         """Of a rank that does not move, by what it does."""
         seen, doing = looks[-1], looks[-1].doing
         if not self.stepped:
-            return math.inf
+            stuck = _lost_worker(looks) or _held(looks)
+            return self.long * self.again(seen) if stuck else math.inf
         if self.named(seen):
             return self.long
         if _lost_worker(looks):
@@ -146,7 +154,7 @@ class Patience:
         if doing.activity in PATIENT or seen.state == "t":  # by a debugger
             return self.long
         if all(look.state == "D" for look in looks):
-            return self.here(seen) if seen.stack and not _worked(looks) else self.long
+            return self.here(seen) if _held(looks) else self.long
         if not seen.stack:
             return FOREVER  # it begins, or ends
         if seen.state == "D" or (doing.asleep and doing.activity in SLEEPING):
@@ -162,20 +170,23 @@ class Patience:
 
     def of_device(self, seen: Seen) -> float:
         """Of a rank whose host waits for it, in whatever way."""
-        slow = self.named(seen) or seen.doing.activity in PATIENT
+        slow = self.named(seen) or seen.doing.activity in PATIENT or not self.stepped
         return self.long if slow else self.here(seen)
 
     def here(self, seen: Seen) -> float:
-        """Where it is in the code, by what was judged there before."""
-        return float(self.allowed * PATIENT_AFTER ** self.judged.get(seen.place, 0))
+        """Where it is in the code."""
+        return self.allowed * self.again(seen)
+
+    def again(self, seen: Seen) -> float:
+        """How many times as long as at first, by what was judged there before."""
+        return float(PATIENT_AFTER ** self.judged.get(seen.place, 0))
 
 
 def find(seen: Mapping[int, tuple[Seen, ...]], quiet: float, patience: Patience) -> Found | None:
     """seen: looks by rank, oldest first; quiet: seconds since the round moved."""
     looks = {rank: found for rank, found in seen.items() if len(found) > 1}
     last = {rank: found[-1] for rank, found in looks.items()}
-    stopped = [s for s in last.values() if s.state == "T" and looks[s.rank][-2].state == "T"]
-    if stopped:
+    if stopped := _stopped(looks):
         return _found(stopped, last, "is stopped")
     if quiet < patience.allowed or not last:
         return None
@@ -189,6 +200,55 @@ def find(seen: Mapping[int, tuple[Seen, ...]], quiet: float, patience: Patience)
     return _found(hung, last, "does not go on", soft=True) if hung else None
 
 
+def find_without_steps(
+    seen: Mapping[int, tuple[Seen, ...]], since: Mapping[int, float], patience: Patience
+) -> Found | None:
+    """The same where no rank ever had a step; since: what `unmoved` says of these looks."""
+    looks = {rank: found for rank, found in seen.items() if len(found) > 1}
+    last = {rank: found[-1] for rank, found in looks.items()}
+    if stopped := _stopped(looks):
+        return _found(stopped, last, "is stopped")
+    if not last:
+        return None
+    still = {rank: one.at - since[rank] for rank, one in last.items()}
+    apart = [s for s in last.values() if not s.waits]
+    if not apart:
+        quiet = min(still.values())
+        return _all_wait(last, quiet, patience) if quiet >= patience.allowed else None
+    hung = [s for s in apart if still[s.rank] >= patience.of(looks[s.rank])]
+    return _found(hung, last, "does not go on", soft=True) if hung else None
+
+
+def unmoved(
+    seen: Mapping[int, tuple[Seen, ...]], before: Mapping[int, float]
+) -> Mapping[int, float]:
+    """By rank, the time of the look since which nothing shows that it goes on; before: what was said of the looks
+    before the last."""
+    since = {}
+    for rank, (*older, last) in seen.items():
+        if not older or _goes_on(older[-1], last):
+            since[rank] = last.at
+        else:
+            since[rank] = before.get(rank, older[-1].at)
+    return since
+
+
+def _goes_on(before: Seen, after: Seen) -> bool:
+    """It does something else, or works at it. Who waits for others works at nothing, even if it waits awake."""
+    if after.state == "T":
+        return False
+    if _moved((before, after)):
+        return True
+    if before.stack and after.stack and before.doing.activity is not after.doing.activity:
+        return True
+    return not after.waits and _worked((before, after))
+
+
+def _stopped(looks: Mapping[int, tuple[Seen, ...]]) -> list[Seen]:
+    """At the last two looks."""
+    return [found[-1] for found in looks.values() if found[-2].state == found[-1].state == "T"]
+
+
 def _all_wait(last: Mapping[int, Seen], quiet: float, patience: Patience) -> Found | None:
     """And none of them moves."""
     odd = _odd(last)
@@ -197,7 +257,7 @@ def _all_wait(last: Mapping[int, Seen], quiet: float, patience: Patience) -> Fou
     late = _not_begun(last)
     if late and quiet >= max(patience.of_device(s) for s in late):
         return _found(late, last, "does not go on", soft=True)
-    if quiet >= patience.long and patience.stepped:
+    if quiet >= patience.long:
         return _found([], last, "does not go on")
     return None
 
@@ -222,6 +282,11 @@ def _moved(looks: tuple[Seen, ...]) -> bool:
         if look.stack and first.stack and moved(first.stack, look.stack):
             return True
     return False
+
+
+def _held(looks: tuple[Seen, ...]) -> bool:
+    """By the kernel, for something that does not come: it does no work in between."""
+    return all(look.state == "D" and look.stack for look in looks) and not _worked(looks)
 
 
 def _worked(looks: tuple[Seen, ...]) -> bool:
@@ -288,6 +353,14 @@ def _found(
     if rest:
         reason += f"; {_others(rest)}"
     return Found(ranks=ranks, nodes=nodes, places=places, reason=reason, soft=soft)
+
+
+def natively(found: Found, seen: Mapping[int, tuple[Seen, ...]]) -> Found:
+    """With where its first rank is in a library, innermost first, where a close look told that."""
+    stack = seen[found.ranks[0]][-1].stack if found.ranks and found.ranks[0] in seen else ()
+    names = [name for name, *_ in filter(is_native, stack) if not name.startswith(("0x", "<"))]
+    where = f"; in C: {' < '.join(names[:3])}" if names else ""
+    return replace(found, reason=found.reason + where)
 
 
 def _plural(how: str) -> str:

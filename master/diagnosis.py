@@ -71,7 +71,7 @@ def _by_kernel(readings: Sequence[Reading], hosts: Mapping[NodeId, Host]) -> Dia
     """What the kernel of a node recorded, if it is a cause."""
     for node_id, host in hosts.items():
         found = symptoms.first_line(symptoms.KERNEL_OOM, host.kernel_log)
-        found = found or _xid(host, symptoms.XIDS)
+        found = found or symptoms.first_xid(symptoms.XIDS, host.kernel_log)
         found = found or symptoms.first_line(symptoms.KERNEL_HARDWARE, host.kernel_log)
         if found:
             return _on_node(readings, hosts, node_id, found, CERTAIN)
@@ -83,7 +83,7 @@ def _by_kernel(readings: Sequence[Reading], hosts: Mapping[NodeId, Host]) -> Dia
             label = own.label if own else ""
             found = None
             if vague or label in ("device_error", "crash"):
-                found = _xid(host, symptoms.XIDS_OF_PROGRAMS)
+                found = symptoms.first_xid(symptoms.XIDS_OF_PROGRAMS, host.kernel_log)
             if found is None and (vague or label in ("crash", "killed")):
                 found = symptoms.first_line(symptoms.KERNEL_MACHINE, host.kernel_log)
             if found is None and (vague or label in ("storage_error", "crash", "data_error")):
@@ -93,13 +93,6 @@ def _by_kernel(readings: Sequence[Reading], hosts: Mapping[NodeId, Host]) -> Dia
             if vague and (found := symptoms.first_line(symptoms.KERNEL_NETWORK, host.kernel_log)):
                 evidence = _evidence(found.line, readings)
                 return _verdict(found.label, node_id, None, evidence, LIKELY)
-    return None
-
-
-def _xid(host: Host, table: Mapping[int, str]) -> Found | None:
-    for line in host.kernel_log:
-        if (match := symptoms.XID.search(line)) and (label := table.get(int(match[2]))):
-            return Found(label, " ".join(line.split())[:300])
     return None
 
 

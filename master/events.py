@@ -59,6 +59,8 @@ class RankFailure:
     log_tail: str = ""
     oom_killed: bool = False
     what: Failed = Failed.RANK
+    kernel_log: tuple[str, ...] = ()
+    """Lines of its node's kernel that may say why, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

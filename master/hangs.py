@@ -3,13 +3,24 @@
 A rank is *quiet* since its last optimizer step. The job's rhythm says how long that may be (`patience`);
 at half of it the round is suspected, and all of its ranks are looked at, again and again, until one ticks or
 the looks say who stands apart (`culprits.py`). What is learned belongs to the round.
+
+A round without a step may be of a script that has no optimizer. As a last resort its ranks are looked at now and
+then, and whether they go on is what differs between two looks.
 """
 
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from elastic.master.culprits import Found, Patience, Seen, find
+from elastic.master.culprits import (
+    Found,
+    Patience,
+    Seen,
+    find,
+    find_without_steps,
+    natively,
+    unmoved,
+)
 from elastic.master.policy import Policy
 
 LEARNED = 20
@@ -18,10 +29,16 @@ REPORTS = 64
 """The newest of them say what is typical."""
 FADES = 0.9995
 """A report, of which there is one a second at most, makes the longest interval count by so much less."""
-FIRST_STEP = 60.0
-"""Seconds that nothing is suspected in a round before its first step, which imports, compiles, loads."""
+FIRST_STEP, FIRST_FLOORS = 60.0, 50
+"""Seconds that nothing is suspected in a round before its first step, which imports, compiles, loads; so many floors
+at most, so that a small floor makes them fewer."""
+RESTS, LONGEST_REST = 0.1, 300.0
+"""Between two looks at a round that goes on without steps: of its age; seconds at most, and its patience at least."""
 GAP, LONGEST_GAP = 0.25, 30.0
 """Seconds between two looks: at first; and at most, for they double once the patience is over."""
+CLOSER = 60.0
+"""Seconds of quiet from which a verdict waits for one look more, with the libraries' calls of those whom it names.
+That takes half a second, and stops them meanwhile, so no verdict of seconds does."""
 ANSWER = 6.0
 """Seconds after which a look is judged without the nodes that did not answer."""
 
@@ -42,6 +59,10 @@ class Suspicion:
     """Of the last look; they grow over all of a master's life."""
     looked: float
     """When it was ordered, in job time."""
+    since: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Of a round without steps: by rank, the time of the look since which it does not go on."""
+    found: Found | None = None
+    """Whom the last look was taken closely for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +98,15 @@ class Examine:
     """Have all nodes of the round look at their ranks."""
 
     number: int
+    close: tuple[int, ...] = ()
+    """At which of them with their libraries' calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     found: Found
-    quiet: float
-    """Seconds that the round stood still."""
+    stood: str
+    """How long the round stood still, in words."""
     seen: Mapping[int, tuple[Seen, ...]]
     """What it rests on: looks by rank."""
 
@@ -119,7 +142,7 @@ def patience(state: State, policy: Policy) -> float:
     """Seconds that a rank may be quiet before its round counts as hung: by the round's own rhythm."""
     rhythm = state.rhythm
     if not rhythm.reports:
-        return FIRST_STEP
+        return max(policy.hang_floor, min(FIRST_STEP, FIRST_FLOORS * policy.hang_floor))
     typical = statistics.median(rhythm.reports)
     if rhythm.count < LEARNED:
         return max(policy.hang_floor, 10 * typical, 3 * rhythm.longest)
@@ -133,42 +156,92 @@ def suspects_at(state: State, policy: Policy) -> float:
 
 def decide(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
     """What to do about the round now."""
-    since = state.began if facts.ticked is None else facts.ticked
-    quiet, limit = now - since, suspects_at(state, policy)
+    if facts.ticked is None:
+        return _without_steps(state, facts, now, policy)
+    quiet, limit = now - facts.ticked, suspects_at(state, policy)
     suspicion = state.suspicion
     if quiet < limit:
         reason = "" if suspicion is None else "ranks go on: nothing hangs"
         state = state if suspicion is None else replace(state, suspicion=None)
-        wake = None if facts.stepping else since + limit
+        wake = None if facts.stepping else facts.ticked + limit
         return Decision(state=state, wake=wake, reason=reason)
     if suspicion is None:
         return _look(state, now, f"no rank's step for {quiet:.1f} s: looking at all")
     if not facts.answered and now < suspicion.looked + ANSWER:
         return Decision(state=state, wake=suspicion.looked + ANSWER)
-    allowed = patience(state, policy)
-    limits = Patience(
-        allowed=allowed,
+    limits = _limits(state, facts, policy)
+    found = suspicion.found or find(facts.seen, quiet, limits)
+    if found is not None:
+        return _verdict(state, found, quiet, f"no step for {quiet:.1f} s", facts, now)
+    gap = max(GAP, limits.allowed / 6)
+    if quiet >= 2 * limits.allowed:
+        gap = max(gap, min(LONGEST_GAP, quiet / 4))
+    return _again(state, suspicion, gap, now)
+
+
+def _without_steps(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
+    """The last resort, for a round that never had a step: whether its ranks go on from look to look."""
+    suspicion, first = state.suspicion, state.began + suspects_at(state, policy)
+    if suspicion is None:
+        if now < first:
+            return Decision(state=state, wake=first)
+        return _look(state, now, f"no first step in {now - state.began:.0f} s: looking at all")
+    if not facts.answered and now < suspicion.looked + ANSWER:
+        return Decision(state=state, wake=suspicion.looked + ANSWER)
+    suspicion = replace(suspicion, since=unmoved(facts.seen, suspicion.since))
+    state = replace(state, suspicion=suspicion)
+    found = suspicion.found or find_without_steps(
+        facts.seen, suspicion.since, _limits(state, facts, policy)
+    )
+    since = min(suspicion.since.values(), default=now)
+    if (
+        found is not None and now < suspicion.looked + LONGEST_GAP
+    ):  # else it was told of: another look
+        still = now - since
+        return _verdict(state, found, still, f"no move seen for {still:.0f} s", facts, now)
+    allowed, looked = patience(state, policy), suspicion.looked
+    if since < looked:  # some do not go on
+        gap = max(allowed / 6, (looked - since) / 4)
+    else:
+        gap = max(allowed, RESTS * (looked - state.began))
+    return _again(state, suspicion, min(gap, LONGEST_REST), now)
+
+
+def _limits(state: State, facts: Facts, policy: Policy) -> Patience:
+    return Patience(
+        allowed=patience(state, policy),
         stepped=facts.ticked is not None,
         phases=facts.phases,
         judged=state.judged,
     )
-    found = find(facts.seen, quiet, limits)
-    if found is not None:
-        verdict = Verdict(found, quiet, facts.seen)
-        if found.soft:
-            counts = {place: state.judged.get(place, 0) + 1 for place in found.places}
-            state = replace(state, judged={**state.judged, **counts})
-        return Decision(state=state, order=verdict, wake=now + LONGEST_GAP, reason=found.reason)
-    gap = max(GAP, allowed / 6)
-    if quiet >= 2 * allowed:
-        gap = max(gap, min(LONGEST_GAP, quiet / 4))
+
+
+def _verdict(
+    state: State, found: Found, quiet: float, stood: str, facts: Facts, now: float
+) -> Decision:
+    """Or one look more, of which nothing but its words depends."""
+    assert state.suspicion is not None
+    if found.ranks and quiet >= CLOSER and state.suspicion.found is None:
+        return _look(state, now, "", close=found)
+    found = natively(found, facts.seen)
+    state = replace(state, suspicion=replace(state.suspicion, found=None))
+    if found.soft:
+        counts = {place: state.judged.get(place, 0) + 1 for place in found.places}
+        state = replace(state, judged={**state.judged, **counts})
+    verdict = Verdict(found, stood, facts.seen)
+    return Decision(state=state, order=verdict, wake=now + LONGEST_GAP, reason=found.reason)
+
+
+def _again(state: State, suspicion: Suspicion, gap: float, now: float) -> Decision:
+    """Another look, `gap` after the last."""
     again = suspicion.looked + gap
-    if now < again:
-        return Decision(state=state, wake=again)
-    return _look(state, now, "")
+    return Decision(state=state, wake=again) if now < again else _look(state, now, "")
 
 
-def _look(state: State, now: float, reason: str) -> Decision:
+def _look(state: State, now: float, reason: str, *, close: Found | None = None) -> Decision:
     number = state.number + 1
-    state = replace(state, suspicion=Suspicion(number=number, looked=now), number=number)
-    return Decision(state=state, order=Examine(number), wake=now + ANSWER, reason=reason)
+    since = {} if state.suspicion is None else state.suspicion.since
+    suspicion = Suspicion(number=number, looked=now, since=since, found=close)
+    state = replace(state, suspicion=suspicion, number=number)
+    order = Examine(number, () if close is None else close.ranks)
+    return Decision(state=state, order=order, wake=now + ANSWER, reason=reason)

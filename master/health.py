@@ -173,7 +173,8 @@ class Health:
         self._newest = set()
         seated = {seat.node_id for seat in current.seats} - current.finished
         self._awaited = seated & self._sessions.keys()
-        told = pb.ToAgent(examine=pb.Examine(round=current.number, number=order.number))
+        examine = pb.Examine(round=current.number, number=order.number, close=order.close)
+        told = pb.ToAgent(examine=examine)
         for node_id in self._awaited:
             self._sessions[node_id].push(told)
 
@@ -184,7 +185,7 @@ class Health:
             ranks=found.ranks,
             nodes=found.nodes,
             place=next(iter(found.places), ""),
-            reason=f"{found.reason}; no step for {verdict.quiet:.1f} s",
+            reason=f"{found.reason}; {verdict.stood}",
         )
         if self._told != (current.number, found.ranks):  # else nothing is done about it
             self._told = (current.number, found.ranks)

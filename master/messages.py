@@ -24,6 +24,8 @@ MAX_TEXT = 4096
 """Characters kept of any text that a node sends."""
 MOST_TESTS = 256
 """Of one node with others, in one round."""
+MOST_LINES, MAX_LINE = 8, 300
+"""Lines of a kernel's log that are kept, and characters of each."""
 
 _PHASES = {
     pb.NodeReport.IDLE: NodePhase.IDLE,
@@ -75,6 +77,7 @@ def failure(message: pb.RankFailure) -> ev.RankFailure:
         log_tail=message.log_tail[-MAX_TEXT:],
         oom_killed=message.oom_killed,
         what=_FAILED.get(message.what, Failed.RANK),
+        kernel_log=tuple(line[:MAX_LINE] for line in message.kernel_log[:MOST_LINES]),
     )
 
 

@@ -106,9 +106,20 @@ def _of_kind(failure: RankFailure) -> Said | None:
         if found is None or found.label in ("permission_denied", "file_missing"):
             return "start_failed", Weight.CAUSE, ""
         return found.label, Weight.CAUSE, found.line
+    if found := _of_kernel(failure):
+        return found.label, Weight.CAUSE, found.line
     if failure.oom_killed:
         return "cgroup_oom", Weight.CAUSE, ""
     return None
+
+
+def _of_kernel(failure: RankFailure) -> Found | None:
+    """What its node's kernel recorded, which outranks what a process says."""
+    lines = failure.kernel_log
+    killed = _signal(failure) == signal.SIGKILL
+    oom = symptoms.first_line(symptoms.KERNEL_OOM, lines) if killed else None
+    found = oom or symptoms.first_xid(symptoms.XIDS, lines)
+    return found or symptoms.first_line(symptoms.KERNEL_HARDWARE, lines)
 
 
 def _of_texts(failure: RankFailure) -> Said | None:

@@ -362,3 +362,11 @@ def first_line(rules: Sequence[Rule], lines: Iterable[str]) -> Found | None:
             if rule.pattern.search(line):
                 return Found(rule.label, " ".join(line.split())[:300])
     return None
+
+
+def first_xid(table: Mapping[int, str], lines: Iterable[str]) -> Found | None:
+    """The first line of an Xid that is in a table."""
+    for line in lines:
+        if (match := XID.search(line)) and (label := table.get(int(match[2]))):
+            return Found(label, " ".join(line.split())[:300])
+    return None

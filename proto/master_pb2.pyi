@@ -263,7 +263,7 @@ class NodeReport(_message.Message):
     def __init__(self, round: _Optional[int] = ..., phase: _Optional[_Union[NodeReport.Phase, str]] = ..., failures: _Optional[_Iterable[_Union[RankFailure, _Mapping]]] = ...) -> None: ...
 
 class RankFailure(_message.Message):
-    __slots__ = ("rank", "local_rank", "exit_code", "error_type", "message", "frame", "log_tail", "oom_killed", "what")
+    __slots__ = ("rank", "local_rank", "exit_code", "error_type", "message", "frame", "log_tail", "oom_killed", "what", "kernel_log")
     class What(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         RANK: _ClassVar[RankFailure.What]
@@ -285,6 +285,7 @@ class RankFailure(_message.Message):
     LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
     OOM_KILLED_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_LOG_FIELD_NUMBER: _ClassVar[int]
     rank: int
     local_rank: int
     exit_code: int
@@ -294,7 +295,8 @@ class RankFailure(_message.Message):
     log_tail: str
     oom_killed: bool
     what: RankFailure.What
-    def __init__(self, rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., error_type: _Optional[str] = ..., message: _Optional[str] = ..., frame: _Optional[str] = ..., log_tail: _Optional[str] = ..., oom_killed: bool = ..., what: _Optional[_Union[RankFailure.What, str]] = ...) -> None: ...
+    kernel_log: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., error_type: _Optional[str] = ..., message: _Optional[str] = ..., frame: _Optional[str] = ..., log_tail: _Optional[str] = ..., oom_killed: bool = ..., what: _Optional[_Union[RankFailure.What, str]] = ..., kernel_log: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("round", "ranks", "plain", "prepared", "metrics")
@@ -339,12 +341,14 @@ class Watch(_message.Message):
     def __init__(self, round: _Optional[int] = ..., quiet: _Optional[float] = ...) -> None: ...
 
 class Examine(_message.Message):
-    __slots__ = ("round", "number")
+    __slots__ = ("round", "number", "close")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
     round: int
     number: int
-    def __init__(self, round: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    close: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, round: _Optional[int] = ..., number: _Optional[int] = ..., close: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Examined(_message.Message):
     __slots__ = ("round", "number", "looks")

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from elastic.agent import kernel_log
 from elastic.agent.probes import judge
 from elastic.agent.probes.program import Fault, NotKnown, ask, begin, parser, tell
-
-KERNEL_LOG = "/dev/kmsg"
 
 
 def measure(device: str) -> dict[str, float]:
@@ -107,26 +106,18 @@ def _xid(nvml: Any, handle: Any) -> dict[str, float]:
     with contextlib.suppress(nvml.NVMLError, OSError, ValueError, AttributeError):
         bus = nvml.nvmlDeviceGetPciInfo(handle).busId
         bus = bus.decode() if isinstance(bus, bytes) else bus
-        xid = judge.last_xid(_kernel_log(), bus, time.clock_gettime(time.CLOCK_BOOTTIME))
+        xid = judge.last_xid(_all_records(), bus, time.clock_gettime(time.CLOCK_BOOTTIME))
         return {"xid": float(xid[0]), "xid_age_s": xid[1]} if xid else {"xid": 0.0}
     return {}
 
 
-def _kernel_log() -> str:
-    """All records that the kernel still has. Raises OSError."""
-    records = []
-    fd = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def _all_records() -> str:
+    """That the kernel still has. Raises OSError."""
+    fd = kernel_log.open_log()
     try:
-        while True:
-            try:
-                records.append(os.read(fd, 8192))
-            except BlockingIOError:
-                break
-            except BrokenPipeError:  # overwritten while we read: go on with the next
-                continue
+        return "".join(kernel_log.records(fd))
     finally:
         os.close(fd)
-    return b"".join(records).decode(errors="replace")
 
 
 def main(argv: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from elastic.agent import boot, children
 from elastic.agent.probes.answers import LONGEST, Answer, decode
-from elastic.agent.tasks import threads
+from elastic.agent.tasks import in_kernel, threads
 from elastic.proto.errors import CodecError
 
 GRACE = 1.0
@@ -120,10 +120,10 @@ class Program:
 
     async def _overrun(self, probe: str, timeout: float) -> Answer:
         states, said = {task.state for task in threads(self.pid).values()}, self._said()
-        where = children.kernel_stack(self.pid)
+        where = in_kernel(self.pid)
         await self.close()
         if self.left_behind or "D" in states:
-            where = children.kernel_stack(self.pid) if self.left_behind else where
+            where = in_kernel(self.pid) if self.left_behind else where
             self.end, words = "stuck", f"it is stuck in the kernel, in {where}"
         elif states & {"T", "t"}:
             self.end, words = "stopped", "it was stopped by a signal"

@@ -19,6 +19,7 @@ def failed(rank: int, letter: str = "x", length: int = 1 << 20) -> pb.RankFailur
         log_tail=text,
         oom_killed=True,
         what=pb.RankFailure.START,
+        kernel_log=["x" * 300] * 8,
     )
 
 

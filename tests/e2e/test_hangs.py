@@ -64,6 +64,16 @@ def test_where_no_memory_may_be_read_they_tell_of_themselves(job: Job) -> None:
     assert "keep_the_gil" in (folder / "hang-3.txt").read_text()
 
 
+def test_without_an_optimizer_there_is_a_last_resort(job: Job) -> None:
+    """With a small floor, which makes it less patient; no step ever tells that the ranks go on."""
+    hangs = ("by-hand-stop:3", "by-hand-skip:1")
+    start(job, *hangs, "by-hand-nothing:0", flags=("--hang-floor", "0.1"))
+    all_are_named(job, hangs)
+    assert all(re.search(r"no move seen for \d+ s", named(job, number)) for number in (1, 2)), (
+        job.events()
+    )
+
+
 def test_a_disk_that_never_answers(job: Job) -> None:
     """The node with it leaves, since nothing ends the rank; the others go on."""
     with stuck_folder(job.folder / "stuck"):

@@ -1,17 +1,25 @@
 """Jobs for whose snapshots there is little memory: real limits, of a cgroup."""
 
 import contextlib
+import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from elastic.agent import kernel_log
 from elastic.checkpoint.storage import manifests
 from elastic.checkpoint.storage.folder import Folder
 from tests.e2e.harness import Job
 
 SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"
+GREEDY = """
+import mmap, os
+if os.environ["RANK"] == "1" and os.environ["ELASTIC_ROUND"] == "1":
+    mmap.mmap(-1, 4 << 30).write(bytes(4 << 30))
+"""
 OWN = 150_000_000
 """Bytes of each of two ranks: four slots of each are 1.3 GB."""
 GIB = 1 << 30
@@ -95,3 +103,19 @@ def test_no_more_slots_than_a_cgroup_has_room_for(job: Job, cgroup: Path) -> Non
     stored = manifests.committed(Folder(job.folder / "checkpoint"))
     assert stored is not None
     assert stored.step >= 8
+
+
+def test_what_the_kernel_says_of_who_it_killed_is_the_evidence(job: Job, cgroup: Path) -> None:
+    """Where we may read its log; else its count alone tells."""
+    limit(cgroup, GIB)
+    (job.folder / "greedy.py").write_text(GREEDY)
+    node = job.start(prefix=inside(cgroup), entry=(str(job.folder / "greedy.py"),))
+    assert node.exit_code() == 0, job.dump()
+    assert killed(cgroup) > 0
+    told = json.loads(job.ctl("-o", "json", "why"))
+    assert (told["label"], told["rank"], told["cause"]) == ("cgroup_oom", 1, "kernel out of memory")
+    try:
+        os.close(kernel_log.open_log())
+    except OSError:
+        return
+    assert re.match("oom-kill:|Memory cgroup out of memory", told["evidence"][0]), told

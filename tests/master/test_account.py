@@ -62,6 +62,25 @@ def test_a_hang_names_the_rank_that_makes_it() -> None:
     assert "started again as round 2" in paragraph(told)
 
 
+def test_what_a_nodes_kernel_recorded_is_the_evidence() -> None:
+    """The others only say that their peer is gone; who was first to tell does not matter."""
+    line = "NVRM: Xid (PCI:0000:03:00): 79, pid=0, GPU has fallen off the bus."
+    device = failure(
+        rank=1,
+        exit_code=1,
+        error_type="AcceleratorError",
+        message="CUDA error: unspecified launch failure",
+        kernel_log=(line,),
+    )
+    core = running("a", "b")
+    (told,) = accounts(core, (failed("a", 1, CLOSED), 20.0), (failed("b", 1, device), 20.5))
+    found = document(told)
+    assert (found["label"], found["node"], found["rank"]) == ("gpu_lost", "b", 1)
+    assert (found["cause"], found["confidence"]) == ("hardware", "certain")
+    assert found["evidence"][0] == line
+    assert core.seats() == ["a", "b"], "it cost a fault, and none of --max-restarts"
+
+
 def test_a_lost_node() -> None:
     core = running("a", "b")
     (told,) = accounts(core, (detached("b"), 20.0), (knocked("b", ev.KnockAnswer.GONE), 20.1))

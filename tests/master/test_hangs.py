@@ -2,12 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from elastic.master import hangs
 from elastic.master.activity import Activity, Doing
-from elastic.master.culprits import FOREVER, LONG, Collective, Found, Patience, Seen, account, find
+from elastic.master.culprits import (
+    FOREVER,
+    LONG,
+    UNSTEPPED_PATIENCES,
+    Collective,
+    Found,
+    Patience,
+    Seen,
+    account,
+    find,
+)
 from elastic.master.events import NodeId
 from elastic.master.hangs import Decision, Examine, Facts, State, Verdict, patience, suspects_at
 from elastic.master.policy import Policy
@@ -332,9 +343,14 @@ def test_nothing_is_looked_at_while_ranks_step() -> None:
     assert told.wake == 200.0 + suspects_at(state, POLICY)
 
 
-def test_a_round_without_a_step_is_looked_at_after_a_minute() -> None:
+def test_a_round_without_a_step_is_looked_at_within_a_minute() -> None:
     assert decide(learned(), 100.0 + 29.0, ticked=None).order is None
     assert decide(learned(), 100.0 + 31.0, ticked=None).order == Examine(1)
+
+
+def test_one_floor_says_how_patient_it_is_without_steps() -> None:
+    for floor, seconds in ((0.1, 5.0), (1.2, 60.0), (10.0, 60.0), (300.0, 300.0)):
+        assert patience(learned(), Policy(hang_floor=floor)) == seconds
 
 
 def test_from_the_first_doubt_to_a_verdict() -> None:
@@ -351,6 +367,27 @@ def test_from_the_first_doubt_to_a_verdict() -> None:
     told = decide(told.state, 201.0, looks(*WAITING, stopped))
     assert isinstance(told.order, Verdict)
     assert told.order.found.ranks == (3,)
+
+
+def test_a_verdict_that_took_a_minute_waits_for_one_look_with_what_libraries_do() -> None:
+    culprit = seen(3, Activity.LOCK, asleep=True)
+    told = decide(
+        decide(learned(*[0.02] * 30), 200.61).state, 200.0 + LONG, looks(*WAITING, culprit)
+    )
+    assert told.order == Examine(2, (3,))
+    calls = (("0x7f13", "libc.so.6", 0), ("PyThread_acquire_lock_timed", "python3.11", 0), *STACK)
+    closely = looks(*WAITING, replace(culprit, stack=calls), before={3: culprit})
+    assert decide(told.state, 200.1 + LONG, closely, ticked=200.05 + LONG).order is None, "it steps"
+    told = decide(told.state, 200.5 + LONG, closely)
+    assert isinstance(told.order, Verdict)
+    assert told.order.found.ranks == (3,)
+    assert told.order.found.reason.endswith("; in C: PyThread_acquire_lock_timed")
+
+
+def test_a_verdict_of_seconds_waits_for_nothing() -> None:
+    culprit = seen(3, Activity.PYTHON)
+    told = decide(decide(learned(*[0.02] * 30), 200.61).state, 205.0, looks(*WAITING, culprit))
+    assert isinstance(told.order, Verdict)
 
 
 def test_a_step_ends_the_doubt() -> None:
@@ -382,3 +419,138 @@ def test_looks_become_rare() -> None:
         moving = tuple(seen(0, Activity.PYTHON, ticks=n) for n in range(looked))
         told = decide(told.state, now, {0: moving[-4:]})
     assert looked < 60
+
+
+# --- rounds that never step ----------------------------------------------------------------------
+
+Look = tuple[Seen, ...]
+"""At all ranks."""
+
+
+def without_steps(*scenes: tuple[float, Look], until: float) -> tuple[list[float], Verdict | None]:
+    """When a round that began at 100 is looked at, and the first verdict; scenes: what can be seen from when on."""
+    state, now, seen = learned(), 100.0, dict[int, tuple[Seen, ...]]()
+    looked: list[float] = []
+    while now < until:
+        told = decide(state, now, seen, ticked=None)
+        state = told.state
+        if isinstance(told.order, Verdict):
+            return looked, told.order
+        if isinstance(told.order, Examine):
+            now += 0.2
+            looked.append(now)
+            (_, scene), *_ = (pair for pair in reversed(scenes) if pair[0] <= now)
+            for one in scene:
+                told_of = replace(one, at=now, cpu=one.cpu * now)
+                seen[one.rank] = (*seen.get(one.rank, ()), told_of)[-4:]
+        else:
+            assert told.wake is not None
+            now = max(now + 0.001, told.wake)
+    return looked, None
+
+
+MINUTE, HOUR = 60.0, 3600.0
+LONG_WITHOUT_STEPS = UNSTEPPED_PATIENCES * MINUTE
+COMPUTES = tuple(seen(rank, Activity.NATIVE, cpu=1.0, ticks=0) for rank in range(4))
+
+
+def test_who_only_computes_is_looked_at_ever_more_rarely_and_never_named() -> None:
+    looked, verdict = without_steps((0.0, COMPUTES), until=10 * HOUR)
+    assert verdict is None
+    gaps = [after - before for before, after in pairwise(looked)]
+    assert min(gaps) >= MINUTE
+    assert max(gaps) <= hangs.LONGEST_REST + 1.0
+    assert len(looked) < 160
+
+
+@pytest.mark.parametrize(
+    "activity", [Activity.PYTHON, Activity.SLEEP, Activity.LOCK, Activity.DATA]
+)
+def test_without_steps_a_rank_may_do_what_it_likes(activity: Activity) -> None:
+    """The others wait for it in a barrier for hours; it tokenizes, downloads, waits for a server."""
+    busy = seen(
+        3, activity, asleep=activity is not Activity.PYTHON, name="_try_get_data", workers="SS"
+    )
+    looked, verdict = without_steps((0.0, (*WAITING, busy)), until=10 * HOUR)
+    assert verdict is None
+    assert len(looked) < 200
+
+
+def test_without_steps_who_is_stopped_is_named() -> None:
+    stopped = seen(3, Activity.STOPPED, state="T", cpu=1.0)
+    looked, verdict = without_steps(
+        (0.0, COMPUTES), (1000.0, (*COMPUTES[:3], stopped)), until=2000.0
+    )
+    assert verdict is not None
+    assert verdict.found.ranks == (3,)
+    assert looked[-1] < 1000.0 + 3 * MINUTE + 30.0
+
+
+def test_without_steps_collectives_that_go_on_are_progress() -> None:
+    """At each look all wait, one of them in another collective, but never in the same ones."""
+    scenes = []
+    for number in range(2000):
+        late = seen(3, collectives=(replace(REDUCE, seq=number),))
+        others = (seen(rank, collectives=(replace(REDUCE, seq=number + 1),)) for rank in range(3))
+        scenes.append((5.0 * number, (*others, late)))
+    assert without_steps(*scenes, until=2 * HOUR)[1] is None
+
+
+def test_without_steps_who_waits_apart_is_named_once_none_moved_for_the_patience() -> None:
+    other = Collective(group="0", seq=41, op="gloo:barrier", sizes="[]", done=False)
+    apart = (*WAITING, seen(3, collectives=(other,)))
+    looked, verdict = without_steps((0.0, COMPUTES), (1000.0, apart), until=2000.0)
+    assert verdict is not None
+    assert verdict.found.ranks == (3,)
+    assert 1000.0 + MINUTE < looked[-1] < 1000.0 + 4 * MINUTE
+    assert verdict.stood.startswith("no move seen for ")
+
+
+@pytest.mark.parametrize(
+    "stuck",
+    [
+        seen(3, Activity.FILE, state="D"),
+        seen(3, Activity.DATA, name="_try_get_data", workers="SZ"),
+        seen(3, Activity.DATA, name="_try_get_data", workers="ST"),
+    ],
+)
+def test_without_steps_what_no_script_does_by_itself_is_named_after_long(stuck: Seen) -> None:
+    looked, verdict = without_steps((0.0, COMPUTES), (1000.0, (*WAITING, stuck)), until=2 * HOUR)
+    assert verdict is not None
+    assert verdict.found.ranks == (3,)
+    assert verdict.found.soft
+    assert 1000.0 + LONG_WITHOUT_STEPS < looked[-1] < 1000.0 + 1.5 * LONG_WITHOUT_STEPS
+
+
+def test_without_steps_a_disk_that_gives_something_is_no_hang() -> None:
+    reads = seen(3, Activity.FILE, state="D", cpu=0.1)
+    assert without_steps((0.0, (*WAITING, reads)), until=10 * HOUR)[1] is None
+
+
+def test_without_steps_all_that_wait_in_the_same_collective_do_so_for_long() -> None:
+    looked, verdict = without_steps((0.0, (*WAITING, seen(3))), until=2 * HOUR)
+    assert verdict is not None
+    assert verdict.found.ranks == ()
+    assert looked[-1] > 100.0 + LONG_WITHOUT_STEPS
+
+
+def test_a_verdict_that_changes_nothing_is_followed_by_looks() -> None:
+    """As with `--hang-action dump`: whatever else happens is seen."""
+    stopped = (*COMPUTES[:3], seen(3, Activity.STOPPED, state="T"))
+    seen_twice = {one.rank: (replace(one, at=1.0), replace(one, at=101.0)) for one in stopped}
+    told = decide(decide(learned(), 131.0, ticked=None).state, 131.3, seen_twice, ticked=None)
+    assert told.order == Examine(2, (3,)), "closely, since there is time for it"
+    told = decide(told.state, 131.5, seen_twice, ticked=None)
+    assert isinstance(told.order, Verdict)
+    assert told.wake is not None
+    again = decide(told.state, told.wake, seen_twice, ticked=None)
+    while again.order is None:
+        assert again.wake is not None
+        again = decide(again.state, again.wake, seen_twice, ticked=None)
+    assert isinstance(again.order, Examine)
+
+
+def test_the_first_step_ends_the_last_resort() -> None:
+    told = decide(learned(), 131.0, ticked=None)
+    calm = decide(told.state, 131.5, ticked=131.4)
+    assert (calm.order, calm.state.suspicion) == (None, None)

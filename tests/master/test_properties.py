@@ -50,6 +50,9 @@ failures = st.builds(
     error_type=st.sampled_from(["", "ValueError", "DistNetworkError", "RuntimeError"]),
     message=st.sampled_from(["", "at step 5", "Connection closed by peer"]),
     oom_killed=st.booleans(),
+    kernel_log=st.sampled_from(
+        [(), ("NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus",)]
+    ),
 )
 
 nodes = st.sampled_from(NAMES)

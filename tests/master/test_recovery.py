@@ -26,6 +26,8 @@ from elastic.master.recovery import (
 )
 from tests.master.builders import BUG, CLOSED, KILLED, failure
 
+FALLEN = ("NVRM: Xid (PCI:0000:03:00): 79, pid=0, GPU has fallen off the bus.",)
+KERNEL_KILLS = ("Out of memory: Killed process 7899 (python) total-vm:26184840kB",)
 WATCHDOG = "[rank0]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)"
 
 CASES = [
@@ -33,6 +35,10 @@ CASES = [
     (failure(exit_code=-15), Cause.KILLED),
     (failure(exit_code=-1), Cause.KILLED),
     (failure(exit_code=-9, oom_killed=True), Cause.KERNEL_OOM),
+    (failure(exit_code=-9, kernel_log=KERNEL_KILLS), Cause.KERNEL_OOM),
+    (failure(exit_code=1, kernel_log=KERNEL_KILLS), Cause.ERROR),
+    (failure(error_type="AcceleratorError", kernel_log=FALLEN), Cause.HARDWARE),
+    (failure(exit_code=-6, kernel_log=FALLEN), Cause.HARDWARE),
     (failure(exit_code=-9, what=Failed.TIMER), Cause.ERROR),
     (failure(exit_code=-11), Cause.CRASH),
     (failure(exit_code=-6), Cause.CRASH),
@@ -322,6 +328,7 @@ def test_a_failure_in_one_line(seen: RankFailure, text: str) -> None:
         message=st.text(max_size=40),
         log_tail=st.text(max_size=40),
         oom_killed=st.booleans(),
+        kernel_log=st.sampled_from([(), FALLEN, KERNEL_KILLS, ("nonsense",)]),
     )
 )
 def test_any_failure_can_be_judged(seen: RankFailure) -> None:

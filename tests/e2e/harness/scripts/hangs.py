@@ -2,8 +2,9 @@
 
     hangs.py FOLDER STEP STEP_SECONDS cpu|cuda HOW:RANK...
 
-One HOW (see `hang`) a round, in their order; after these nothing hangs. A file named "finish" in FOLDER
-ends it.
+One HOW (see `hang`) a round, in their order; after these nothing hangs. `jitter:STEPS` is none: after so many
+steps one of a hundred takes ten times as long, of each rank. `by-hand-HOW` hangs so too, in a script that no
+optimizer steps. A file named "finish" in FOLDER ends it.
 """
 
 import ctypes
@@ -25,6 +26,7 @@ CUDA = sys.argv[4] == "cuda"
 DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.device("cpu")
 RANK, ROUND = int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])
 HOW, _, VICTIM = (sys.argv[5:] + ["", ""] * ROUND)[ROUND - 1].partition(":")
+BY_HAND, HOW = HOW.startswith(prefix := "by-hand-"), HOW.removeprefix(prefix)
 HANGS = str(RANK) == VICTIM
 LOADS = ("worker", "late")
 """By a worker of the loader's."""
@@ -68,6 +70,14 @@ def sleep_with_the_gil() -> None:
     ctypes.PyDLL(None).sleep(1 << 20)
 
 
+def compute(seconds: float) -> None:
+    """As a model does, in a library."""
+    end = time.monotonic() + seconds
+    factor = torch.randn(512, 512, device=DEVICE)
+    while time.monotonic() < end:
+        factor = (factor @ factor).softmax(0)
+
+
 def evaluate(model: torch.nn.Linear) -> None:
     """For longer than any step, on one rank, without a word to anybody."""
     end = time.monotonic() + 4.0
@@ -89,7 +99,7 @@ def hang(model: torch.nn.Linear) -> None:
             keep_the_gil()
         case "sleep-with-gil":
             sleep_with_the_gil()
-        case "skip":  # the others' barrier
+        case "skip" | "nothing":  # skip: the others' barrier
             pass
         case "mismatch":
             dist.broadcast(torch.zeros(3, device=DEVICE), src=RANK)
@@ -114,7 +124,10 @@ def main() -> None:
     finish = torch.zeros(1, device=DEVICE)
     for step in range(1 << 20):
         batch = next(loader)
-        time.sleep(SECONDS * (10 if HOW == "jitter" and random.random() < 0.01 else 1))
+        if HOW == "jitter" and step >= int(VICTIM) and random.random() < 0.01:
+            random.choice((time.sleep, compute))(10 * SECONDS)
+        else:
+            time.sleep(SECONDS)
         optimizer.zero_grad()
         model(batch.to(DEVICE)).sum().backward()
         if HANGS and step == STEP:
@@ -124,7 +137,10 @@ def main() -> None:
         for parameter in model.parameters():
             assert parameter.grad is not None
             dist.all_reduce(parameter.grad)
-        optimizer.step()
+            if BY_HAND:
+                parameter.data.sub_(parameter.grad, alpha=1e-3)
+        if not BY_HAND:
+            optimizer.step()
         finish[0] = float((FOLDER / "finish").exists())
         dist.all_reduce(finish)
         tell("step", step=step)

@@ -1,0 +1,108 @@
+"""What the kernel has just logged that may have ended a rank: faults of our GPUs and of this machine, and processes
+that it killed for want of memory. Where we may not read its log, as in most containers, nothing."""
+
+import asyncio
+import contextlib
+import os
+import re
+from collections import deque
+from collections.abc import Collection, Iterator
+from itertools import islice
+from pathlib import Path
+
+KERNEL_LOG = "/dev/kmsg"
+GPUS = Path("/proc/driver/nvidia/gpus")
+"""A folder for each GPU that we may see, named by its PCI address."""
+MOST_RECORDS = 1000
+"""That are read at once."""
+AGE = 60.0
+"""Seconds before a rank's end; what is older did not end it."""
+LINES, LENGTH = 8, 300
+"""That are told of one failure, and characters of each."""
+
+_OOM = re.compile(r"oom-kill:|out of memory: kill", re.IGNORECASE)
+_VICTIM = re.compile(r"\bpid=(\d+)|Killed process (\d+)")
+_GPU = re.compile(r"NVRM: .*?\b([\da-f]{4,8}:[\da-f]{2}:[\da-f]{2})\b", re.IGNORECASE)
+_FAULT = re.compile(
+    r"NVRM: .*(?:\bXid\b|fallen off the bus)|\bSXid\b|\[Hardware Error\]|Memory failure: 0x|EDAC .*\bUE\b"
+)
+
+
+class KernelLog:
+    """From now on."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._heard = deque[tuple[float, str]](maxlen=64)
+        """Lines that may matter, and when they came, in the loop's time: the kernel's own clock goes its own way."""
+        with contextlib.suppress(OSError):
+            self._fd = open_log()
+            os.lseek(self._fd, 0, os.SEEK_END)
+            asyncio.get_running_loop().add_reader(self._fd, self._hear)
+
+    def _hear(self) -> None:
+        now = asyncio.get_running_loop().time()
+        try:
+            self._heard += (
+                (now, line)
+                for record in islice(records(self._fd), MOST_RECORDS)
+                if (line := text(record)) and (_OOM.search(line) or _FAULT.search(line))
+            )
+        except OSError:
+            self.close()
+
+    def lines(self, pids: Collection[int], *, struck: bool) -> list[str]:
+        """What may have to do with a rank's end, oldest first; pids: our ranks'; struck: the OOM killer ended one of our
+        cgroup, whose number the kernel may have otherwise."""
+        if self._fd < 0:
+            return []
+        self._hear()
+        since, gpus = asyncio.get_running_loop().time() - AGE, _gpus()
+        lines = (line for at, line in self._heard if at >= since)
+        return [x for x in lines if concerns(x, gpus, pids, struck=struck)][:LINES]
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            asyncio.get_running_loop().remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _gpus() -> frozenset[str]:
+    """PCI addresses of those that we may see, without their function."""
+    with contextlib.suppress(OSError):
+        return frozenset(name.lower().partition(".")[0] for name in os.listdir(GPUS))
+    return frozenset()
+
+
+def concerns(line: str, gpus: Collection[str], pids: Collection[int], *, struck: bool) -> bool:
+    """Other jobs' processes and GPUs are in the same log."""
+    if _OOM.search(line):
+        found = _VICTIM.search(line)
+        return struck or (found is not None and int(found[1] or found[2]) in pids)
+    gpu = _GPU.search(line)
+    return gpu is None or gpu[1].lower() in gpus
+
+
+def open_log() -> int:
+    """A descriptor that stands at the oldest record. Raises OSError."""
+    return os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def records(fd: int) -> Iterator[str]:
+    """Those that nobody has read by this descriptor, `level,sequence,microseconds since boot,...;text`."""
+    while True:
+        try:
+            yield os.read(fd, 8192).decode(errors="replace")
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # overwritten while we read: go on with the next
+            continue
+
+
+def text(record: str) -> str:
+    """What the kernel itself says in one; empty for what a program wrote there."""
+    head, _, said = record.partition(";")
+    level = head.partition(",")[0]
+    by_kernel = level.isdecimal() and int(level) >> 3 == 0
+    return said.partition("\n")[0][:LENGTH] if by_kernel else ""
