@@ -120,6 +120,9 @@ class Found:
     """In one line: who, where, and what the others do."""
     soft: bool = False
     """It may be wrong."""
+    machine: bool = False
+    """It may be a machine's fault, or that of what is between them: held by the kernel, a kernel on a device that does
+    not end, or a collective that all have begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,9 +259,9 @@ def _all_wait(last: Mapping[int, Seen], quiet: float, patience: Patience) -> Fou
         return _found(odd, last, "waits apart")
     late = _not_begun(last)
     if late and quiet >= max(patience.of_device(s) for s in late):
-        return _found(late, last, "does not go on", soft=True)
+        return replace(_found(late, last, "does not go on", soft=True), machine=True)
     if quiet >= patience.long:
-        return _found([], last, "does not go on")
+        return replace(_found([], last, "does not go on"), machine=True)
     return None
 
 
@@ -352,7 +355,8 @@ def _found(
     reason = f"{who} {how if len(ranks) == 1 else _plural(how)}: {describe(first)}"
     if rest:
         reason += f"; {_others(rest)}"
-    return Found(ranks=ranks, nodes=nodes, places=places, reason=reason, soft=soft)
+    machine = any(s.state == "D" for s in culprits)
+    return Found(ranks=ranks, nodes=nodes, places=places, reason=reason, soft=soft, machine=machine)
 
 
 def natively(found: Found, seen: Mapping[int, tuple[Seen, ...]]) -> Found:

@@ -289,6 +289,8 @@ class Hung:
     place: str
     """Where in the code."""
     reason: str
+    machine: bool = False
+    """It may be a machine's fault, or that of what is between them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,7 @@ class Health:
             ranks=found.ranks,
             nodes=found.nodes,
             place=next(iter(found.places), ""),
+            machine=found.machine,
             reason=f"{found.reason}; {verdict.stood}",
         )
         if self._told != (current.number, found.ranks):  # else nothing is done about it

@@ -419,7 +419,12 @@ def _hung(job: Job, event: ev.Hung, now: float, policy: Policy) -> Step:
             what=Failed.HANG,
         )
         root = Observed(node_id=event.nodes[0], failure=failure, at=now)
-    return interrupt(job, Cause.HANG, reason, now, policy, root), (), reason
+    job = interrupt(job, Cause.HANG, reason, now, policy, root)
+    if event.machine:
+        suspects = event.nodes or [seat.node_id for seat in current.seats]
+        job, doubted = doubt(job, suspects, "hang", now, policy)
+        reason = "; ".join(filter(None, (reason, doubted)))
+    return job, (), reason
 
 
 def _restart_asked(job: Job, event: ev.RestartAsked, now: float, policy: Policy) -> Step:

@@ -280,6 +280,27 @@ def test_all_wait_in_the_same_collective_for_too_long() -> None:
     assert found(*WAITING, seen(3), quiet=LONG - 1) is None
 
 
+@pytest.mark.parametrize(
+    ("culprit", "machine"),
+    [
+        (seen(3, Activity.PYTHON), False),
+        (seen(3, Activity.STOPPED, state="T"), False),
+        (seen(3, collectives=(replace(REDUCE, seq=42),)), False),
+        (seen(3, Activity.FILE, state="D"), True),
+        (seen(3), True),  # all in one collective: what is between them
+        (seen(3, collectives=(replace(REDUCE, device=True, started=False),)), True),
+    ],
+)
+def test_a_machine_s_fault_is_told_from_a_script_s(culprit: Seen, machine: bool) -> None:
+    waiting = WAITING
+    if culprit.collectives and culprit.collectives[0].device:
+        begun = replace(REDUCE, device=True, started=True)
+        waiting = tuple(replace(one, collectives=(begun,)) for one in WAITING)
+    one = found(*waiting, culprit, quiet=LONG)
+    assert one is not None
+    assert one.machine == machine
+
+
 def test_a_job_of_one_rank() -> None:
     assert ranks(seen(0, Activity.PYTHON), quiet=2.3) is None
     assert ranks(seen(0, Activity.PYTHON), quiet=2.4) == (0,)

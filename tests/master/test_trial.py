@@ -225,6 +225,23 @@ def test_a_machine_s_fault_has_its_node_tried_before_it_trains_again() -> None:
     assert core.seats() == ["a", "b"]
 
 
+@pytest.mark.parametrize(("machine", "who", "probing"), [
+    (False, ("b",), [False, False]), (True, ("b",), [False, True]), (True, (), [True, True]),
+])  # fmt: skip
+def test_a_hang_that_may_be_a_machine_s_fault_has_its_nodes_tried(
+    machine: bool, who: tuple[str, ...], probing: list[bool]
+) -> None:
+    core = probed("a", "b", min_nodes=2)
+    pair(core, at=3.0)
+    spare(core)
+    hung = ev.Hung(
+        round=1, ranks=(1,) if who else (), nodes=tuple(map(NodeId, who)), place="", reason="it hangs", machine=machine
+    )  # fmt: skip
+    core.feed(hung, 9.0)
+    assert asked(core, "a", "b") == probing
+    assert bool(core.seats()) != machine
+
+
 def test_the_others_wait_for_it_for_a_moment_only() -> None:
     core = probed("a", "b")
     pair(core, at=3.0)
