@@ -292,7 +292,7 @@ def test_all_wait_in_the_same_collective_for_too_long() -> None:
     ],
 )
 def test_a_machine_s_fault_is_told_from_a_script_s(culprit: Seen, machine: bool) -> None:
-    waiting = WAITING
+    waiting: tuple[Seen, ...] = WAITING
     if culprit.collectives and culprit.collectives[0].device:
         begun = replace(REDUCE, device=True, started=True)
         waiting = tuple(replace(one, collectives=(begun,)) for one in WAITING)
