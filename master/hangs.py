@@ -190,20 +190,16 @@ def _without_steps(state: State, facts: Facts, now: float, policy: Policy) -> De
         return Decision(state=state, wake=suspicion.looked + ANSWER)
     suspicion = replace(suspicion, since=unmoved(facts.seen, suspicion.since))
     state = replace(state, suspicion=suspicion)
-    found = suspicion.found or find_without_steps(
-        facts.seen, suspicion.since, _limits(state, facts, policy)
-    )
-    since = min(suspicion.since.values(), default=now)
-    if (
-        found is not None and now < suspicion.looked + LONGEST_GAP
-    ):  # else it was told of: another look
-        still = now - since
+    since, looked, limits = suspicion.since, suspicion.looked, _limits(state, facts, policy)
+    found = suspicion.found or find_without_steps(facts.seen, since, limits)
+    if found is not None and now < looked + LONGEST_GAP:  # an older look has been told of
+        still = now - max(since.get(rank, looked) for rank in found.ranks or since)
         return _verdict(state, found, still, f"no move seen for {still:.0f} s", facts, now)
-    allowed, looked = patience(state, policy), suspicion.looked
-    if since < looked:  # some do not go on
-        gap = max(allowed / 6, (looked - since) / 4)
+    stuck = looked - min(since.values(), default=looked)
+    if stuck > 0:
+        gap = max(limits.allowed / 6, stuck / 4)
     else:
-        gap = max(allowed, RESTS * (looked - state.began))
+        gap = max(limits.allowed, RESTS * (looked - state.began))
     return _again(state, suspicion, min(gap, LONGEST_REST), now)
 
 

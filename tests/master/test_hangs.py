@@ -507,6 +507,17 @@ def test_without_steps_who_is_stopped_is_named() -> None:
     assert looked[-1] < 1000.0 + 3 * MINUTE + 30.0
 
 
+def test_without_steps_a_verdict_tells_how_long_its_rank_stood_still_and_nobody_elses() -> None:
+    idle = seen(0, Activity.LOCK, asleep=True, ticks=0)
+    stopped = seen(3, Activity.STOPPED, state="T", cpu=1.0)
+    _, verdict = without_steps(
+        (0.0, (idle, *COMPUTES[1:])), (HOUR, (idle, *COMPUTES[1:3], stopped)), until=2 * HOUR
+    )
+    assert verdict is not None
+    assert verdict.found.ranks == (3,)
+    assert float(verdict.stood.split()[-2]) < 3 * hangs.LONGEST_REST
+
+
 def test_without_steps_collectives_that_go_on_are_progress() -> None:
     """At each look all wait, one of them in another collective, but never in the same ones."""
     scenes = []
