@@ -15,7 +15,12 @@ NVIDIA = "nvidia.com/gpu"
 FLAGS = (
     Flag(name="network-check", switch=True, help="As --precheck quick."),
     Flag(name="comm-perf-test", switch=True, help="Accepted; health checks come later."),
-    Flag(name="exclude-straggler", switch=True, help="Accepted; health checks come later."),
+    Flag(
+        name="exclude-straggler",
+        switch=True,
+        help="Drain a node that computes longer than its peers, where that pays: a spare takes its place, or the "
+        "others get more done without it.",
+    ),
     Flag(name="save-at-breakpoint", switch=True, help="Accepted; checkpoints come later."),
     Flag(
         name="auto-config",
@@ -34,7 +39,6 @@ _PRECHECKS = {"0": "off", "1": "quick", "2": "full"}
 
 _NO_EFFECT_YET = (
     "comm_perf_test",
-    "exclude_straggler",
     "save_at_breakpoint",
 )
 

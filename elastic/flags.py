@@ -215,6 +215,13 @@ OURS = (
         "beyond it, its own steps say how long they may take (%(default)g).",
     ),
     Flag(
+        name="straggler-interval",
+        type=values.seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="Ranks' times are compared again and again, each time of the steps of so many seconds (%(default)g).",
+    ),
+    Flag(
         name="failure-grace",
         type=values.seconds,
         default=0.0,

@@ -100,6 +100,10 @@ class Options:
     """What happens to a round that hangs: recover, dump or ignore."""
     hang_floor: float
     """Seconds without a step below which no round counts as hung."""
+    straggler_interval: float
+    """Seconds of whose steps ranks' times are compared."""
+    exclude_straggler: bool
+    """A slow node is drained, where that pays."""
     failure_grace: float
     """From SIGTERM to SIGKILL for survivors of a failed round."""
     shutdown_timeout: float
@@ -188,6 +192,7 @@ _LEAST: Mapping[str, float] = {
     "max_restarts": 0,
     "fault_budget": 0,
     "hang_floor": 0.1,  # as often as agents look
+    "straggler_interval": 0.5,
     "failure_grace": 0,
     "shutdown_timeout": 0,
     "drain_timeout": 0,
@@ -224,6 +229,8 @@ _AS_PARSED = (
     "precheck",
     "hang_action",
     "hang_floor",
+    "straggler_interval",
+    "exclude_straggler",
     "failure_grace",
     "drain_timeout",
     "log_dir",

@@ -196,6 +196,8 @@ def _master_main(
         precheck=options.precheck,
         hang_action=options.hang_action,
         hang_floor=options.hang_floor,
+        straggler_interval=options.straggler_interval,
+        exclude_straggler=options.exclude_straggler,
         failure_grace=options.failure_grace,
         drain_timeout=options.drain_timeout,
     )

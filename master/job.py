@@ -11,7 +11,6 @@ from elastic.master import nodes as registry
 from elastic.master import observe, prechecks, rendezvous
 from elastic.master import recovery as medic
 from elastic.master.events import Effect, Event
-from elastic.master.nodes import NodeState
 from elastic.master.policy import Policy
 from elastic.master.recovery import Cause
 from elastic.master.rendezvous import Candidate
@@ -22,6 +21,7 @@ from elastic.master.state import (
     Result,
     Round,
     broken,
+    candidates,
     drained,
     end,
     fail,
@@ -186,7 +186,7 @@ def _grow(job: Job, current: Round, now: float, policy: Policy) -> Next:
     """Make the world larger if that can be had; not once a node is done with its part."""
     if len(job.nodes) <= len(current.seats) or current.finished:
         return _stay(job, current), None, ""
-    plan = rendezvous.could_grow(current.seats, _candidates(job, policy), now, job.unit, policy)
+    plan = rendezvous.could_grow(current.seats, candidates(job, policy), now, job.unit, policy)
     if plan is None:
         return _stay(job, current), None, ""
     if not plan.seats:
@@ -229,7 +229,7 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
         if not node.draining
         and (until := node.awaited(policy, now) or prechecks.awaited(node, policy)) is not None
     )
-    here = _candidates(job, policy)
+    here = candidates(job, policy)
     warm = [candidate for candidate in here if candidate.ready <= now]
     plan = rendezvous.decide(last, warm, coming, now, job.unit, policy)
     if not plan.seats and len(warm) < len(here):
@@ -303,24 +303,3 @@ def _wait(job: Job, plan: rendezvous.Plan, now: float, policy: Policy) -> Next:
     if job.below_min_since is None:
         job = replace(job, below_min_since=since)
     return job, over, plan.reason
-
-
-def _candidates(job: Job, policy: Policy) -> tuple[Candidate, ...]:
-    lives = job.round.incarnations if job.round is not None else {}
-    return tuple(
-        Candidate(
-            node_id=node.node_id,
-            slots=node.slots,
-            since=node.joined,
-            ready=node.joined + policy.preparation
-            if job.plain and not node.prepared and lives.get(node.node_id) != node.incarnation
-            else node.joined,
-            labels=node.labels,
-            node_rank=node.node_rank,
-        )
-        for node in job.nodes.values()
-        if node.state is NodeState.ATTACHED
-        and not node.draining
-        and node.slots > 0
-        and prechecks.may_join(node, job.checks, policy)
-    )

@@ -41,6 +41,10 @@ class Policy:
     """Seconds without a step below which no round counts as hung, however short its steps are."""
     hang_action: str = "recover"
     """What a hang's verdict does: "recover" restarts the ranks, "dump" only tells, "ignore" looks for none."""
+    straggler_interval: float = 5.0
+    """Seconds, at least, of whose steps ranks' times are compared."""
+    exclude_straggler: bool = False
+    """A node that is slow is drained, where that pays."""
     precheck: str = "off"
     """How a node is probed before it joins: not at all, for seconds, or for minutes."""
     verdict_age: float = 3600.0
@@ -65,6 +69,8 @@ class Policy:
             raise ValueError(
                 f"hang action: want {', '.join(HANG_ACTIONS)}; hang floor: more than 0 seconds"
             )
+        if self.straggler_interval <= 0:
+            raise ValueError("straggler interval: want more than 0 seconds")
         if self.precheck not in PRECHECKS or self.verdict_age < 0:
             raise ValueError(
                 f"precheck: want {', '.join(PRECHECKS)}; verdict age: 0 seconds or more"

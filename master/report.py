@@ -38,6 +38,19 @@ def report(job: Job, now: float) -> dict[str, Any]:
             }
             for i in ledger.interruptions
         ],
+        "stragglers": []
+        if job.round is None or not job.round.standing
+        else [
+            {
+                "kind": one.kind,
+                "ranks": list(one.ranks),
+                "nodes": list(one.nodes),
+                "share": round(one.share, 4),
+                "pays": one.pays,
+                "reason": one.reason,
+            }
+            for one in job.round.stragglers
+        ],
         "failures": []
         if job.round is None
         else [
