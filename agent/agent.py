@@ -205,6 +205,8 @@ class Agent:
             self._spawn(self._look(message.look))
         elif message.HasField("watch"):
             self._watching.obey(message.watch)
+        elif message.HasField("measure"):
+            self._watching.measure(message.measure)
         elif message.HasField("examine"):
             self._spawn(self._watching.examine(message.examine))
 

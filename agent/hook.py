@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elastic.proto.page import PageWriter
 
 TICKS, TICK_NS = 3, 4
+BEATS, WAITED_NS, RING, KEPT = 32, 33, 64, 128
 """As in proto/page.py, in words of 8 bytes."""
 
 SEND_TIMEOUT = 5.0
@@ -243,10 +244,11 @@ def _after_torch() -> None:
 def _after_distributed(attachment: Attachment) -> None:
     import atexit
 
-    from elastic.agent import gloo, recorder
+    from elastic.agent import gloo, recorder, waits
 
     atexit.register(_quietly, gloo.let_finish, os.getpid())
     recorder.follow(attachment)
+    waits.follow(attachment.page)
 
 
 def _offer_stacks(attachment: Attachment) -> None:
@@ -272,9 +274,12 @@ _DYNAMO_RULES = "torch._dynamo.trace_rules"
 
 def keep_out_of_graphs() -> None:
     """A compiled `optimizer.step` calls us, and does not try to compile us. Does nothing twice."""
+    from elastic.agent import waits
+
     rules = sys.modules[_DYNAMO_RULES]
     if __file__ not in rules.SKIP_DIRS:
         rules.add(__name__)
+        rules.add(waits.__name__)
 
 
 # --- optimizer steps ---
@@ -286,6 +291,8 @@ class _Ticker:
     def __init__(self, attachment: Attachment) -> None:
         self._words = attachment.page.words
         self._first = True
+        self._leader = 0
+        """Of several optimizers the one that stepped first: its steps are the script's."""
         self._pid = os.getpid()
 
     def tick(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -293,12 +300,17 @@ class _Ticker:
         if getpid() != self._pid:
             return
         words = self._words
-        words[TICK_NS] = monotonic_ns()
+        words[TICK_NS] = now = monotonic_ns()
         words[TICKS] += 1
         if self._first:
-            self._first = False
+            self._first, self._leader = False, id(optimizer)
             dynamo = sys.modules.get("torch._dynamo")  # which would compile what we call, too
             _quietly(_first_step if dynamo is None else dynamo.disable(_first_step))
+        if id(optimizer) == self._leader:
+            number = words[BEATS] + 1
+            at = RING + number % KEPT * 2
+            words[at], words[at + 1] = now, words[WAITED_NS]
+            words[BEATS] = number
 
 
 def _first_step() -> None:

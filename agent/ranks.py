@@ -18,6 +18,7 @@ from elastic.agent.file_timer import Timer
 from elastic.agent.kernel_log import KernelLog
 from elastic.agent.logs import logs
 from elastic.agent.logs.logs import AttemptLogs, RankStreams
+from elastic.agent.pace import Pace
 from elastic.agent.rhythm import Rhythm
 from elastic.agent.settings import AgentSettings
 from elastic.agent.starters.spares import Spares
@@ -51,6 +52,7 @@ class Rank:
         self.ended: asyncio.Future[int] | None = None
         self.page: mmap.mmap | None = None
         self.rhythm = Rhythm()
+        self.pace = Pace()
         self.recorder: socket.socket | None = None
         """Where it may be asked for its collectives, once it offered that."""
         self.stacks: Target | None = None
@@ -158,12 +160,21 @@ class Rank:
         if self.exit_code is None:
             told.quiet = self.rhythm.quiet(time.monotonic_ns())
         told.interval = self.rhythm.take()
+        if (pace := self.pace.take()) is not None:
+            told.pace.end, told.pace.compute = pace.end, pace.compute
+            told.pace.waiting, told.pace.least = pace.waiting, pace.least
+            told.pace.stage = 0 if self.page is None else page.stage(self.page)
         return told
 
     def listen(self) -> None:
         """To its ticks."""
         if self.page is not None:
             self.rhythm.hear(*page.ticks(self.page), time.monotonic_ns())
+
+    def measure(self, steps: int) -> None:
+        """How long its steps take; steps: of an interval."""
+        if self.page is not None:
+            self.pace.hear(page.beats(self.page, self.pace.heard), steps)
 
 
 _CANNOT_OPEN = 2

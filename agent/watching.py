@@ -45,6 +45,7 @@ class Watching:
         self._beat = beat
         self._looker = Looker()
         self._order = pb.Watch()
+        self._measure = pb.Measure()
         self._told: set[int] = set()
         """Ranks that were quiet when a heartbeat last said so."""
         self._unanswered = Counter[int]()
@@ -59,11 +60,18 @@ class Watching:
         if order.round >= self._order.round:
             self._order = order
 
+    def measure(self, order: pb.Measure) -> None:
+        if order.round >= self._measure.round:
+            self._measure = order
+
     async def run(self) -> None:
         while True:
             await asyncio.sleep(EVERY)
             if (ranks := self._ranks()) is not None:
                 self._listen(ranks)
+                if self._measure.round == ranks.round:
+                    for rank in ranks.running():
+                        rank.measure(self._measure.steps)
 
     def _listen(self, ranks: Ranks) -> None:
         now, limit = time.monotonic_ns(), self._order.quiet

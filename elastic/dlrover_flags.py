@@ -18,7 +18,8 @@ FLAGS = (
     Flag(
         name="exclude-straggler",
         switch=True,
-        help="Keep out what --precheck finds slow beside other nodes, too.",
+        help="Keep out what --precheck finds slow beside other nodes, too, and drain a node that computes longer than its "
+        "peers while training, where that pays: a spare takes its place, or the others get more done without it.",
     ),
     Flag(name="save-at-breakpoint", switch=True, help="Accepted; checkpoints come later."),
     Flag(

@@ -231,6 +231,13 @@ OURS = (
         "replicas that differ, a hang, a failure and its diagnosis, and the job's end; where the master is. May be repeated.",
     ),
     Flag(
+        name="straggler-interval",
+        type=values.seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="Ranks' times are compared again and again, each time of the steps of so many seconds (%(default)g).",
+    ),
+    Flag(
         name="failure-grace",
         type=values.seconds,
         default=0.0,

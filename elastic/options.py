@@ -99,13 +99,15 @@ class Options:
     probe_only: bool
     """Nothing is run then."""
     exclude_straggler: bool
-    """Those that are slow are kept out, too."""
+    """Those that are slow are kept out, or drained where that pays."""
     hang_action: str
     """What happens to a round that hangs: recover, dump or ignore."""
     hang_floor: float
     """Seconds without a step below which no round counts as hung."""
     notify: tuple[str, ...]
     """Who is told of what goes wrong, and of the end: http(s) URLs and shell commands."""
+    straggler_interval: float
+    """Seconds of whose steps ranks' times are compared."""
     failure_grace: float
     """From SIGTERM to SIGKILL for survivors of a failed round."""
     shutdown_timeout: float
@@ -196,6 +198,7 @@ _LEAST: Mapping[str, float] = {
     "max_restarts": 0,
     "fault_budget": 0,
     "hang_floor": 0.1,  # as often as agents look
+    "straggler_interval": 0.5,
     "failure_grace": 0,
     "shutdown_timeout": 0,
     "drain_timeout": 0,
@@ -233,6 +236,7 @@ _AS_PARSED = (
     "exclude_straggler",
     "hang_action",
     "hang_floor",
+    "straggler_interval",
     "failure_grace",
     "drain_timeout",
     "log_dir",

@@ -198,6 +198,7 @@ def _master_main(
         exclude_straggler=options.exclude_straggler,
         hang_action=options.hang_action,
         hang_floor=options.hang_floor,
+        straggler_interval=options.straggler_interval,
         failure_grace=options.failure_grace,
         drain_timeout=options.drain_timeout,
     )

@@ -178,6 +178,8 @@ _HARMLESS = (
     "torch/_ops.py",
 )
 """Wrappers, which tell nothing by themselves."""
+_OURS = "elastic/agent/waits.py"
+"""Is called around what waits, and tells nothing by itself."""
 _LOADER = "pt_data_worker"
 
 
@@ -192,7 +194,7 @@ def doing(
     """What a rank does; stack: innermost first; state: the kernel's letter, empty for who is gone;
     wchan: the kernel's function that it waits in; gil: whether its main thread holds it; children:
     state and command of each."""
-    python = [call for call in stack if not is_native(call)]
+    python = [call for call in stack if not is_native(call) and not call[1].endswith(_OURS)]
     native = [call for call in stack if is_native(call)]
     activity, name = _by_state(state, wchan, bool(stack))
     if activity is None:

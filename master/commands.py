@@ -57,6 +57,8 @@ def _show(out: Output, document: dict[str, Any]) -> None:
     out.table(tuple(cells), [tuple(cells.values())])
     if document["reason"]:
         out.text(f"\n{document['reason']}")
+    for one in document["stragglers"] or ():
+        out.text(f"\nslow: {one['reason']}")
     if document["nodes"]:
         out.text("")
         out.table(

@@ -293,6 +293,28 @@ class Hung:
     """It may be a machine's fault, or that of what is between them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggling:
+    """Something holds the round up, by what its ranks have told of their times; or no longer does."""
+
+    round: int
+    kind: str
+    """rank, node, link, or communication: transfers are slow, and it is not known which link is."""
+    ranks: tuple[int, ...]
+    """That are slow; none of a link."""
+    nodes: tuple[NodeId, ...]
+    share: float
+    """Of the job's time, that it costs."""
+    pays: bool
+    """Whether it is worth a restart."""
+    reason: str
+    over: bool = False
+
+    @property
+    def about(self) -> tuple[str, tuple[int, ...], tuple[str, ...]]:
+        return self.kind, self.ranks, self.nodes
+
+
 @dataclass(frozen=True, slots=True)
 class RestartAsked:
     reason: str
@@ -350,6 +372,7 @@ Event = (
     | Damaged
     | Doubted
     | Hung
+    | Straggling
     | RestartAsked
     | DrainAsked
     | Stopping

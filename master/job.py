@@ -11,7 +11,6 @@ from elastic.master import nodes as registry
 from elastic.master import observe, prechecks, rendezvous, trial
 from elastic.master import recovery as medic
 from elastic.master.events import Effect, Event, NodeId
-from elastic.master.nodes import NodeState
 from elastic.master.policy import Policy
 from elastic.master.recovery import Cause
 from elastic.master.rendezvous import Candidate
@@ -22,6 +21,7 @@ from elastic.master.state import (
     Result,
     Round,
     broken,
+    candidates,
     doubt,
     drained,
     end,
@@ -197,7 +197,7 @@ def _grow(job: Job, current: Round, now: float, policy: Policy) -> Next:
     """Make the world larger if that can be had; not once a node is done with its part."""
     if len(job.nodes) <= len(current.seats) or current.finished:
         return _stay(job, current), None, ""
-    plan = rendezvous.could_grow(current.seats, _candidates(job, policy), now, job.unit, policy)
+    plan = rendezvous.could_grow(current.seats, candidates(job, policy), now, job.unit, policy)
     if plan is None:
         return _stay(job, current), None, ""
     if not plan.seats:
@@ -238,7 +238,7 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
     if len(job.nodes) < policy.min_nodes:  # the common case while thousands join: no planning
         return _wait(job, rendezvous.too_few(len(job.nodes), policy), now, policy)
     last = job.round.seats if job.round is not None else ()
-    here = _candidates(job, policy)
+    here = candidates(job, policy)
     lives = trained(job)
     warmed = any(lives.get(one.node_id) == job.nodes[one.node_id].incarnation for one in here)
     coming = tuple(
@@ -361,24 +361,3 @@ def _wait(job: Job, plan: rendezvous.Plan, now: float, policy: Policy) -> Next:
     if job.below_min_since is None:
         job = replace(job, below_min_since=since)
     return job, over, plan.reason
-
-
-def _candidates(job: Job, policy: Policy) -> tuple[Candidate, ...]:
-    lives = trained(job)
-    return tuple(
-        Candidate(
-            node_id=node.node_id,
-            slots=node.slots,
-            since=node.joined,
-            ready=node.joined + policy.preparation
-            if job.plain and not node.prepared and lives.get(node.node_id) != node.incarnation
-            else node.joined,
-            labels=node.labels,
-            node_rank=node.node_rank,
-        )
-        for node in job.nodes.values()
-        if node.state is NodeState.ATTACHED
-        and not node.draining
-        and node.slots > 0
-        and prechecks.may_join(node, job.checks, policy)
-    )

@@ -9,7 +9,7 @@ from typing import Any
 from elastic.master import events as ev
 from elastic.master import ledger as books
 from elastic.master import nodes as registry
-from elastic.master import prechecks, trial
+from elastic.master import prechecks, rendezvous, trial
 from elastic.master import recovery as medic
 from elastic.master.events import Effect, Event, Failed, NodeId, NodePhase, RankFailure
 from elastic.master.ledger import Ledger
@@ -22,6 +22,7 @@ from elastic.master.state import (
     Rollback,
     Round,
     Step,
+    candidates,
     doubt,
     drained,
     end,
@@ -427,6 +428,37 @@ def _hung(job: Job, event: ev.Hung, now: float, policy: Policy) -> Step:
     return job, (), reason
 
 
+def _straggling(job: Job, event: ev.Straggling, now: float, policy: Policy) -> Step:
+    current = job.round
+    if current is None or event.round != current.number or not current.standing:
+        return job, (), ""
+    stand = tuple(one for one in current.stragglers if one.about != event.about)
+    stand = stand if event.over else (*stand, event)
+    reason = _line(event.reason)
+    if stand == current.stragglers:
+        return job, (), reason
+    job = replace(job, round=replace(current, stragglers=stand))
+    node = job.nodes.get(event.nodes[0]) if event.kind in ("rank", "node") else None
+    if event.over or not event.pays or not policy.exclude_straggler or node is None:
+        return job, (), reason
+    if current.change is not None or not in_round(job, node):
+        return job, (), reason
+    if not _faster_without(job, current, node, event.share, now, policy):
+        return job, (), f"{reason}, and nobody can take its place"
+    return _drain(job, node, f"{node.node_id} drains: {reason}", now, policy)
+
+
+def _faster_without(
+    job: Job, current: Round, node: Node, share: float, now: float, policy: Policy
+) -> bool:
+    """Whether the others, and who waits, are a legal world that gets more done. share: of its time, that the node
+    costs the job."""
+    others = [one for one in candidates(job, policy) if one.node_id != node.node_id]
+    plan = rendezvous.decide(current.seats, others, (), now, job.unit, policy)
+    ranks = sum(seat.ranks for seat in plan.seats)
+    return ranks > (1 - share) * sum(seat.ranks for seat in current.seats)
+
+
 def _restart_asked(job: Job, event: ev.RestartAsked, now: float, policy: Policy) -> Step:
     if job.round is None or not job.round.standing:
         return job, (), "nothing runs that could be restarted"
@@ -451,6 +483,11 @@ def _drain_asked(job: Job, event: ev.DrainAsked, now: float, policy: Policy) -> 
     reason = f"{event.node_id} drains: {_line(event.reason)}"
     if node.draining:
         return job, (), reason
+    return _drain(job, node, reason, now, policy)
+
+
+def _drain(job: Job, node: Node, reason: str, now: float, policy: Policy) -> Step:
+    """A node leaves; others stay."""
     if in_round(job, node):
         job = plan(job, Cause.REQUEST, reason, now, policy)
     job = replace(job, nodes=registry.with_node(job.nodes, replace(node, draining=True)))
@@ -505,6 +542,7 @@ _OBSERVE: dict[type, Callable[[Job, Any, float, Policy], Step]] = {
     ev.Damaged: _damaged,
     ev.Doubted: _doubted,
     ev.Hung: _hung,
+    ev.Straggling: _straggling,
     ev.RestartAsked: _restart_asked,
     ev.DrainAsked: _drain_asked,
     ev.Stopping: _stopping,

@@ -41,12 +41,14 @@ class Policy:
     """Seconds without a step below which no round counts as hung, however short its steps are."""
     hang_action: str = "recover"
     """What a hang's verdict does: "recover" restarts the ranks, "dump" only tells, "ignore" looks for none."""
+    straggler_interval: float = 5.0
+    """Seconds, at least, of whose steps ranks' times are compared."""
     precheck: str = "off"
     """How a node is probed before it joins: not at all, for seconds, or for minutes."""
     probe_only: bool = False
     """The job is over once all of its nodes have been tried."""
     exclude_straggler: bool = False
-    """A node that is slow is kept out, as one that does not work is."""
+    """A node that is slow by its probes is kept out, and one that is while it trains is drained, where that pays."""
     verdict_age: float = 3600.0
     """Seconds for which what a probe said holds."""
     failure_grace: float = 0.0
@@ -69,6 +71,8 @@ class Policy:
             raise ValueError(
                 f"hang action: want {', '.join(HANG_ACTIONS)}; hang floor: more than 0 seconds"
             )
+        if self.straggler_interval <= 0:
+            raise ValueError("straggler interval: want more than 0 seconds")
         if self.precheck not in PRECHECKS or self.verdict_age < 0:
             raise ValueError(
                 f"precheck: want {', '.join(PRECHECKS)}; verdict age: 0 seconds or more"

@@ -42,6 +42,19 @@ def report(job: Job, now: float) -> dict[str, Any]:
             {"node": where, "state": checked.state, "what": checked.what}
             for where, checked in job.checks.items()
         ],
+        "stragglers": []
+        if job.round is None or not job.round.standing
+        else [
+            {
+                "kind": one.kind,
+                "ranks": list(one.ranks),
+                "nodes": list(one.nodes),
+                "share": round(one.share, 4),
+                "pays": one.pays,
+                "reason": one.reason,
+            }
+            for one in job.round.stragglers
+        ],
         "failures": []
         if job.round is None
         else [

@@ -40,6 +40,8 @@ class Session:
         """By checkpoint, the orders pushed last."""
         self.watches = 0
         """The round whose ranks' quiet it was told to tell."""
+        self.measures = (0, 0)
+        """The round whose ranks' times it was told to tell, and how many steps are an interval."""
         self.left = False
         """It said goodbye, so it needs to hear of nothing more."""
         self._context = context

@@ -7,12 +7,12 @@ from elastic.master import ledger as books
 from elastic.master import nodes as registry
 from elastic.master import prechecks
 from elastic.master import recovery as medic
-from elastic.master.events import Damage, Effect, Incarnation, NodeId
+from elastic.master.events import Damage, Effect, Incarnation, NodeId, Straggling
 from elastic.master.ledger import Ledger
-from elastic.master.nodes import Node
+from elastic.master.nodes import Node, NodeState
 from elastic.master.policy import Policy
 from elastic.master.recovery import Cause, Observed, Recovery
-from elastic.master.rendezvous import Seat
+from elastic.master.rendezvous import Candidate, Seat
 from elastic.master.trial import Trial
 
 
@@ -53,6 +53,8 @@ class Round:
     """Its ranks use a checkpoint."""
     change: Change | None = None
     """Why its ranks leave, while they do."""
+    stragglers: tuple[Straggling, ...] = ()
+    """What holds it up now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +190,28 @@ def needed(job: Job, node: Node) -> bool:
         and current.incarnations[node.node_id] == node.incarnation
     )
     return has_store or in_round(job, node)
+
+
+def candidates(job: Job, policy: Policy) -> tuple[Candidate, ...]:
+    """Nodes that may have a place in the next round."""
+    lives = trained(job)
+    return tuple(
+        Candidate(
+            node_id=node.node_id,
+            slots=node.slots,
+            since=node.joined,
+            ready=node.joined + policy.preparation
+            if job.plain and not node.prepared and lives.get(node.node_id) != node.incarnation
+            else node.joined,
+            labels=node.labels,
+            node_rank=node.node_rank,
+        )
+        for node in job.nodes.values()
+        if node.state is NodeState.ATTACHED
+        and not node.draining
+        and node.slots > 0
+        and prechecks.may_join(node, job.checks, policy)
+    )
 
 
 def plan(

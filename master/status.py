@@ -63,6 +63,7 @@ _BOOKS = (
     "restarts_by_cause",
     "seconds_lost_by_cause",
     "interruptions",
+    "stragglers",
     "failures",
 )
 

@@ -29,6 +29,8 @@ FEW = 3.0
 """By how many parts of their number the spread of few peers may be larger than it looks."""
 OF_A_MEDIAN = 1.25
 """How much wider a median varies than a mean does."""
+MANIFOLD = 2.0
+"""From which part on that is more it is told by how many times."""
 SAMPLED = 1000
 """Ranks of whose medians the spread is, at most."""
 
@@ -124,15 +126,22 @@ class Verdict:
         """The same as long as it is about the same."""
         return self.kind, self.ranks, self.nodes
 
+    @property
+    def _longer(self) -> str:
+        """Than others, or than before."""
+        if self.behind < MANIFOLD:
+            return f"{self.behind:.0%} longer than"
+        return f"{1 + self.behind:.3g} times as long as"
+
     def __str__(self) -> str:
         where = " and ".join(self.nodes)
         who = {
-            "rank": f"rank {', '.join(map(str, self.ranks))} on {where} computes {self.behind:.0%} longer than its peers",
-            "node": f"all {len(self.ranks)} ranks on {where} compute {self.behind:.0%} longer than their peers",
+            "rank": f"rank {', '.join(map(str, self.ranks))} on {where} computes {self._longer} its peers",
+            "node": f"all {len(self.ranks)} ranks on {where} compute {self._longer} their peers",
             "link": f"transfers over the link {'between' if len(self.nodes) > 1 else 'of'} {where} take "
-            f"{self.behind:.0%} longer than they did, and compute does not",
-            "communication": f"transfers take {self.behind:.0%} longer than they did, and compute does not; times do "
-            "not tell which link it is",
+            f"{self._longer} they did, and compute does not",
+            "communication": f"transfers take {self._longer} they did, and compute does not; times do not tell which "
+            "link it is",
         }[self.kind]  # fmt: skip
         advice = "replacing it pays" if self.pays else "a restart would cost more than it saves"
         return f"{who}, since step {self.since.step}: {self.cost:.3g} s of each step, {self.share:.1%} of the job; {advice}"

@@ -20,6 +20,7 @@ from elastic.master.knock import LONGEST as LONGEST_KNOCK
 from elastic.master.knock import knock
 from elastic.master.log_relay import LogRelay
 from elastic.master.nodes import Node, NodeState
+from elastic.master.pacing import Pacing
 from elastic.master.session import Session, abort
 from elastic.master.shell import Shell
 from elastic.master.snapshots import Snapshots
@@ -55,6 +56,7 @@ class Streams(master_pb2_grpc.MasterServicer):
         self.snapshots = Snapshots(shell, self.sessions)
         self._boundary = Boundary(shell, self.sessions, self.snapshots)
         self._health = Health(shell, self.sessions, folder)
+        self._pacing = Pacing(shell, self.sessions)
         self._news = Gathering(shell.fold)
         self._places = orders.places(None)
         self._placed: tuple[int, bool] = (0, False)
@@ -244,6 +246,7 @@ class Streams(master_pb2_grpc.MasterServicer):
             self.stale += current is not None and beat.round not in (0, current.number)
             return
         self._health.heard(session, beat)
+        self._pacing.heard(session, beat, self.heartbeat_interval)
         if current.seats[0].node_id != session.node_id:
             return
         step = max((rank.step for rank in beat.ranks), default=0)

@@ -45,7 +45,7 @@ class FromAgent(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ..., spare_store: _Optional[_Union[SpareStore, _Mapping]] = ..., unit: _Optional[_Union[UnitDeclared, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ..., stand: _Optional[_Union[Stand, _Mapping]] = ..., found: _Optional[_Union[Found, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., paired: _Optional[_Union[Paired, _Mapping]] = ...) -> None: ...
 
 class ToAgent(_message.Message):
-    __slots__ = ("welcome", "directive", "read_log", "snapshots", "leave", "look", "watch", "examine")
+    __slots__ = ("welcome", "directive", "read_log", "snapshots", "leave", "look", "watch", "examine", "measure")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
     READ_LOG_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class ToAgent(_message.Message):
     LOOK_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
     EXAMINE_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     directive: Directive
     read_log: ReadLogRequest
@@ -62,7 +63,8 @@ class ToAgent(_message.Message):
     look: Look
     watch: Watch
     examine: Examine
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., read_log: _Optional[_Union[ReadLogRequest, _Mapping]] = ..., snapshots: _Optional[_Union[SnapshotOrders, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ...) -> None: ...
+    measure: Measure
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., read_log: _Optional[_Union[ReadLogRequest, _Mapping]] = ..., snapshots: _Optional[_Union[SnapshotOrders, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "run_id", "job_uid", "epoch", "node_id", "incarnation", "slots", "host", "knock_address", "role", "labels", "node_rank", "report", "spare_store", "snapshots", "stands")
@@ -313,7 +315,7 @@ class Heartbeat(_message.Message):
     def __init__(self, round: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., plain: bool = ..., prepared: bool = ..., metrics: _Optional[str] = ...) -> None: ...
 
 class RankProgress(_message.Message):
-    __slots__ = ("rank", "pid", "step", "ticks", "phase", "started_by", "quiet", "interval")
+    __slots__ = ("rank", "pid", "step", "ticks", "phase", "started_by", "quiet", "interval", "pace")
     RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +324,7 @@ class RankProgress(_message.Message):
     STARTED_BY_FIELD_NUMBER: _ClassVar[int]
     QUIET_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     rank: int
     pid: int
     step: int
@@ -330,7 +333,30 @@ class RankProgress(_message.Message):
     started_by: str
     quiet: float
     interval: float
-    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., ticks: _Optional[int] = ..., phase: _Optional[str] = ..., started_by: _Optional[str] = ..., quiet: _Optional[float] = ..., interval: _Optional[float] = ...) -> None: ...
+    pace: Pace
+    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., ticks: _Optional[int] = ..., phase: _Optional[str] = ..., started_by: _Optional[str] = ..., quiet: _Optional[float] = ..., interval: _Optional[float] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
+
+class Pace(_message.Message):
+    __slots__ = ("end", "compute", "waiting", "least", "stage")
+    END_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    end: int
+    compute: float
+    waiting: float
+    least: float
+    stage: int
+    def __init__(self, end: _Optional[int] = ..., compute: _Optional[float] = ..., waiting: _Optional[float] = ..., least: _Optional[float] = ..., stage: _Optional[int] = ...) -> None: ...
+
+class Measure(_message.Message):
+    __slots__ = ("round", "steps")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    steps: int
+    def __init__(self, round: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Watch(_message.Message):
     __slots__ = ("round", "quiet")

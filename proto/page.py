@@ -21,9 +21,16 @@ loaded whole, so a reader never sees half of one. Version 1.0:
 |    128 |    8 | int64  | phase_ns    | record 0: CLOCK_MONOTONIC at the change                   |
 |    136 |   56 | bytes  | phase       | record 0: name, UTF-8, filled up with zeros               |
 |    192 |   64 |        |             | record 1, as record 0                                     |
-|    256 | 3840 |        |             | reserved for health (collectives, clocks), zero           |
+|    256 |    8 | int64  | beats       | steps of the optimizer that stepped first                 |
+|    264 |    8 | int64  | waited_ns   | that the main thread has waited for other ranks, in all   |
+|    272 |    8 | int64  | stage       | key of whom it sends to and receives from; 0: nobody      |
+|    280 |  232 |        |             | reserved, zero                                            |
+|    512 | 2048 |        | ring        | 128 records, of beat n at n % 128:                        |
+|        |    8 | int64  | end_ns      | CLOCK_MONOTONIC                                           |
+|        |    8 | int64  | waited_ns   | what that was then                                        |
+|   2560 | 1536 |        |             | reserved for health, zero                                 |
 
-A change of phase writes the record that is not current, then adds one to `changes`: a writer killed
+A beat writes its record, then `beats`. A change of phase writes the record that is not current, then adds one to `changes`: a writer killed
 at any point leaves the old phase whole.
 """
 
@@ -46,6 +53,9 @@ PHASE_BYTES = 56
 _HEADER = struct.Struct("=8sHHI")
 _STAMP = struct.Struct("=q")
 _OWNER, TICKS, TICK_NS, _STEP, _STEP_NS, _CLAIMS, _CHANGES = range(2, 9)  # in words of 8 bytes
+BEATS, WAITED_NS, STAGE = range(32, 35)
+RING, KEPT = 64, 128
+"""Where the ring begins, and how many beats it keeps."""
 _RECORD = 128
 _RECORD_SIZE = 64
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -120,6 +130,35 @@ def ticks(page: mmap.mmap) -> tuple[int, int]:
     """Calls of the optimizer-step hook, and when the last was; of a page that was opened, so not checked."""
     with memoryview(page) as raw, raw.cast("q") as words:
         return words[TICKS], words[TICK_NS]
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The end of a step."""
+
+    number: int
+    end_ns: int
+    """CLOCK_MONOTONIC."""
+    waited_ns: int
+    """That the main thread had waited for other ranks by then, in all."""
+
+
+def beats(page: mmap.mmap, after: int) -> list[Beat]:
+    """Those after number `after` that are still kept, oldest first; of a page that was opened, so not checked."""
+    with memoryview(page) as raw, raw.cast("q") as words:
+        newest = words[BEATS]
+        found = []
+        for number in range(max(after + 1, newest - KEPT + 2, 1), newest + 1):
+            at = RING + 2 * (number % KEPT)
+            found.append(Beat(number, words[at], words[at + 1]))
+        whole = words[BEATS] - KEPT + 1  # what was written over meanwhile is none
+    return [beat for beat in found if beat.number > whole]
+
+
+def stage(page: mmap.mmap) -> int:
+    """Key of those whom the rank sends to and receives from; 0: nobody."""
+    with memoryview(page) as raw, raw.cast("q") as words:
+        return words[STAGE]
 
 
 def _check(page: mmap.mmap | bytes) -> None:

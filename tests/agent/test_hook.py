@@ -295,6 +295,8 @@ def test_copied_offsets_are_the_pages() -> None:
     assert f"head[{page.OWNER_OFFSET}:{page.OWNER_OFFSET + 8}]" in source
     assert repr(page.MAGIC)[1:].strip("'") in source
     assert (hook.TICKS, hook.TICK_NS) == (page.TICKS, page.TICK_NS)
+    assert (hook.BEATS, hook.WAITED_NS) == (page.BEATS, page.WAITED_NS)
+    assert (hook.RING, hook.KEPT) == (page.RING, page.KEPT)
 
 
 CLOSES_ALL = """

@@ -36,8 +36,8 @@ policies = st.builds(
     same_failure_limit=st.sampled_from([1, 3, 1000]),
     below_min_timeout=st.sampled_from([None, None, 4.0]),
     failure_grace=st.sampled_from([0.0, 2.0]),
-    precheck=st.sampled_from(["off", "off", "quick", "full"]),
     exclude_straggler=st.booleans(),
+    precheck=st.sampled_from(["off", "off", "quick", "full"]),
     verdict_age=st.sampled_from([0.0, 4.0, 3600.0]),
 )
 
@@ -92,6 +92,7 @@ wishes = st.one_of(
     st.tuples(st.just("damaged"), rounds, st.integers(1, 4)),
     st.tuples(st.just("doubted"), rounds, st.integers(-1, 3)),
     st.tuples(st.just("met"), rounds),
+    st.tuples(st.just("slow"), rounds, nodes, st.sampled_from([0.1, 0.6]), st.booleans()),
     st.tuples(st.just("drain"), st.none() | nodes | nodes | nodes),
     st.tuples(st.just("stop")),
     st.tuples(st.just("start")),
@@ -191,6 +192,11 @@ class World:
                 return ev.Doubted(
                     round=self.job.last_round + ahead, checkpoint="c", after=after, ranks=(0, after),
                     what="one\nrank",
+                )  # fmt: skip
+            case "slow", int(ahead), node, float(share), bool(over):
+                return ev.Straggling(
+                    round=self.job.last_round + ahead, kind="rank", ranks=(0,), nodes=(NodeId(str(node)),),
+                    share=share, pays=True, over=over, reason="it\nis slow",
                 )  # fmt: skip
             case "restart", *_:
                 return ev.RestartAsked("by\nhand")

@@ -87,6 +87,12 @@ class Network:
         """Take a host's cable out: packets vanish, and nobody is told."""
         run("ip", "-n", self._switch, "link", "set", f"port{number}", "down")
 
+    def limit(self, number: int, rate: str) -> None:
+        """What goes to a host and comes from it, as tc writes it: 20mbit."""
+        limit = ("root", "tbf", "rate", rate, "burst", "16kb", "latency", "100ms")
+        run("tc", "-n", self._names[number], "qdisc", "add", "dev", "eth0", *limit)
+        run("tc", "-n", self._switch, "qdisc", "add", "dev", f"port{number}", *limit)
+
     def plug(self, number: int) -> None:
         run("ip", "-n", self._switch, "link", "set", f"port{number}", "up")
 

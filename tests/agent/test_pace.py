@@ -1,0 +1,68 @@
+"""What a rank's steps take, from looks at its page."""
+
+import os
+
+from elastic.agent.pace import Pace, Times
+from elastic.proto import page
+from elastic.proto.page import Beat
+
+MS = 1_000_000
+
+
+def beats(first: int, last: int, *, step: int = 10, waits: int = 4) -> list[Beat]:
+    """Milliseconds."""
+    return [Beat(n, n * step * MS, n * waits * MS) for n in range(first, last + 1)]
+
+
+def test_intervals_end_at_multiples_of_their_length() -> None:
+    pace = Pace()
+    pace.hear(beats(1, 9), 5)
+    assert pace.take() == Times(end=5, compute=0.006, waiting=0.004, least=0.004)
+    assert pace.take() is None
+    pace.hear(beats(10, 10), 5)
+    told = pace.take()
+    assert told is not None
+    assert told.end == 10
+
+
+def test_a_step_that_takes_ten_times_as_long_is_no_matter() -> None:
+    pace = Pace()
+    pace.hear(beats(1, 5), 10)
+    late = [Beat(b.number, b.end_ns + 100 * MS, b.waited_ns - MS) for b in beats(6, 10)]
+    pace.hear(late, 10)
+    assert pace.take() == Times(end=10, compute=0.006, waiting=0.004, least=0.003)
+
+
+def test_what_was_not_seen_is_left_out_and_most_of_an_interval_has_to_be() -> None:
+    pace = Pace()
+    pace.hear([*beats(1, 8), *beats(20, 40)], 20)
+    told = pace.take()
+    assert told is not None
+    assert told.end == 40, "of the first twenty seven were seen"
+
+
+def test_another_length_begins_anew() -> None:
+    pace = Pace()
+    pace.hear(beats(1, 9), 100)
+    pace.hear(beats(10, 16), 8)
+    assert pace.take() == Times(end=16, compute=0.006, waiting=0.004, least=0.004)
+    pace.hear(beats(17, 40), 0)
+    assert pace.take() is None, "nobody wants to know"
+
+
+def test_beats_of_a_page() -> None:
+    """The newest are kept; those that could be written over while they are read are none."""
+    fd = page.create()
+    writer = page.PageWriter.claim(fd, os.getpid())
+    assert writer is not None
+    seen = page.open_page(fd)
+    assert page.beats(seen, 0) == []
+    for number in range(1, 301):
+        at = page.RING + 2 * (number % page.KEPT)
+        writer.words[at], writer.words[at + 1] = 10 * number, number
+        writer.words[page.BEATS] = number
+        if number == 3:
+            assert page.beats(seen, 1) == [Beat(2, 20, 2), Beat(3, 30, 3)]
+    found = page.beats(seen, 3)
+    assert [beat.number for beat in found] == list(range(300 - page.KEPT + 2, 301))
+    assert found[-1] == Beat(300, 3000, 300)

@@ -1,0 +1,102 @@
+"""How long a rank's main thread waits for others, in processes of its kind."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+BEGIN = """
+import json, os, sys, threading, time
+from elastic.agent import waits
+from elastic.proto import page
+import torch, torch.distributed as dist
+rank, folder = int(sys.argv[1]), sys.argv[2]
+writer = page.PageWriter.claim(page.create(), os.getpid())
+waits.follow(writer)
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+def waited():
+    return writer.words[page.WAITED_NS] / 1e9
+def is_late():
+    "Computes for as long as the other one waits."
+    end = time.monotonic() + 0.5
+    while rank and time.monotonic() < end:
+        pass
+"""
+END = """
+print(json.dumps({"waited": waited(), "stage": writer.words[page.STAGE]}))
+dist.barrier()
+"""
+COLLECTIVE = "is_late()\ndist.all_reduce(torch.ones(1))\n"
+DDP = """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+dist.barrier()
+before = waited()
+class Late(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+    @staticmethod
+    def backward(ctx, gradient):
+        is_late()
+        return gradient
+model(Late.apply(torch.ones(4, 4, requires_grad=True))).sum().backward()
+Late.apply(model(torch.ones(4, 4))).sum().backward()
+"""
+BUFFERS = """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(4))
+rank = 1 - rank  # whose buffers are sent is late
+is_late()
+model(torch.ones(4, 4))
+"""
+THREAD = """
+thread = threading.Thread(target=lambda: (is_late(), dist.all_reduce(torch.ones(1))))
+thread.start()
+thread.join()
+if os.fork() == 0:
+    waits_for = torch._C._distributed_c10d.Work.wait
+    torch.ones(1, requires_grad=True).sum().backward()
+    os._exit(0)
+os.wait()
+"""
+PIPELINE = "(dist.recv if rank else dist.send)(torch.ones(1), 1 - rank)\n"
+
+
+def told(folder: Path, script: str) -> Sequence[dict[str, Any]]:
+    """By two ranks."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", BEGIN + script + END, str(rank), str(folder)],
+            stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [rank.communicate()[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    return [json.loads(text.splitlines()[-1]) for text in said]
+
+
+@pytest.mark.parametrize("script", [COLLECTIVE, DDP])
+def test_who_is_late_waits_least(tmp_path: Path, script: str) -> None:
+    punctual, late = told(tmp_path, script)
+    assert punctual["waited"] > late["waited"] + 0.25
+    assert punctual["stage"] == late["stage"] == 0
+
+
+def test_who_waits_for_buffers(tmp_path: Path) -> None:
+    late, punctual = told(tmp_path, BUFFERS)
+    assert punctual["waited"] > late["waited"] + 0.25
+
+
+def test_other_threads_and_forks_wait_for_themselves(tmp_path: Path) -> None:
+    assert [rank["waited"] for rank in told(tmp_path, THREAD)] == [0, 0]
+
+
+def test_stages_of_a_pipeline_are_known_by_whom_they_send_to(tmp_path: Path) -> None:
+    first, last = told(tmp_path, PIPELINE)
+    assert 0 != first["stage"] != last["stage"] != 0
