@@ -18,7 +18,7 @@ MOST_TEXT = 2000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     kind: str
-    """kept_out, replicas_differ, hang, node_lost, failure; at the job's end job_succeeded, job_failed, job_drained or job_stopped."""
+    """kept_out, slow, replicas_differ, hang, node_lost, failure; at the job's end job_succeeded, job_failed, job_drained or job_stopped."""
     reason: str
     """In words, one line."""
     nodes: tuple[NodeId, ...] = ()
@@ -34,6 +34,7 @@ def of(before: Job, event: Event, after: Job, now: float, policy: Policy) -> tup
     if before.result is not None or isinstance(event, ev.MasterStarted):
         return ()
     told = [*_doubt(before, event, after), *_kept_out(before, after)]
+    told += _slow(before, event, after)
     told += _incident(before, event, after, now, policy)
     if (result := after.result) is not None:
         detail = {"outcome": result.outcome, "exit_code": result.exit_code}
@@ -61,6 +62,18 @@ def _kept_out(before: Job, after: Job) -> Iterator[Notice]:
             reason = f"{checked.node_id} is kept out: {checked.what}"
             detail = {"level": checked.level}
             yield Notice(kind="kept_out", reason=reason, nodes=(checked.node_id,), detail=detail)
+
+
+def _slow(before: Job, event: Event, after: Job) -> Iterator[Notice]:
+    """Once it begins."""
+    if not isinstance(event, ev.Straggling) or event.over or after is before:
+        return
+    before_it = before.round.stragglers if before.round is not None else ()
+    if event.about not in {one.about for one in before_it}:
+        detail = {"kind": event.kind, "share": event.share, "pays": event.pays}
+        yield Notice(
+            kind="slow", reason=event.reason, nodes=event.nodes, ranks=event.ranks, detail=detail
+        )
 
 
 def _incident(

@@ -1,5 +1,6 @@
 """Of which steps of a job somebody is told."""
 
+from dataclasses import replace
 from typing import Any
 
 from elastic.master import events as ev
@@ -123,6 +124,17 @@ def test_a_node_that_is_kept_out_is_told_and_one_that_works_is_not() -> None:
     core = Core(Policy(precheck="quick"))
     core.feed(attached("a"), 0.0)
     assert not told(core, (probed(core, "ok"), 1.0))
+
+
+def test_what_is_slow_is_told_as_it_begins() -> None:
+    slow = ev.Straggling(
+        round=1, kind="rank", ranks=(1,), nodes=(NodeId("b"),), share=0.25, pays=True, reason="rank 1 is slow"
+    )  # fmt: skip
+    worse = replace(slow, share=0.5)
+    over = replace(slow, over=True, reason="rank 1 is slow no more")
+    (one,) = told(running("a", "b"), (slow, 20.0), (worse, 25.0), (over, 30.0))
+    assert (one.kind, one.nodes, one.ranks, one.reason) == ("slow", ("b",), (1,), "rank 1 is slow")
+    assert one.detail == {"kind": "rank", "share": 0.25, "pays": True}
 
 
 def test_replicas_that_differ_are_told_once() -> None:
