@@ -154,7 +154,7 @@ def main() -> int:
     parser.add_argument("--more", type=float, default=0.3, help="a part (%(default)g)")
     parser.add_argument("--rate", default="20mbit", help="of the slow link (%(default)s)")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--sleep", type=float, default=0.06, help="seconds of a step (%(default)g)")
+    parser.add_argument("--sleep", type=float, default=0.2, help="seconds of a step (%(default)g)")
     parser.add_argument("--products", type=int, default=100)
     parser.add_argument("--parameters", type=int, default=25_600)
     parser.add_argument("--interval", type=float, default=2.0, help="seconds (%(default)g)")

@@ -31,7 +31,8 @@ class Pacing:
     def __init__(self, shell: Shell, sessions: Mapping[NodeId, Session]) -> None:
         self._shell = shell
         self._sessions = sessions
-        self._round = 0
+        self._round, self._world = 0, 0
+        """Its number, and how many ranks it has."""
         self._length = 0
         """Of an interval, in steps; 0: it is not known how long they take."""
         self._waiting: dict[int, dict[int, pb.Pace]] = {}
@@ -50,22 +51,26 @@ class Pacing:
         current = job.round
         if job.result is not None or current is None or not current.standing:
             return
-        world = sum(seat.ranks for seat in current.seats)
-        if beat.round != current.number or world < 2:
+        if beat.round != current.number:
             return
         if current.number != self._round:
             self._round, self._length = current.number, 0
+            self._world = sum(seat.ranks for seat in current.seats)
             self._seats, self._state = {}, core.State()
             self._told = {one.about: one for one in current.stragglers}
-        seconds = max(self._shell.policy.straggler_interval, BEATS * every, world / RANKS_A_SECOND)
+        if self._world < 2:
+            return
+        seconds = max(
+            self._shell.policy.straggler_interval, BEATS * every, self._world / RANKS_A_SECOND
+        )
         longest = max((rank.interval for rank in beat.ranks), default=0.0)
         if not self._length and longest:
             self._set_length(current, longest, seconds)
         self._tell(session)
         for rank in beat.ranks:
-            if rank.HasField("pace") and 0 <= rank.rank < world:
+            if rank.HasField("pace") and 0 <= rank.rank < self._world:
                 self._take(rank.rank, rank.pace)
-        self._judge(current, world, seconds)
+        self._judge(current, seconds)
 
     def _set_length(self, current: Round, step: float, seconds: float) -> None:
         """Of an interval, for steps of so many seconds; what is known of a step stays."""
@@ -87,11 +92,11 @@ class Pacing:
         if fits and all(0 <= one < 1e9 for one in (pace.compute, pace.waiting, pace.least)):
             self._waiting.setdefault(pace.end, {})[rank] = pace
 
-    def _judge(self, current: Round, world: int, seconds: float) -> None:
+    def _judge(self, current: Round, seconds: float) -> None:
         """Intervals that all ranks have told of, or that some will tell nothing of any more."""
         while self._waiting:
             end = min(self._waiting)
-            whole = len(self._waiting[end]) == world
+            whole = len(self._waiting[end]) == self._world
             if not whole and len(self._waiting) <= AWAITED:
                 return
             told = self._waiting.pop(end)
