@@ -52,9 +52,10 @@ def measure(device: torch.device, level: str) -> dict[str, float]:
         seconds.append(timed(lambda: torch.mm(left, right, out=again), device))
         if what := difference(first, again):
             raise Fault(f"in repetition {repetition} of the same product {what}")
-    work = 2 * size.n**3 / 1e12
+    work, median = 2 * size.n**3 / 1e12, statistics.median(seconds)
     return {
-        "tflops": work / statistics.median(seconds),
+        "median_s": median,
+        "tflops": work / median,
         "slowest_tflops": work / max(seconds),
         "checksum": float(checksum(first)),
     }

@@ -35,12 +35,9 @@ from elastic.proto import env
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-_MATMULS, _GATHERS = 8, 5
-_SIZE = {"cpu": 768, "cuda": 8192}
-"""Rows and columns of the matmul's matrices."""
+_GATHERS = 5
 _MIB = {"cpu": 8.0, "cuda": 64.0}
 """That each process sends in an allgather."""
-_PERIOD = 64
 _LOOK = 0.2
 """Seconds between looks at whether the other one has given up."""
 _LAST_WORD = 1.0
@@ -139,48 +136,18 @@ def _alone(setting: Setting, report: Report) -> None:
     env.process_environment().setdefault(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
     )  # we give up ourselves
-    import torch
+    from elastic.agent.probes import matmul
 
     try:
-        if setting.device == "cuda":
-            report.doing = "opening the device"
-            torch.cuda.set_device(setting.rank % setting.per_node)
+        report.doing = "opening the device"
+        cuda = setting.device == "cuda"
+        device = matmul.use(f"cuda:{setting.rank % setting.per_node}" if cuda else "cpu")
         report.doing = "matmul"
-        report.figures["matmul_s"] = matmul(setting.device, _SIZE[setting.device])
+        report.figures["matmul_s"] = matmul.measure(device, "quick")["median_s"]
     except Exception:
         with contextlib.suppress(Exception):
             _connect(setting, min(2.0, setting.left)).set(f"alone/{setting.rank}", "failed")
         raise
-
-
-def matmul(device: str, size: int) -> float:
-    """Seconds of one, the median of some; raises Mismatch where an element of any is wrong.
-
-    The operands are whole numbers so small that every sum is exact in fp32, in whatever order, and they
-    repeat every 64 rows and columns: what each element has to be is reckoned in int64 on the CPU.
-    """
-    import torch
-
-    kind = torch.bfloat16 if device == "cuda" else torch.float32
-    # else partial sums of a split matmul are rounded to bf16
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    chance = torch.Generator().manual_seed(0)
-    small_a = torch.randint(-2, 3, (_PERIOD, size), generator=chance)
-    small_b = torch.randint(-2, 3, (size, _PERIOD), generator=chance)
-    times = size // _PERIOD
-    a = small_a.to(kind).to(device).repeat(times, 1)
-    b = small_b.to(kind).to(device).repeat(1, times)
-    right = (small_a @ small_b).to(kind).to(device).repeat(times, times)
-    seconds: list[float] = []
-    for _ in range(_MATMULS + 1):
-        _finish(device)
-        start = time.perf_counter()
-        c = a @ b
-        _finish(device)
-        seconds.append(time.perf_counter() - start)
-        if not torch.equal(c, right):
-            raise Mismatch(f"{int((c != right).sum())} elements of a matmul are wrong")
-    return statistics.median(seconds[1:])  # the first one finds its kernel
 
 
 def _together(setting: Setting, report: Report) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from elastic.agent.probes import pair
 from tests.agent.probes.pairs import Probe
 
 LONG = timedelta(seconds=120)
@@ -99,7 +98,3 @@ def test_a_store_that_never_answers() -> None:
         silent.listen()
         said = Probe(f"127.0.0.1:{silent.getsockname()[1]}", 0, 2, *CPU, "--deadline", "20").end(90)
     assert "reaching the store" in said["what"]
-
-
-def test_a_matmul_is_right() -> None:
-    assert pair.matmul("cpu", 256) > 0
