@@ -76,7 +76,11 @@ class Probing:
         mine = devices(environ)
         found.device, found.devices = "cuda" if mine[0].nvml else "cpu", len(mine)
         self._running = prober = Prober(
-            order.level, devices=mine, folders=[folder], environ=environ
+            order.level,
+            devices=mine,
+            folders=[folder],
+            environ=environ,
+            python=self._settings.workload.python,
         )
         try:
             verdict = await prober.probe()
@@ -101,7 +105,7 @@ class Probing:
             devices=asked.devices,
             deadline=asked.deadline,
         )
-        self._running = testing = Testing(group, environ)
+        self._running = testing = Testing(group, environ, self._settings.workload.python)
         said = pb.Paired(number=order.number)
         try:
             found = await testing.run()

@@ -27,9 +27,15 @@ class Program:
     """Answers come one a line; once one did not come, none comes any more."""
 
     def __init__(
-        self, module: str, args: Sequence[str], environ: Mapping[str, str], fds: Sequence[int] = ()
+        self,
+        module: str,
+        args: Sequence[str],
+        environ: Mapping[str, str],
+        fds: Sequence[int] = (),
+        python: str = sys.executable,
     ) -> None:
-        """Start it. module: of `elastic.agent.probes`; fds: that it inherits, as numbers 3, 4, ..."""
+        """Start it. module: of `elastic.agent.probes`; fds: that it inherits, as numbers 3, 4, ...; python: which may
+        have a torch where ours has none."""
         self.end: End = ""
         """How it ended before its time."""
         self.left_behind = False
@@ -39,7 +45,7 @@ class Program:
         ours_out, theirs_out = os.pipe()
         self._stdout = os.fdopen(ours_out, "rb", 0)
         args = ["--parent", str(os.getpid()), *args]
-        command = boot.command(sys.executable, f"elastic.agent.probes.{module}", *args)
+        command = boot.command(python, f"elastic.agent.probes.{module}", *args)
         streams = (theirs_in, theirs_out, self._errors)
         # Off the numbers that they get, so that none overwrites another.
         high = [os.dup(fd) for fd in (*streams, *fds)]

@@ -4,6 +4,7 @@ disturb one another. Imports no torch.
 
 import asyncio
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -94,11 +95,14 @@ class Prober:
         folders: Sequence[Path],
         environ: Mapping[str, str],
         limits: Limits | None = None,
+        python: str = sys.executable,
     ) -> None:
+        """python: whose torch is to be used."""
         self._level = level
         self._devices = tuple(devices)
         self._folders = tuple(folders)
         self._environ = environ
+        self._python = python
         self._limits = limits or LIMITS[level]
         self._programs: dict[Device, Program] = {}
         self._others: set[Program] = set()
@@ -126,7 +130,7 @@ class Prober:
                     args += ["--rank", str(rank), "--world", str(world), "--port", str(port)]
                     if rank == 0:
                         args, fds = [*args, "--listen", "3"], [listening.fileno()]
-                self._programs[device] = Program("device", args, environ, fds)
+                self._programs[device] = Program("device", args, environ, fds, self._python)
         await self._all("torch", self._limits.torch, ask=False)
 
     async def probe(self) -> NodeVerdict:

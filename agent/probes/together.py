@@ -75,8 +75,10 @@ class Found:
 class Testing:
     """One node's part in the tests of a group. Its processes are children of ours, by the pids in `pids`."""
 
-    def __init__(self, group: Group, environ: Mapping[str, str]) -> None:
+    def __init__(self, group: Group, environ: Mapping[str, str], python: str) -> None:
+        """python: whose torch is to be used."""
         self._group = group
+        self._python = python
         self._environ = environ
         self._programs: list[Program] = []
 
@@ -98,7 +100,7 @@ class Testing:
                     *("--deadline", str(group.deadline)),
                 ]
                 environ = self._environ if group.device == "cuda" else {**CPU, **self._environ}
-                self._programs.append(Program("pair", args, environ))
+                self._programs.append(Program("pair", args, environ, python=self._python))
             told = await asyncio.gather(*(self._told(program) for program in self._programs))
         finally:
             await asyncio.gather(*(program.close() for program in self._programs))

@@ -1,6 +1,7 @@
 """Nodes that are probed before they join, with faults in the probes of one."""
 
 import re
+import sys
 from pathlib import Path
 
 from tests.agent.probes import healthy
@@ -35,6 +36,28 @@ def test_a_node_that_computes_wrong_is_kept_out_and_the_others_train(job: Job) -
     assert told["reason"].startswith("node1 is kept out: matmul: cpu: "), told
     job.wait_for_steps(2)
     assert re.search(r"^node1 +kept out ", job.ctl("status"), re.MULTILINE), job.ctl("status")
+    job.finish()
+    job.ends(0)
+
+
+def test_probes_use_the_python_of_the_ranks(job: Job) -> None:
+    """Ours may have no torch."""
+    python = job.folder / "python"
+    python.write_text(f'#!/bin/sh\nRANKS=1 exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    fault = """
+import os
+if (in_probe("device") or in_probe("pair")) and "RANKS" not in os.environ:
+    sys.exit("there is no torch")
+"""
+    path = f"{healthy.environ(job.folder / 'site', fault)['PYTHONPATH']}:{ROOT}"
+    environ = {"PYTHON_EXEC": str(python), "PYTHONPATH": path}
+    for _ in range(2):
+        job.start("--precheck", "quick", nodes="2", environ=environ)
+    job.wait_for_steps(2)
+    said = "\n".join(job.events())
+    assert said.count("is ok, probed in") == 2, said
+    assert "2 nodes were tested two by two" in said
     job.finish()
     job.ends(0)
 
