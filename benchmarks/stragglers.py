@@ -119,7 +119,7 @@ def faulty(kind: str, work: Work, runs: int, more: float, rate: str) -> None:
             else:
                 stack.enter_context(throttled([job.rank(1, victim)], share(job, victim, more)))
                 wanted = rf"rank {victim} on node\d computes"
-            work.intervals(job, INTERVALS)
+            work.intervals(job, 2 * INTERVALS)
             found = verdicts(job)[len(early) :]
         good = not early and bool(found) and all(re.search(wanted, text) for _, text in found)
         right += good
