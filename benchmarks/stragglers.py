@@ -8,6 +8,7 @@ the verdict, and whether what was slow was named, and nothing else.
 
 import argparse
 import contextlib
+import itertools
 import re
 import statistics
 import sys
@@ -95,6 +96,12 @@ def clean(work: Work, runs: int, intervals: int) -> None:
     print(f"clean: {wrong} of {runs} runs of {intervals} intervals have a verdict")
 
 
+def step(job: Job) -> float:
+    """Seconds of one, of the last fifty."""
+    ends = [line.at for line in job.told("step", rank=0)[-51:]]
+    return statistics.median(later - end for end, later in itertools.pairwise(ends))
+
+
 def now(job: Job) -> float:
     """Job time, by the first step."""
     first = next(event for event in job.events() if "finished its first step" in event)
@@ -111,7 +118,7 @@ def faulty(kind: str, work: Work, runs: int, more: float, rate: str) -> None:
                 net = stack.enter_context(network.Network(f"elastic-slow-{run}", 2))
             job = stack.enter_context(of(work, net))
             work.intervals(job, INTERVALS)
-            early = verdicts(job)
+            early, before = verdicts(job), step(job)
             began = now(job)
             if net is not None:
                 net.limit(1, rate)
@@ -119,12 +126,15 @@ def faulty(kind: str, work: Work, runs: int, more: float, rate: str) -> None:
             else:
                 stack.enter_context(throttled([job.rank(1, victim)], share(job, victim, more)))
                 wanted = rf"rank {victim} on node\d computes"
-            work.intervals(job, INTERVALS)
-            found = verdicts(job)[len(early) :]
+            work.intervals(job, 2 * INTERVALS)
+            found, cost = verdicts(job)[len(early) :], step(job) / before - 1
         good = not early and bool(found) and all(re.search(wanted, text) for _, text in found)
         right += good
         took += [found[0][0] - began] if good else []
-        print(f"{kind} {run + 1}, {victim if net is None else rate}: {early + found}", flush=True)
+        print(
+            f"{kind} {run + 1}, {victim if net is None else rate}, steps {cost:+.0%}: {early + found}",
+            flush=True,
+        )
     median = f"{statistics.median(took):.1f} s, worst {max(took):.1f}" if took else "-"
     print(f"{kind}: {right} of {runs} named and nothing else, in {median}")
 

@@ -19,7 +19,7 @@ def throttled(pids: Iterable[int], share: float) -> Iterator[None]:
     root = ROOTS[0] if ROOTS[0].exists() else ROOTS[1]
     group = root / f"elastic-e2e-{os.getpid()}-{secrets.token_hex(4)}"
     period = max(PERIOD, int(LEAST / share))
-    quota = int(share * period)
+    quota = max(LEAST, int(share * period))
     group.mkdir()
     try:
         if (group / "cpu.cfs_quota_us").exists():
