@@ -7,10 +7,21 @@ import pytest
 
 from elastic.master import events as ev
 from elastic.master import prechecks
-from elastic.master.events import NodeId
+from elastic.master.events import KnockAnswer, NodeId
 from elastic.master.nodes import Pairs
 from elastic.master.trial import DEADLINE, LATE, START
-from tests.master.builders import CLOSED, KILLED, Core, failed, failure, left, spare, store
+from tests.master.builders import (
+    CLOSED,
+    KILLED,
+    Core,
+    detached,
+    failed,
+    failure,
+    knocked,
+    left,
+    spare,
+    store,
+)
 from tests.master.probing import answer, asked, begun, in_pairs, pair
 
 LOST_GPU = failure(
@@ -283,13 +294,40 @@ def test_without_a_precheck_nothing_is_doubted() -> None:
 
 def test_a_master_that_takes_over_goes_on_with_the_tests() -> None:
     core = probed("a", "b")
-    before = core.job
-    assert before.trial is not None
+    before = core.job.trial
+    assert before is not None
     core.feed(ev.MasterStarted("job", policy=core.policy), 3.0)
-    assert core.job.trial == before.trial
+    assert core.job.trial == replace(before, until=before.until + 1.0)
     core.attach("a", "b", at=4.0)
     pair(core, at=5.0)
     assert core.seats() == ["a", "b"]
+
+
+def test_who_could_not_answer_as_the_master_was_away_has_failed_nothing() -> None:
+    core = probed(*"abcd")
+    pair(core, "d", at=4.0)
+    assert in_pairs(core) == list("abcd")
+    core.feed(ev.MasterStarted("job", policy=core.policy), 500.0)
+    core.attach(*"abcd", at=501.0)
+    while in_pairs(core):
+        pair(core, at=core.now + 1)
+    core.tick(core.now + 2)
+    assert (core.seats(), kept_out(core)) == (list("abcd"), [])
+
+
+def test_who_cannot_be_heard_has_failed_nothing() -> None:
+    core = probed(*"abcd")
+    pair(core, "d", at=4.0)
+    core.feed(detached("c"), 5.0)
+    core.feed(detached("d"), 5.0)
+    pair(core, at=6.0, silent="cd")
+    wake = core.job.trial.until if core.job.trial else 0.0
+    while core.now < wake:  # both live, as knocks tell
+        core.feed(knocked("c", KnockAnswer.ALIVE), min(core.now + 5, wake))
+        core.feed(knocked("d", KnockAnswer.ALIVE))
+    core.tick(wake)
+    core.attach("c", "d", at=wake + 1)
+    assert kept_out(core) == []
 
 
 def test_one_that_wants_no_tests_ends_them() -> None:
