@@ -255,7 +255,7 @@ def _judged(
             known = replace(
                 known, state="faulty", what=faults[node_id], at=now, incarnation=node.incarnation
             )
-        found[key] = replace(known, paired=now, doubted="")
+        found[key] = replace(known, paired=now, doubted=faults.get(node_id, ""))
     return {**checks, **found}
 
 

@@ -281,6 +281,81 @@ def test_a_network_s_fault_without_another_cause_has_all_tried() -> None:
     assert core.seats() == ["a", "b"], "the doubt is over"
 
 
+def test_nobody_goes_on_without_the_others_while_all_are_in_doubt() -> None:
+    """One that has probed itself first is not one that could go on."""
+    core = probed(*"abcd", min_nodes=2)
+    while in_pairs(core):
+        pair(core, at=core.now + 1)
+    spare(core)
+    core.feed(failed("b", 1, CLOSED), 10.0)
+    core.tick(10.0 + core.policy.settle)
+    since = core.now
+    for node in "abc":
+        answer(core, node, at=since + 5)
+    core.tick(since + prechecks.HURRY + 1)
+    assert in_pairs(core) == []
+    answer(core, "d", at=since + 60)
+    assert in_pairs(core) == list("abcd")
+
+
+def test_who_is_in_doubt_joins_no_running_round_untested() -> None:
+    core = probed("a", "b")
+    pair(core, at=3.0)
+    spare(core)
+    core.feed(failed("b", 1, LOST_GPU), 5.0)
+    core.tick(5.0 + prechecks.HURRY)
+    assert core.seats() == ["a"]
+    spare(core)
+    answer(core, "b", at=30.0)
+    assert in_pairs(core) == ["a", "b"]
+    pair(core, at=31.0)
+    assert core.seats() == ["a", "b"]
+
+
+def test_who_failed_in_pairs_is_tried_in_pairs_before_it_trains() -> None:
+    """By itself it works."""
+    core = probed("a", "b", "c")
+    while in_pairs(core):
+        pair(core, "b", at=core.now + 1)
+    core.tick(core.now + 2)
+    spare(core)
+    assert core.seats() == ["a", "c"]
+    core.tick(core.policy.verdict_age + core.now)
+    answer(core, "b", at=core.now + 1)
+    assert in_pairs(core) == list("abc")
+    while in_pairs(core):
+        pair(core, "b", at=core.now + 1)
+    core.tick(core.now + 2)
+    assert (core.seats(), kept_out(core)) == (["a", "c"], ["b"])
+
+
+def test_who_could_not_be_tried_while_it_trained_is_waited_for_as_long() -> None:
+    core = probed("a", "b")
+    pair(core, at=3.0)
+    spare(core)
+    doubted = ev.Doubted(round=1, checkpoint="/c", after=5, ranks=(1,), what="rank 1 differs")
+    core.feed(doubted, 10.0)
+    assert core.seats() == ["a", "b"]
+    core.feed(failed("a", 1, KILLED), 200.0)
+    core.tick(200.0 + core.policy.settle)
+    assert core.seats() == []
+    answer(core, "b", at=210.0)
+    assert in_pairs(core) == ["a", "b"]
+
+
+def test_time_that_tests_take_is_not_time_with_too_few_nodes() -> None:
+    core = begun("a", "b", min_nodes=2, below_min_timeout=30.0)
+    answer(core, "a", at=2.0)
+    core.tick(5.0)
+    answer(core, "b", at=6.0)
+    while in_pairs(core):
+        pair(core, "a-b", at=core.now + 20)
+    core.tick(core.now + 1)
+    assert core.exit_code() is None
+    core.tick(core.now + 31.0)
+    assert core.exit_code() == 1
+
+
 def test_without_a_precheck_nothing_is_doubted() -> None:
     core = Core(replace(begun("a", "b").policy, precheck="off"))
     core.attach("a", "b", at=0.0)
