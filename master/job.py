@@ -215,6 +215,9 @@ def _grow(job: Job, current: Round, now: float, policy: Policy) -> Next:
     if not change.due(now):
         return job, change.until, _leaving(change)
     job = broken(job, Cause.GROWTH, f"more nodes came: {plan.reason}", now, policy)
+    seated = [job.nodes[seat.node_id] for seat in plan.seats]
+    if prechecks.to_pair(seated, job.checks, trained(job), now, policy):
+        return _try(job, trial.begin(seated, job.checks, now, policy), now, policy)
     return _start(job, plan, now)
 
 
@@ -240,7 +243,11 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
     last = job.round.seats if job.round is not None else ()
     here = candidates(job, policy)
     lives = trained(job)
-    warmed = any(lives.get(one.node_id) == job.nodes[one.node_id].incarnation for one in here)
+    warmed = any(
+        lives.get(one.node_id) == (node := job.nodes[one.node_id]).incarnation
+        and not prechecks.in_doubt(node, job.checks)
+        for one in here
+    )
     coming = tuple(
         (node.node_id, until)
         for node in job.nodes.values()
@@ -264,13 +271,13 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
             return end(job, Result(exit_code=1, reason=reason), now), None, reason
         return _wait(job, plan, now, policy)
     seated = [job.nodes[seat.node_id] for seat in plan.seats]
+    if job.below_min_since is not None:
+        job = replace(job, below_min_since=None)
     if prechecks.to_pair(seated, job.checks, lives, now, policy):
         return _try(job, trial.begin(seated, job.checks, now, policy), now, policy)
     head = seated[0]
     if head.store:
         return _start(job, plan, now)
-    if job.below_min_since is not None:
-        job = replace(job, below_min_since=None)
     return job, None, f"{plan.reason}: once {head.node_id} has made a store"
 
 

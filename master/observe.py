@@ -88,6 +88,8 @@ def _master_started(job: Job, event: ev.MasterStarted, now: float, policy: Polic
     if policy.precheck == "off":
         waiting = {key: replace(node, probe=None) for key, node in waiting.items()}
         job = replace(job, trial=None)
+    if job.trial is not None:
+        job = replace(job, trial=trial.awaited_anew(job.trial, now, policy))
     job = replace(
         job,
         uid=job.uid or event.job_uid,

@@ -40,7 +40,7 @@ class Checked:
     paired: float | None = None
     """When it was tested with others last, in job time."""
     doubted: str = ""
-    """What has happened since; empty once it has been tried again, alone and with others."""
+    """Why it does not train before it was tried again, alone and with others; empty once it was, and works."""
 
 
 Checks = Mapping[str, Checked]
@@ -66,7 +66,7 @@ def due(
         node
         for node in nodes
         if node.probe is None
-        and (trained.get(node.node_id) != node.incarnation or _doubted(node, checks))
+        and (trained.get(node.node_id) != node.incarnation or in_doubt(node, checks))
         and not _holds(checks.get(where(node)), node, now, policy)
     )
 
@@ -93,13 +93,13 @@ def to_pair(
     nobody to be tested, unless one of them is in doubt."""
     if policy.precheck == "off" or len(nodes) < 2:
         return False
-    if any(_doubted(node, checks) for node in nodes):
+    if any(in_doubt(node, checks) for node in nodes):
         return True
     new = all(trained.get(node.node_id) != node.incarnation for node in nodes)
     return new and not all(_paired(node, checks, now, policy) for node in nodes)
 
 
-def _doubted(node: Node, checks: Checks) -> bool:
+def in_doubt(node: Node, checks: Checks) -> bool:
     checked = checks.get(where(node))
     return checked is not None and bool(checked.doubted)
 
@@ -128,12 +128,12 @@ def may_join(node: Node, checks: Checks, policy: Policy) -> bool:
 
 
 def awaited(node: Node, checks: Checks, policy: Policy, *, trained: bool = False) -> float | None:
-    """Until when, in job time, a round waits for its verdict; None: not at all. trained: others are here that did, and
-    wait for nobody but one of theirs that is in doubt."""
+    """Until when, in job time, a round waits for its verdict; None: not at all. trained: others are here that did and
+    are in no doubt, and wait for nobody but one of theirs that is."""
     if node.probe is None or policy.precheck == "off":
         return None
     if trained:
-        return node.probe.since + HURRY if _doubted(node, checks) else None
+        return node.probe.since + HURRY if in_doubt(node, checks) else None
     return node.probe.since + PATIENCE[node.probe.level]
 
 

@@ -264,8 +264,14 @@ def broken(job: Job, cause: Cause, reason: str, now: float, policy: Policy) -> J
     elif cause is Cause.NODE_LEFT:
         # Who cancels a job signals all of its launchers: theirs may be on its way.
         grace = max(grace, policy.settle)
+    in_doubt = {  # they trained, and can be tried only now
+        key: replace(node, probe=replace(node.probe, since=now))
+        for key in job.round.incarnations
+        if (node := job.nodes.get(key)) is not None and node.probe is not None
+    }
     return replace(
         job,
+        nodes={**job.nodes, **in_doubt} if in_doubt else job.nodes,
         round=replace(job.round, standing=False),
         ledger=books.interrupted(job.ledger, cause, reason, now),
         stop_grace=grace,

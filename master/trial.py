@@ -2,7 +2,7 @@
 until every fault has a name. Pure.
 
 Nodes of a group meet at a spare store of one of them. Who does not answer in time has failed its tests; who is gone,
-or could not be tested, is left out, and accused of nothing.
+cannot be heard, or could not be tested, is left out, and accused of nothing.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from math import inf
 from elastic.master import pairing
 from elastic.master.events import Incarnation, NodeId, Pairing
 from elastic.master.grouping import Group
-from elastic.master.nodes import Node, Nodes, Pairs, Probe
+from elastic.master.nodes import Node, Nodes, NodeState, Pairs, Probe
 from elastic.master.pair_results import Account, Kind, Limits, Outcome, Test, Verdict
 from elastic.master.pairing import Found, Solo
 from elastic.master.policy import Policy
@@ -67,6 +67,11 @@ def begin(nodes: Sequence[Node], checks: Checks, now: float, policy: Policy) -> 
     )
 
 
+def awaited_anew(trial: Trial, now: float, policy: Policy) -> Trial:
+    """Nobody could answer for a while."""
+    return replace(trial, until=_until((*trial.waiting, *trial.groups), now, policy))
+
+
 def answered(trial: Trial, nodes: Nodes, answers: Sequence[Pairing]) -> tuple[Trial, Nodes]:
     """Take in what nodes say."""
     taken = {}
@@ -104,8 +109,11 @@ def go_on(
     if not late and (open_ or trial.waiting):
         reason = f"{len(trial.members)} nodes are tested two by two"
         return Moved(trial=trial, nodes=nodes, checks=checks, probes=probes, reason=reason)
-    if open_:
+    if open_:  # who cannot be heard has not failed
+        mute = {key for key in open_ if nodes[key].state is not NodeState.ATTACHED}
         nodes = {**nodes, **{key: replace(nodes[key], probe=None) for key in open_}}
+        members = {key: life for key, life in trial.members.items() if key not in mute}
+        trial, here = replace(trial, members=members), _here(replace(trial, members=members), nodes)
     rounds = (*trial.rounds, tuple(_tests(trial)))
     tested = {key: node for key, node in here.items() if key not in trial.untested}
     plan = pairing.decide(_labels(tested), _solo(tested, checks), rounds, _limits(policy))
@@ -247,7 +255,7 @@ def _judged(
             known = replace(
                 known, state="faulty", what=faults[node_id], at=now, incarnation=node.incarnation
             )
-        found[key] = replace(known, paired=now, doubted="")
+        found[key] = replace(known, paired=now, doubted=faults.get(node_id, ""))
     return {**checks, **found}
 
 

@@ -41,7 +41,8 @@ def in_pairs(core: Core) -> list[str]:
 
 
 def pair(core: Core, *broken: str, at: float, silent: str = "") -> None:
-    """All that are asked have been tested; broken: nodes, or links as "a-b", that do not work."""
+    """All that are asked have been tested; broken: nodes, or links as "a-b", that do not work; silent: who does not
+    answer."""
     said = []
     for node_id in in_pairs(core):
         node = core.job.nodes[NodeId(node_id)]
@@ -52,7 +53,7 @@ def pair(core: Core, *broken: str, at: float, silent: str = "") -> None:
             for a, b in node.probe.pairs.pairs
             if node_id in (a, b)
         ]  # fmt: skip
-        if node_id != silent:
+        if node_id not in silent:
             said.append(
                 ev.Pairing(
                     node_id=node.node_id,

@@ -7,10 +7,21 @@ import pytest
 
 from elastic.master import events as ev
 from elastic.master import prechecks
-from elastic.master.events import NodeId
+from elastic.master.events import KnockAnswer, NodeId
 from elastic.master.nodes import Pairs
 from elastic.master.trial import DEADLINE, LATE, START
-from tests.master.builders import CLOSED, KILLED, Core, failed, failure, left, spare, store
+from tests.master.builders import (
+    CLOSED,
+    KILLED,
+    Core,
+    detached,
+    failed,
+    failure,
+    knocked,
+    left,
+    spare,
+    store,
+)
 from tests.master.probing import answer, asked, begun, in_pairs, pair
 
 LOST_GPU = failure(
@@ -270,6 +281,81 @@ def test_a_network_s_fault_without_another_cause_has_all_tried() -> None:
     assert core.seats() == ["a", "b"], "the doubt is over"
 
 
+def test_nobody_goes_on_without_the_others_while_all_are_in_doubt() -> None:
+    """One that has probed itself first is not one that could go on."""
+    core = probed(*"abcd", min_nodes=2)
+    while in_pairs(core):
+        pair(core, at=core.now + 1)
+    spare(core)
+    core.feed(failed("b", 1, CLOSED), 10.0)
+    core.tick(10.0 + core.policy.settle)
+    since = core.now
+    for node in "abc":
+        answer(core, node, at=since + 5)
+    core.tick(since + prechecks.HURRY + 1)
+    assert in_pairs(core) == []
+    answer(core, "d", at=since + 60)
+    assert in_pairs(core) == list("abcd")
+
+
+def test_who_is_in_doubt_joins_no_running_round_untested() -> None:
+    core = probed("a", "b")
+    pair(core, at=3.0)
+    spare(core)
+    core.feed(failed("b", 1, LOST_GPU), 5.0)
+    core.tick(5.0 + prechecks.HURRY)
+    assert core.seats() == ["a"]
+    spare(core)
+    answer(core, "b", at=30.0)
+    assert in_pairs(core) == ["a", "b"]
+    pair(core, at=31.0)
+    assert core.seats() == ["a", "b"]
+
+
+def test_who_failed_in_pairs_is_tried_in_pairs_before_it_trains() -> None:
+    """By itself it works."""
+    core = probed("a", "b", "c")
+    while in_pairs(core):
+        pair(core, "b", at=core.now + 1)
+    core.tick(core.now + 2)
+    spare(core)
+    assert core.seats() == ["a", "c"]
+    core.tick(core.policy.verdict_age + core.now)
+    answer(core, "b", at=core.now + 1)
+    assert in_pairs(core) == list("abc")
+    while in_pairs(core):
+        pair(core, "b", at=core.now + 1)
+    core.tick(core.now + 2)
+    assert (core.seats(), kept_out(core)) == (["a", "c"], ["b"])
+
+
+def test_who_could_not_be_tried_while_it_trained_is_waited_for_as_long() -> None:
+    core = probed("a", "b")
+    pair(core, at=3.0)
+    spare(core)
+    doubted = ev.Doubted(round=1, checkpoint="/c", after=5, ranks=(1,), what="rank 1 differs")
+    core.feed(doubted, 10.0)
+    assert core.seats() == ["a", "b"]
+    core.feed(failed("a", 1, KILLED), 200.0)
+    core.tick(200.0 + core.policy.settle)
+    assert core.seats() == []
+    answer(core, "b", at=210.0)
+    assert in_pairs(core) == ["a", "b"]
+
+
+def test_time_that_tests_take_is_not_time_with_too_few_nodes() -> None:
+    core = begun("a", "b", min_nodes=2, below_min_timeout=30.0)
+    answer(core, "a", at=2.0)
+    core.tick(5.0)
+    answer(core, "b", at=6.0)
+    while in_pairs(core):
+        pair(core, "a-b", at=core.now + 20)
+    core.tick(core.now + 1)
+    assert core.exit_code() is None
+    core.tick(core.now + 31.0)
+    assert core.exit_code() == 1
+
+
 def test_without_a_precheck_nothing_is_doubted() -> None:
     core = Core(replace(begun("a", "b").policy, precheck="off"))
     core.attach("a", "b", at=0.0)
@@ -283,13 +369,40 @@ def test_without_a_precheck_nothing_is_doubted() -> None:
 
 def test_a_master_that_takes_over_goes_on_with_the_tests() -> None:
     core = probed("a", "b")
-    before = core.job
-    assert before.trial is not None
+    before = core.job.trial
+    assert before is not None
     core.feed(ev.MasterStarted("job", policy=core.policy), 3.0)
-    assert core.job.trial == before.trial
+    assert core.job.trial == replace(before, until=before.until + 1.0)
     core.attach("a", "b", at=4.0)
     pair(core, at=5.0)
     assert core.seats() == ["a", "b"]
+
+
+def test_who_could_not_answer_as_the_master_was_away_has_failed_nothing() -> None:
+    core = probed(*"abcd")
+    pair(core, "d", at=4.0)
+    assert in_pairs(core) == list("abcd")
+    core.feed(ev.MasterStarted("job", policy=core.policy), 500.0)
+    core.attach(*"abcd", at=501.0)
+    while in_pairs(core):
+        pair(core, at=core.now + 1)
+    core.tick(core.now + 2)
+    assert (core.seats(), kept_out(core)) == (list("abcd"), [])
+
+
+def test_who_cannot_be_heard_has_failed_nothing() -> None:
+    core = probed(*"abcd")
+    pair(core, "d", at=4.0)
+    core.feed(detached("c"), 5.0)
+    core.feed(detached("d"), 5.0)
+    pair(core, at=6.0, silent="cd")
+    wake = core.job.trial.until if core.job.trial else 0.0
+    while core.now < wake:  # both live, as knocks tell
+        core.feed(knocked("c", KnockAnswer.ALIVE), min(core.now + 5, wake))
+        core.feed(knocked("d", KnockAnswer.ALIVE))
+    core.tick(wake)
+    core.attach("c", "d", at=wake + 1)
+    assert kept_out(core) == []
 
 
 def test_one_that_wants_no_tests_ends_them() -> None:
