@@ -306,9 +306,10 @@ def _precheck(job: Job, now: float, policy: Policy) -> Next:
 def _try(job: Job, going: trial.Trial, now: float, policy: Policy) -> Next:
     """Nodes are tested with one another; then it goes on with those that work."""
     moved = trial.go_on(going, job.nodes, job.checks, job.probes, now, policy)
-    job = replace(
-        job, trial=moved.trial, nodes=moved.nodes, checks=moved.checks, probes=moved.probes
-    )
+    if moved.trial is not job.trial or moved.nodes is not job.nodes:
+        job = replace(
+            job, trial=moved.trial, nodes=moved.nodes, checks=moved.checks, probes=moved.probes
+        )
     if moved.trial is not None:
         return job, moved.trial.until, moved.reason
     job, until, reason = _form(job, now, policy)

@@ -507,6 +507,8 @@ def _line(text: str) -> str:
 
 
 def _stalled(job: Job, event: ev.Stalled, now: float, policy: Policy) -> Step:
+    if job.trial is not None and (late := trial.heard_late(job.trial, now)) is not job.trial:
+        job = replace(job, trial=late)
     if all(node.state is not NodeState.UNREACHABLE for node in job.nodes.values()):
         return job, (), ""
     return replace(job, nodes=registry.silent_anew(job.nodes, now)), (), ""

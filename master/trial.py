@@ -72,6 +72,11 @@ def awaited_anew(trial: Trial, now: float, policy: Policy) -> Trial:
     return replace(trial, until=_until((*trial.waiting, *trial.groups), now, policy))
 
 
+def heard_late(trial: Trial, now: float) -> Trial:
+    """Answers may have come, and wait to be read. The very trial that went in if there is time for that."""
+    return trial if now + LATE <= trial.until else replace(trial, until=now + LATE)
+
+
 def answered(trial: Trial, nodes: Nodes, answers: Sequence[Pairing]) -> tuple[Trial, Nodes]:
     """Take in what nodes say."""
     taken = {}
@@ -95,7 +100,9 @@ def go_on(
     here = _here(trial, nodes)
     late = now >= trial.until
     ready, waiting = _with_stores(trial.waiting, here)
-    trial = replace(trial, waiting=() if late else waiting, groups=(*trial.groups, *ready.values()))
+    if late or waiting != trial.waiting:
+        groups = (*trial.groups, *ready.values())
+        trial = replace(trial, waiting=() if late else waiting, groups=groups)
     asked = {}
     for store, group in ready.items():
         pairs = _order(store, f"probe/{probes + 1}", group, here, checks, policy)

@@ -143,6 +143,14 @@ def test_who_never_answers_is_at_fault_once_the_time_is_over() -> None:
     assert core.seats() == ["a", "c"]
 
 
+def test_a_tick_that_decides_nothing_changes_nothing() -> None:
+    """It is not journaled then."""
+    core = probed("a", "b")
+    before = core.job
+    core.tick(3.0)
+    assert core.job is before
+
+
 def test_a_round_of_tests_is_over_in_time() -> None:
     core = probed("a", "b")
     start, each = DEADLINE["quick"]
@@ -384,6 +392,18 @@ def test_who_could_not_answer_as_the_master_was_away_has_failed_nothing() -> Non
     assert in_pairs(core) == list("abcd")
     core.feed(ev.MasterStarted("job", policy=core.policy), 500.0)
     core.attach(*"abcd", at=501.0)
+    while in_pairs(core):
+        pair(core, at=core.now + 1)
+    core.tick(core.now + 2)
+    assert (core.seats(), kept_out(core)) == (list("abcd"), [])
+
+
+def test_who_answered_while_the_master_stood_still_has_failed_nothing() -> None:
+    core = probed(*"abcd")
+    pair(core, "d", at=4.0)
+    core.feed(ev.Stalled(), 500.0)
+    core.tick(500.0)
+    assert in_pairs(core) == list("abcd")
     while in_pairs(core):
         pair(core, at=core.now + 1)
     core.tick(core.now + 2)
