@@ -62,8 +62,10 @@ def test_the_log_itself() -> None:
 def test_without_the_log_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask() -> list[str]:
         ours = KernelLog()
-        ours.close()
-        return ours.lines((), struck=True)
+        try:
+            return ours.lines((), struck=True)
+        finally:
+            ours.close()
 
     monkeypatch.setattr(kernel_log, "KERNEL_LOG", "/nowhere/kmsg")
     assert asyncio.run(ask()) == []
