@@ -76,6 +76,25 @@ def test_without_a_store_they_wait_for_one() -> None:
     assert pairs(core, "a").store == "b:77"
 
 
+def test_whose_store_comes_too_late_to_answer_in_time_is_tested_in_the_next_round() -> None:
+    core = begun("a", "b", "c", "d")
+    for node in ("a", "b"):
+        core.feed(store(node, ""), 1.0)
+    for node in "abcd":
+        answer(core, node, at=2.0)
+    assert in_pairs(core) == ["c", "d"]
+    pair(core, at=3.0)
+    over = core.wake()
+    assert over is not None
+    core.feed(store("b", "b:77"), over - 1.0)
+    assert in_pairs(core) == []
+    core.tick(over)
+    assert {"a", "b"} <= set(in_pairs(core))
+    while in_pairs(core):
+        pair(core, at=core.now + 1)
+    assert (core.job.trial, kept_out(core)) == (None, [])
+
+
 def test_the_device_is_what_all_have_and_as_many_as_each_has() -> None:
     core = begun("a", "b", "c", "d")
     for node, device, devices in (
