@@ -289,11 +289,17 @@ def _precheck(job: Job, now: float, policy: Policy) -> Next:
     times = [
         until
         for node in nodes
-        if (until := prechecks.awaited(node, job.checks, policy)) is not None
+        if (
+            until := node.awaited(policy, now)
+            or node.deadline(policy)
+            or prechecks.awaited(node, job.checks, policy)
+        )
+        is not None
     ]
     if times and now < max(times):
-        return job, max(times), f"{rendezvous.many(len(times), 'node')} being probed"
-    fit = [node for node in nodes if prechecks.may_join(node, job.checks, policy)]
+        return job, max(times), f"{rendezvous.many(len(times), 'node')} to be heard of"
+    here = (node for node in nodes if node.state is registry.NodeState.ATTACHED)
+    fit = [node for node in here if prechecks.may_join(node, job.checks, policy)]
     if prechecks.to_pair(fit, job.checks, {}, now, policy):
         return _try(job, trial.begin(fit, job.checks, now, policy), now, policy)
     reason = f"{len(fit)} of {rendezvous.many(len(nodes), 'node')} can train"

@@ -3,9 +3,9 @@
 import pytest
 
 from elastic.master import events as ev
-from elastic.master.events import Incarnation, NodeId
+from elastic.master.events import Incarnation, KnockAnswer, NodeId
 from elastic.master.prechecks import PATIENCE
-from tests.master.builders import KILLED, failed, left, spare
+from tests.master.builders import KILLED, detached, failed, knocked, left, spare
 from tests.master.probing import answer, asked, begun, in_pairs, pair
 
 
@@ -187,3 +187,18 @@ def test_or_where_one_never_answers() -> None:
     core.tick(PATIENCE["quick"])
     assert core.exit_code() == 1
     assert core.reason() == "1 of 2 nodes can train; 1 node never answered"
+
+
+def test_nor_can_one_train_that_is_out_of_reach() -> None:
+    """It lives, as knocks tell, and is tested with nobody; that comes to an end."""
+    core = begun("a", "b", "c", min_nodes=3, probe_only=True)
+    for node in "abc":
+        answer(core, node, at=2.0)
+    core.feed(detached("c"), 3.0)
+    while core.exit_code() is None:
+        assert core.now < 1000.0
+        core.feed(knocked("c", KnockAnswer.ALIVE), core.now + 1)
+        pair(core, at=core.now, silent="c")
+    assert core.job.result is not None
+    assert core.exit_code() == 1
+    assert core.job.result.reason == "2 of 3 nodes can train; 1 node never answered"
