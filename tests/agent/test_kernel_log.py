@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from itertools import islice
 
 import pytest
 
@@ -57,6 +58,17 @@ def test_the_log_itself() -> None:
             ours.close()
 
     assert asyncio.run(ask()) == []
+
+
+def test_a_file_in_its_place_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some containers have; it would always be readable."""
+    monkeypatch.setattr(kernel_log, "KERNEL_LOG", "/dev/null")
+    fd = kernel_log.open_log()
+    try:
+        with pytest.raises(OSError, match="is no kernel's log"):
+            list(islice(records(fd), 3))
+    finally:
+        os.close(fd)
 
 
 def test_without_the_log_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
