@@ -178,7 +178,8 @@ def _probed(job: Job, event: ev.Probed, now: float, policy: Policy) -> Step:
         reasons.append(f"{health.node_id} {found}, probed in {health.seconds:.1f} s")
     if not nodes:
         return job, (), ""
-    job = replace(job, nodes={**job.nodes, **nodes}, checks={**job.checks, **checks})
+    checks = {**prechecks.kept(job.checks, job.nodes, now, policy), **checks}
+    job = replace(job, nodes={**job.nodes, **nodes}, checks=checks)
     return job, (ev.Tell(frozenset(nodes)),), "; ".join(reasons)
 
 

@@ -202,3 +202,15 @@ def test_nor_can_one_train_that_is_out_of_reach() -> None:
     assert core.job.result is not None
     assert core.exit_code() == 1
     assert core.job.result.reason == "2 of 3 nodes can train; 1 node never answered"
+
+
+def test_what_is_known_of_nodes_that_are_gone_is_kept_no_longer_than_it_holds() -> None:
+    """In a cloud each node has another name."""
+    core = begun("a", max_nodes=2)
+    answer(core, "a", at=2.0)
+    for number in range(10):
+        core.attach(f"n{number}", at=10.0 + 300.0 * number)
+        answer(core, f"n{number}", "faulty", at=core.now + 1)
+        core.feed(left(f"n{number}"), core.now + 1)
+    known = [checked.node_id for checked in core.job.checks.values()]
+    assert known == ["a", "n6", "n7", "n8", "n9"]
