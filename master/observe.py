@@ -394,7 +394,7 @@ def _doubted(job: Job, event: ev.Doubted, now: float, policy: Policy) -> Step:
     if current is None or not 0 < event.round <= current.number or event.after < 0:
         return job, (), ""
     if damage.where in {known.where for known in job.damaged}:
-        return job, (), ""
+        return _doubted_too(job, current, event, now, policy)
     job = replace(job, damaged=(*job.damaged, damage)[-MOST_DAMAGED:])
     reason = f"what round {event.round} has saved after step {event.after} is not loaded again: {damage.what}"
     if current.number > event.round:
@@ -403,6 +403,20 @@ def _doubted(job: Job, event: ev.Doubted, now: float, policy: Policy) -> Step:
         job, _ = doubt(job, named, damage.what, now, policy)
         reason = f"{names(named)} may compute wrong; {reason}"
     return job, (ev.Tell(),), reason
+
+
+def _doubted_too(job: Job, current: Round, event: ev.Doubted, now: float, policy: Policy) -> Step:
+    """Said again, or of other ranks: groups of replicas are compared each for itself. Once the round is over its nodes
+    are tried, and nothing that is only said again puts them in doubt again."""
+    if current.number != event.round or not current.standing:
+        return job, (), ""
+    named = [
+        node_id
+        for node_id in nodes_of(current, event.ranks)
+        if (node := job.nodes.get(node_id)) is not None and not prechecks.in_doubt(node, job.checks)
+    ]
+    job, probing = doubt(job, named, _line(event.what), now, policy)
+    return job, (), f"{names(named)} may compute wrong" if probing else ""
 
 
 def _hung(job: Job, event: ev.Hung, now: float, policy: Policy) -> Step:

@@ -370,6 +370,29 @@ def test_who_could_not_be_tried_while_it_trained_is_waited_for_as_long() -> None
     assert in_pairs(core) == ["a", "b"]
 
 
+def test_whoever_is_named_for_the_same_step_is_tried_once() -> None:
+    """Groups of replicas differ at once; and agents say it again and again."""
+    core = probed("a", "b", "c")
+    while in_pairs(core):
+        pair(core, at=core.now + 1)
+    spare(core)
+    doubts = [
+        ev.Doubted(round=1, checkpoint="/c", after=5, ranks=(rank,), what=f"rank {rank} differs")
+        for rank in (1, 2)
+    ]
+    for doubted in (*doubts, *doubts):
+        core.feed(doubted, 10.0)
+    first, second = (seat for seat in core.seats()[1:])
+    core.feed(failed(core.seats()[0], 1, KILLED), 20.0)
+    assert asked(core, first, second) == [True, True]
+    answer(core, first, at=25.0)
+    answer(core, second, at=25.0)
+    pair(core, at=26.0)
+    for doubted in doubts:
+        core.feed(doubted, 27.0)
+    assert asked(core, *"abc") == [False] * 3
+
+
 def test_time_that_tests_take_is_not_time_with_too_few_nodes() -> None:
     core = begun("a", "b", min_nodes=2, below_min_timeout=30.0)
     answer(core, "a", at=2.0)
