@@ -258,6 +258,14 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
         )
         is not None
     )
+    tested = tuple(
+        one for one in here if prechecks.tested(job.nodes[one.node_id], job.checks, policy)
+    )
+    if not warmed and rendezvous.decide(last, tested, (), now, job.unit, policy).seats:
+        here = tested  # who comes meanwhile joins as it does once they train, or tests had no end
+        coming = tuple(
+            one for one in coming if prechecks.tested(job.nodes[one[0]], job.checks, policy)
+        )
     warm = [candidate for candidate in here if candidate.ready <= now]
     plan = rendezvous.decide(last, warm, coming, now, job.unit, policy)
     if not plan.seats and len(warm) < len(here):

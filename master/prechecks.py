@@ -115,6 +115,17 @@ def in_doubt(node: Node, checks: Checks) -> bool:
     return checked is not None and bool(checked.doubted)
 
 
+def tested(node: Node, checks: Checks, policy: Policy) -> bool:
+    """With others, in this life, and it works."""
+    checked = checks.get(where(node)) if policy.precheck != "off" else None
+    return (
+        checked is not None
+        and checked.paired is not None
+        and checked.incarnation == node.incarnation
+        and not checked.doubted
+    )
+
+
 def _paired(node: Node, checks: Checks, now: float, policy: Policy) -> bool:
     """As long as it lives, or for a while."""
     checked = checks.get(where(node))

@@ -239,6 +239,30 @@ def test_a_slow_node_is_kept_out_where_that_is_wanted(exclude: bool, seats: list
     assert core.seats() == seats
 
 
+def test_who_was_tested_does_not_wait_for_the_tests_of_one_that_came_meanwhile() -> None:
+    """Or a launcher that dies and comes back again and again would keep all others from training."""
+    core = probed("a", "b", "c", max_nodes=4, min_nodes=2)
+    core.feed(left("c"), 3.0)
+    core.attach("c", at=3.5, incarnation=2)
+    pair(core, at=5.0)
+    assert core.seats() == ["a", "b"]
+    spare(core)
+    core.tick(5.0 + core.policy.last_call)
+    assert core.seats() == ["a", "b", "c"]
+
+
+def test_one_that_came_meanwhile_is_tested_where_it_is_needed() -> None:
+    core = probed("a", "b", "c", min_nodes=3)
+    core.feed(left("c"), 3.0)
+    core.attach("c", at=3.5, incarnation=2)
+    pair(core, at=5.0)
+    assert core.seats() == []
+    assert in_pairs(core) == list("abc")
+    while in_pairs(core):
+        pair(core, at=core.now + 1)
+    assert core.seats() == list("abc")
+
+
 def test_who_trained_does_not_wait_for_a_newcomer_s_tests() -> None:
     core = probed("a", "b")
     pair(core, at=3.0)
