@@ -231,11 +231,11 @@ class Agent:
                 given_up = f"; ^C or SIGTERM gives it up in {self._settings.shutdown_timeout:g} s"
                 await self._snapshots.persisted(PERSIST_TIMEOUT, given_up)
                 return order
+            self._probing.obey(order.probe)
             if order.kind == pb.Directive.WAIT:
                 self._stores.retire()
                 self._stores.discard(order.store)
                 self._outcome.idle(order.round)
-                self._probing.obey(order.probe)
                 if order.prepare and self._preparing is None:
                     self._starters.prepare()
                     self._preparing = self._spawn(self._say_prepared())

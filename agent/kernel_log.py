@@ -3,6 +3,7 @@ that it killed for want of memory. Where we may not read its log, as in most con
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 from collections import deque
@@ -90,14 +91,17 @@ def open_log() -> int:
 
 
 def records(fd: int) -> Iterator[str]:
-    """Those that nobody has read by this descriptor, `level,sequence,microseconds since boot,...;text`."""
+    """Those that nobody has read by this descriptor, `level,sequence,microseconds since boot,...;text`. Raises OSError."""
     while True:
         try:
-            yield os.read(fd, 8192).decode(errors="replace")
+            record = os.read(fd, 8192)
         except BlockingIOError:
             return
         except BrokenPipeError:  # overwritten while we read: go on with the next
             continue
+        if not record:  # some containers have /dev/null or a console in its place
+            raise OSError(errno.ENODATA, "it has an end, and is no kernel's log")
+        yield record.decode(errors="replace")
 
 
 def text(record: str) -> str:

@@ -45,8 +45,11 @@ class Probing:
         return set() if self._running is None else self._running.pids
 
     def obey(self, order: pb.Probe) -> None:
-        """Said again with each directive until it is answered; number 0: nobody wants to know."""
+        """Said again with each directive until it is answered; number 0: nobody wants to know, or not any more."""
         if not order.number:
+            if self._told is None:
+                self._number = 0
+                self.cancel()
             return
         if order.number != self._number:
             self._number, self._told = order.number, None

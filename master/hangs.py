@@ -191,7 +191,11 @@ def _without_steps(state: State, facts: Facts, now: float, policy: Policy) -> De
     suspicion = replace(suspicion, since=unmoved(facts.seen, suspicion.since))
     state = replace(state, suspicion=suspicion)
     since, looked, limits = suspicion.since, suspicion.looked, _limits(state, facts, policy)
-    found = suspicion.found or find_without_steps(facts.seen, since, limits)
+    found = suspicion.found
+    if found is None or any(since.get(rank, 0.0) >= looked for rank in found.ranks):  # it moved
+        suspicion = replace(suspicion, found=None)
+        state = replace(state, suspicion=suspicion)
+        found = find_without_steps(facts.seen, since, limits)
     if found is not None and now < looked + LONGEST_GAP:  # an older look has been told of
         still = now - max(since.get(rank, looked) for rank in found.ranks or since)
         return _verdict(state, found, still, f"no move seen for {still:.0f} s", facts, now)

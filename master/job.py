@@ -258,6 +258,14 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
         )
         is not None
     )
+    tested = tuple(
+        one for one in here if prechecks.tested(job.nodes[one.node_id], job.checks, policy)
+    )
+    if not warmed and rendezvous.decide(last, tested, (), now, job.unit, policy).seats:
+        here = tested  # who comes meanwhile joins as it does once they train, or tests had no end
+        coming = tuple(
+            one for one in coming if prechecks.tested(job.nodes[one[0]], job.checks, policy)
+        )
     warm = [candidate for candidate in here if candidate.ready <= now]
     plan = rendezvous.decide(last, warm, coming, now, job.unit, policy)
     if not plan.seats and len(warm) < len(here):
@@ -289,11 +297,17 @@ def _precheck(job: Job, now: float, policy: Policy) -> Next:
     times = [
         until
         for node in nodes
-        if (until := prechecks.awaited(node, job.checks, policy)) is not None
+        if (
+            until := node.awaited(policy, now)
+            or node.deadline(policy)
+            or prechecks.awaited(node, job.checks, policy)
+        )
+        is not None
     ]
     if times and now < max(times):
-        return job, max(times), f"{rendezvous.many(len(times), 'node')} being probed"
-    fit = [node for node in nodes if prechecks.may_join(node, job.checks, policy)]
+        return job, max(times), f"{rendezvous.many(len(times), 'node')} to be heard of"
+    here = (node for node in nodes if node.state is registry.NodeState.ATTACHED)
+    fit = [node for node in here if prechecks.may_join(node, job.checks, policy)]
     if prechecks.to_pair(fit, job.checks, {}, now, policy):
         return _try(job, trial.begin(fit, job.checks, now, policy), now, policy)
     reason = f"{len(fit)} of {rendezvous.many(len(nodes), 'node')} can train"
@@ -306,9 +320,10 @@ def _precheck(job: Job, now: float, policy: Policy) -> Next:
 def _try(job: Job, going: trial.Trial, now: float, policy: Policy) -> Next:
     """Nodes are tested with one another; then it goes on with those that work."""
     moved = trial.go_on(going, job.nodes, job.checks, job.probes, now, policy)
-    job = replace(
-        job, trial=moved.trial, nodes=moved.nodes, checks=moved.checks, probes=moved.probes
-    )
+    if moved.trial is not job.trial or moved.nodes is not job.nodes:
+        job = replace(
+            job, trial=moved.trial, nodes=moved.nodes, checks=moved.checks, probes=moved.probes
+        )
     if moved.trial is not None:
         return job, moved.trial.until, moved.reason
     job, until, reason = _form(job, now, policy)

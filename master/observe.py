@@ -178,7 +178,8 @@ def _probed(job: Job, event: ev.Probed, now: float, policy: Policy) -> Step:
         reasons.append(f"{health.node_id} {found}, probed in {health.seconds:.1f} s")
     if not nodes:
         return job, (), ""
-    job = replace(job, nodes={**job.nodes, **nodes}, checks={**job.checks, **checks})
+    checks = {**prechecks.kept(job.checks, job.nodes, now, policy), **checks}
+    job = replace(job, nodes={**job.nodes, **nodes}, checks=checks)
     return job, (ev.Tell(frozenset(nodes)),), "; ".join(reasons)
 
 
@@ -393,7 +394,7 @@ def _doubted(job: Job, event: ev.Doubted, now: float, policy: Policy) -> Step:
     if current is None or not 0 < event.round <= current.number or event.after < 0:
         return job, (), ""
     if damage.where in {known.where for known in job.damaged}:
-        return job, (), ""
+        return _doubted_too(job, current, event, now, policy)
     job = replace(job, damaged=(*job.damaged, damage)[-MOST_DAMAGED:])
     reason = f"what round {event.round} has saved after step {event.after} is not loaded again: {damage.what}"
     if current.number > event.round:
@@ -402,6 +403,20 @@ def _doubted(job: Job, event: ev.Doubted, now: float, policy: Policy) -> Step:
         job, _ = doubt(job, named, damage.what, now, policy)
         reason = f"{names(named)} may compute wrong; {reason}"
     return job, (ev.Tell(),), reason
+
+
+def _doubted_too(job: Job, current: Round, event: ev.Doubted, now: float, policy: Policy) -> Step:
+    """Said again, or of other ranks: groups of replicas are compared each for itself. Once the round is over its nodes
+    are tried, and nothing that is only said again puts them in doubt again."""
+    if current.number != event.round or not current.standing:
+        return job, (), ""
+    named = [
+        node_id
+        for node_id in nodes_of(current, event.ranks)
+        if (node := job.nodes.get(node_id)) is not None and not prechecks.in_doubt(node, job.checks)
+    ]
+    job, probing = doubt(job, named, _line(event.what), now, policy)
+    return job, (), f"{names(named)} may compute wrong" if probing else ""
 
 
 def _hung(job: Job, event: ev.Hung, now: float, policy: Policy) -> Step:
@@ -507,6 +522,8 @@ def _line(text: str) -> str:
 
 
 def _stalled(job: Job, event: ev.Stalled, now: float, policy: Policy) -> Step:
+    if job.trial is not None and (late := trial.heard_late(job.trial, now)) is not job.trial:
+        job = replace(job, trial=late)
     if all(node.state is not NodeState.UNREACHABLE for node in job.nodes.values()):
         return job, (), ""
     return replace(job, nodes=registry.silent_anew(job.nodes, now)), (), ""

@@ -82,6 +82,17 @@ def doubt(nodes: Iterable[Node], checks: Checks, why: str, now: float, policy: P
     return {**checks, **found} if found else checks
 
 
+def kept(checks: Checks, nodes: Nodes, now: float, policy: Policy) -> Checks:
+    """Without what is old, of nodes that are gone: they would be tried again whatever it says."""
+    return {
+        key: checked
+        for key, checked in checks.items()
+        if checked.doubted
+        or now < checked.at + policy.verdict_age
+        or ((node := nodes.get(checked.node_id)) is not None and where(node) == key)
+    }
+
+
 def to_pair(
     nodes: Sequence[Node],
     checks: Checks,
@@ -102,6 +113,17 @@ def to_pair(
 def in_doubt(node: Node, checks: Checks) -> bool:
     checked = checks.get(where(node))
     return checked is not None and bool(checked.doubted)
+
+
+def tested(node: Node, checks: Checks, policy: Policy) -> bool:
+    """With others, in this life, and it works."""
+    checked = checks.get(where(node)) if policy.precheck != "off" else None
+    return (
+        checked is not None
+        and checked.paired is not None
+        and checked.incarnation == node.incarnation
+        and not checked.doubted
+    )
 
 
 def _paired(node: Node, checks: Checks, now: float, policy: Policy) -> bool:

@@ -72,6 +72,11 @@ def awaited_anew(trial: Trial, now: float, policy: Policy) -> Trial:
     return replace(trial, until=_until((*trial.waiting, *trial.groups), now, policy))
 
 
+def heard_late(trial: Trial, now: float) -> Trial:
+    """Answers may have come, and wait to be read. The very trial that went in if there is time for that."""
+    return trial if now + LATE <= trial.until else replace(trial, until=now + LATE)
+
+
 def answered(trial: Trial, nodes: Nodes, answers: Sequence[Pairing]) -> tuple[Trial, Nodes]:
     """Take in what nodes say."""
     taken = {}
@@ -94,8 +99,10 @@ def go_on(
     """Ask whom there is to ask; once all have answered, the next round, or what came of it."""
     here = _here(trial, nodes)
     late = now >= trial.until
-    ready, waiting = _with_stores(trial.waiting, here)
-    trial = replace(trial, waiting=() if late else waiting, groups=(*trial.groups, *ready.values()))
+    ready, waiting = _with_stores(trial, here, now, policy)
+    if late or waiting != trial.waiting:
+        groups = (*trial.groups, *ready.values())
+        trial = replace(trial, waiting=() if late else waiting, groups=groups)
     asked = {}
     for store, group in ready.items():
         pairs = _order(store, f"probe/{probes + 1}", group, here, checks, policy)
@@ -180,15 +187,15 @@ def _solo(nodes: Nodes, checks: Checks) -> dict[NodeId, Solo]:
 
 
 def _with_stores(
-    groups: Sequence[Group], here: Nodes
+    trial: Trial, here: Nodes, now: float, policy: Policy
 ) -> tuple[dict[str, Group], tuple[Group, ...]]:
-    """Groups of those who are here, by the store at which they can meet; and the others."""
+    """Groups of those who are here that can answer in time, by the store at which they can meet; and the others."""
     ready: dict[str, Group] = {}
     waiting = []
-    for group in groups:
+    for group in trial.waiting:
         left = Group(pairs=tuple(pair for pair in group.pairs if here.keys() >= set(pair)))
         store = next((here[n].store for n in left.nodes if here[n].store), "")
-        if store:
+        if store and now + _deadline(left, policy) + LATE <= trial.until:
             ready[store] = left
         elif left.pairs:
             waiting.append(left)

@@ -4,7 +4,7 @@
 |----------|----------------------------------------------------------------------------------------------|
 | time     | seconds of Unix                                                                              |
 | run_id   | the job's                                                                                    |
-| kind     | kept_out, replicas_differ, hang, node_lost, failure, or job_succeeded, job_failed,           |
+| kind     | kept_out, slow, replicas_differ, hang, node_lost, failure, or job_succeeded, job_failed,     |
 |          | job_drained, job_stopped                                                                     |
 | reason   | one line                                                                                     |
 | nodes    | names, as far as there are some to blame                                                     |

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from itertools import islice
 
 import pytest
 
@@ -59,11 +60,24 @@ def test_the_log_itself() -> None:
     assert asyncio.run(ask()) == []
 
 
+def test_a_file_in_its_place_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some containers have; it would always be readable."""
+    monkeypatch.setattr(kernel_log, "KERNEL_LOG", "/dev/null")
+    fd = kernel_log.open_log()
+    try:
+        with pytest.raises(OSError, match="is no kernel's log"):
+            list(islice(records(fd), 3))
+    finally:
+        os.close(fd)
+
+
 def test_without_the_log_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask() -> list[str]:
         ours = KernelLog()
-        ours.close()
-        return ours.lines((), struck=True)
+        try:
+            return ours.lines((), struck=True)
+        finally:
+            ours.close()
 
     monkeypatch.setattr(kernel_log, "KERNEL_LOG", "/nowhere/kmsg")
     assert asyncio.run(ask()) == []

@@ -554,6 +554,16 @@ def test_without_steps_what_no_script_does_by_itself_is_named_after_long(stuck: 
     assert 1000.0 + LONG_WITHOUT_STEPS < looked[-1] < 1000.0 + 1.5 * LONG_WITHOUT_STEPS
 
 
+def test_without_steps_who_goes_on_at_the_last_look_is_not_named() -> None:
+    """The one that is taken for the calls of libraries."""
+    held = (0.0, COMPUTES), (1000.0, (*WAITING, seen(3, Activity.FILE, state="D")))
+    looked, verdict = without_steps(*held, until=2 * HOUR)
+    assert verdict is not None
+    again, verdict = without_steps(*held, (looked[-1] - 0.1, COMPUTES), until=2 * HOUR)
+    assert verdict is None
+    assert again[: len(looked)] == looked
+
+
 def test_without_steps_a_disk_that_gives_something_is_no_hang() -> None:
     reads = seen(3, Activity.FILE, state="D", cpu=0.1)
     assert without_steps((0.0, (*WAITING, reads)), until=10 * HOUR)[1] is None

@@ -3,9 +3,9 @@
 import pytest
 
 from elastic.master import events as ev
-from elastic.master.events import Incarnation, NodeId
+from elastic.master.events import Incarnation, KnockAnswer, NodeId
 from elastic.master.prechecks import PATIENCE
-from tests.master.builders import KILLED, failed, left, spare
+from tests.master.builders import KILLED, detached, failed, knocked, left, spare
 from tests.master.probing import answer, asked, begun, in_pairs, pair
 
 
@@ -187,3 +187,30 @@ def test_or_where_one_never_answers() -> None:
     core.tick(PATIENCE["quick"])
     assert core.exit_code() == 1
     assert core.reason() == "1 of 2 nodes can train; 1 node never answered"
+
+
+def test_nor_can_one_train_that_is_out_of_reach() -> None:
+    """It lives, as knocks tell, and is tested with nobody; that comes to an end."""
+    core = begun("a", "b", "c", min_nodes=3, probe_only=True)
+    for node in "abc":
+        answer(core, node, at=2.0)
+    core.feed(detached("c"), 3.0)
+    while core.exit_code() is None:
+        assert core.now < 1000.0
+        core.feed(knocked("c", KnockAnswer.ALIVE), core.now + 1)
+        pair(core, at=core.now, silent="c")
+    assert core.job.result is not None
+    assert core.exit_code() == 1
+    assert core.job.result.reason == "2 of 3 nodes can train; 1 node never answered"
+
+
+def test_what_is_known_of_nodes_that_are_gone_is_kept_no_longer_than_it_holds() -> None:
+    """In a cloud each node has another name."""
+    core = begun("a", max_nodes=2)
+    answer(core, "a", at=2.0)
+    for number in range(10):
+        core.attach(f"n{number}", at=10.0 + 300.0 * number)
+        answer(core, f"n{number}", "faulty", at=core.now + 1)
+        core.feed(left(f"n{number}"), core.now + 1)
+    known = [checked.node_id for checked in core.job.checks.values()]
+    assert known == ["a", "n6", "n7", "n8", "n9"]

@@ -76,6 +76,25 @@ def test_without_a_store_they_wait_for_one() -> None:
     assert pairs(core, "a").store == "b:77"
 
 
+def test_whose_store_comes_too_late_to_answer_in_time_is_tested_in_the_next_round() -> None:
+    core = begun("a", "b", "c", "d")
+    for node in ("a", "b"):
+        core.feed(store(node, ""), 1.0)
+    for node in "abcd":
+        answer(core, node, at=2.0)
+    assert in_pairs(core) == ["c", "d"]
+    pair(core, at=3.0)
+    over = core.wake()
+    assert over is not None
+    core.feed(store("b", "b:77"), over - 1.0)
+    assert in_pairs(core) == []
+    core.tick(over)
+    assert {"a", "b"} <= set(in_pairs(core))
+    while in_pairs(core):
+        pair(core, at=core.now + 1)
+    assert (core.job.trial, kept_out(core)) == (None, [])
+
+
 def test_the_device_is_what_all_have_and_as_many_as_each_has() -> None:
     core = begun("a", "b", "c", "d")
     for node, device, devices in (
@@ -141,6 +160,14 @@ def test_who_never_answers_is_at_fault_once_the_time_is_over() -> None:
     core.tick(core.now + 2)
     assert kept_out(core) == ["b"]
     assert core.seats() == ["a", "c"]
+
+
+def test_a_tick_that_decides_nothing_changes_nothing() -> None:
+    """It is not journaled then."""
+    core = probed("a", "b")
+    before = core.job
+    core.tick(3.0)
+    assert core.job is before
 
 
 def test_a_round_of_tests_is_over_in_time() -> None:
@@ -210,6 +237,30 @@ def test_a_slow_node_is_kept_out_where_that_is_wanted(exclude: bool, seats: list
             core.feed(ev.Paired(tuple(said)), core.now + 1)
     core.tick(core.now + 2)
     assert core.seats() == seats
+
+
+def test_who_was_tested_does_not_wait_for_the_tests_of_one_that_came_meanwhile() -> None:
+    """Or a launcher that dies and comes back again and again would keep all others from training."""
+    core = probed("a", "b", "c", max_nodes=4, min_nodes=2)
+    core.feed(left("c"), 3.0)
+    core.attach("c", at=3.5, incarnation=2)
+    pair(core, at=5.0)
+    assert core.seats() == ["a", "b"]
+    spare(core)
+    core.tick(5.0 + core.policy.last_call)
+    assert core.seats() == ["a", "b", "c"]
+
+
+def test_one_that_came_meanwhile_is_tested_where_it_is_needed() -> None:
+    core = probed("a", "b", "c", min_nodes=3)
+    core.feed(left("c"), 3.0)
+    core.attach("c", at=3.5, incarnation=2)
+    pair(core, at=5.0)
+    assert core.seats() == []
+    assert in_pairs(core) == list("abc")
+    while in_pairs(core):
+        pair(core, at=core.now + 1)
+    assert core.seats() == list("abc")
 
 
 def test_who_trained_does_not_wait_for_a_newcomer_s_tests() -> None:
@@ -343,6 +394,29 @@ def test_who_could_not_be_tried_while_it_trained_is_waited_for_as_long() -> None
     assert in_pairs(core) == ["a", "b"]
 
 
+def test_whoever_is_named_for_the_same_step_is_tried_once() -> None:
+    """Groups of replicas differ at once; and agents say it again and again."""
+    core = probed("a", "b", "c")
+    while in_pairs(core):
+        pair(core, at=core.now + 1)
+    spare(core)
+    doubts = [
+        ev.Doubted(round=1, checkpoint="/c", after=5, ranks=(rank,), what=f"rank {rank} differs")
+        for rank in (1, 2)
+    ]
+    for doubted in (*doubts, *doubts):
+        core.feed(doubted, 10.0)
+    first, second = (seat for seat in core.seats()[1:])
+    core.feed(failed(core.seats()[0], 1, KILLED), 20.0)
+    assert asked(core, first, second) == [True, True]
+    answer(core, first, at=25.0)
+    answer(core, second, at=25.0)
+    pair(core, at=26.0)
+    for doubted in doubts:
+        core.feed(doubted, 27.0)
+    assert asked(core, *"abc") == [False] * 3
+
+
 def test_time_that_tests_take_is_not_time_with_too_few_nodes() -> None:
     core = begun("a", "b", min_nodes=2, below_min_timeout=30.0)
     answer(core, "a", at=2.0)
@@ -384,6 +458,18 @@ def test_who_could_not_answer_as_the_master_was_away_has_failed_nothing() -> Non
     assert in_pairs(core) == list("abcd")
     core.feed(ev.MasterStarted("job", policy=core.policy), 500.0)
     core.attach(*"abcd", at=501.0)
+    while in_pairs(core):
+        pair(core, at=core.now + 1)
+    core.tick(core.now + 2)
+    assert (core.seats(), kept_out(core)) == (list("abcd"), [])
+
+
+def test_who_answered_while_the_master_stood_still_has_failed_nothing() -> None:
+    core = probed(*"abcd")
+    pair(core, "d", at=4.0)
+    core.feed(ev.Stalled(), 500.0)
+    core.tick(500.0)
+    assert in_pairs(core) == list("abcd")
     while in_pairs(core):
         pair(core, at=core.now + 1)
     core.tick(core.now + 2)
