@@ -99,6 +99,17 @@ def to_pair(
     return new and not all(_paired(node, checks, now, policy) for node in nodes)
 
 
+def tested(node: Node, checks: Checks) -> bool:
+    """With others, in this life, and not in doubt since."""
+    checked = checks.get(where(node))
+    return (
+        checked is not None
+        and checked.paired is not None
+        and checked.paired >= node.joined
+        and not checked.doubted
+    )
+
+
 def _doubted(node: Node, checks: Checks) -> bool:
     checked = checks.get(where(node))
     return checked is not None and bool(checked.doubted)

@@ -26,6 +26,8 @@ class Candidate:
     """Topology, in any order, such as (("rack", "7"), ("zone", "a"))."""
     node_rank: int | None = None
     """The place that its user wants for it."""
+    tested: bool = False
+    """With others, in this life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +192,8 @@ def _seat(last: tuple[Seat, ...], here: Sequence[Candidate], size: int) -> tuple
     newcomers = [c for c in here if c.node_id not in seated]
     newcomers.sort(key=lambda c: _order(c, levels))
     vacancies = size - sum(1 for place in places if place is not None)
+    if vacancies == size and sum(c.tested for c in newcomers) >= size:
+        newcomers = [c for c in newcomers if c.tested]  # else all are tested again, with another
     holes = [index for index, place in enumerate(places) if place is None]
     for index in holes[: max(0, min(vacancies, len(newcomers)))]:
         suits = [

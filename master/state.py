@@ -205,6 +205,7 @@ def candidates(job: Job, policy: Policy) -> tuple[Candidate, ...]:
             else node.joined,
             labels=node.labels,
             node_rank=node.node_rank,
+            tested=prechecks.tested(node, job.checks),
         )
         for node in job.nodes.values()
         if node.state is NodeState.ATTACHED
