@@ -91,7 +91,8 @@ class Probing:
             found.state, found.what = "unknown", str(error)
             return pb.FromAgent(probed=found)
         for fault in verdict.faults:
-            log.error("%s", " ".join(filter(None, (fault.probe, fault.device, fault.what))))
+            said = ": ".join(filter(None, (fault.probe, fault.device, fault.what)))
+            log.error("this node is faulty: %s", said)
         found.state, found.what, found.seconds = verdict.state, verdict.what, verdict.seconds
         return pb.FromAgent(probed=found)
 

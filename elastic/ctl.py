@@ -134,7 +134,7 @@ class _Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         lines = [  # only here: a verb's help is its own, and costs an import
-            f"  {name:<10} {(point.load().__doc__ or '').strip().splitlines()[0]}"
+            f"  {name:<10} {' '.join((point.load().__doc__ or '').split())}"
             for name, point in sorted(self.verbs.items())
         ]
         self.epilog = "\n".join(["verbs:", *lines])

@@ -54,9 +54,14 @@ def notify(text: str) -> list[str]:
         except ValueError:  # of the port, or of an IPv6 address
             fine = None
         if not fine:
-            raise argparse.ArgumentTypeError(f"{text!r} is no URL, such as http://host:8080/path")
-    elif re.match(r"[a-z][a-z0-9+.-]*://", text, re.IGNORECASE):
-        raise argparse.ArgumentTypeError(f"{text!r}: write an http or https URL, or a command")
+            raise argparse.ArgumentTypeError(
+                "what begins with http is no URL, such as http://host:8080/path "
+                "(it is not shown, for the secrets in it)"
+            )
+    elif scheme := re.match(r"[a-z][a-z0-9+.-]*://", text, re.IGNORECASE):
+        raise argparse.ArgumentTypeError(
+            f"{scheme[0]}...: write an http or https URL, or a command"
+        )
     return [text]
 
 

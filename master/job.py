@@ -258,11 +258,8 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
         )
         is not None
     )
-    tested = tuple(
-        one for one in here if prechecks.tested(job.nodes[one.node_id], job.checks, policy)
-    )
-    if not warmed and rendezvous.decide(last, tested, (), now, job.unit, policy).seats:
-        here = tested  # who comes meanwhile joins as it does once they train, or tests had no end
+    if not warmed and (enough := _enough(job, here, now, policy)):
+        here = enough
         coming = tuple(
             one for one in coming if prechecks.tested(job.nodes[one[0]], job.checks, policy)
         )
@@ -287,6 +284,25 @@ def _form(job: Job, now: float, policy: Policy) -> Next:
     if head.store:
         return _start(job, plan, now)
     return job, None, f"{plan.reason}: once {head.node_id} has made a store"
+
+
+def _enough(
+    job: Job, here: Sequence[Candidate], now: float, policy: Policy
+) -> tuple[Candidate, ...]:
+    """Those that were tested with one another, and are as many as a round takes of all that were here before; empty:
+    there are none. Who came since joins as it does once they train, or tests had no end."""
+    last = job.round.seats if job.round is not None else ()
+    tested = tuple(
+        one for one in here if prechecks.tested(job.nodes[one.node_id], job.checks, policy)
+    )
+    seats = rendezvous.decide(last, tested, (), now, job.unit, policy).seats
+    if not seats:
+        return ()
+    began = max(prechecks.paired_at(job.nodes[one.node_id], job.checks) for one in tested)
+    ids = {one.node_id for one in tested}
+    before = tuple(one for one in here if one.node_id in ids or one.since <= began)
+    possible = rendezvous.decide(last, before, (), now, job.unit, policy).seats
+    return tested if len(seats) >= len(possible) else before
 
 
 def _precheck(job: Job, now: float, policy: Policy) -> Next:

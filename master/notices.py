@@ -33,7 +33,7 @@ def of(before: Job, event: Event, after: Job, now: float, policy: Policy) -> tup
     comes to know was told."""
     if before.result is not None or isinstance(event, ev.MasterStarted):
         return ()
-    told = [*_doubt(before, event, after), *_kept_out(before, after)]
+    told = [*_doubt(before, event, after), *kept_out(before, after)]
     told += _slow(before, event, after)
     told += _incident(before, event, after, now, policy)
     if (result := after.result) is not None:
@@ -56,7 +56,8 @@ def _doubt(before: Job, event: Event, after: Job) -> Iterator[Notice]:
     )
 
 
-def _kept_out(before: Job, after: Job) -> Iterator[Notice]:
+def kept_out(before: Job, after: Job) -> Iterator[Notice]:
+    """Of nodes, by what their probes or tests have just said."""
     for where, checked in after.checks.items() if after.checks is not before.checks else ():
         if checked.state == "faulty" and before.checks.get(where) != checked:
             reason = f"{checked.node_id} is kept out: {checked.what}"

@@ -1,6 +1,7 @@
 """The shell of `notices.py`: tells what there is to tell, a POST or a command each, and holds up nobody."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import logging
@@ -13,7 +14,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit, urlunsplit
 
 from elastic.master import notices
 from elastic.master.notices import Notice
@@ -121,7 +122,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def _post(url: str, body: bytes, timeout: float) -> str:
     """Why it could not be told; empty: it was."""
-    headers = {"Content-Type": "application/json", "User-Agent": "elastic"}
+    url, headers = _request(url)
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
     try:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=timeout):
@@ -133,6 +134,18 @@ def _post(url: str, body: bytes, timeout: float) -> str:
         return str(error.reason)
     except (OSError, HTTPException, ValueError) as error:
         return str(error) or type(error).__name__
+
+
+def _request(url: str) -> tuple[str, dict[str, str]]:
+    """Without `user:password@`, which urllib takes for a part of the host; and the headers, which have it."""
+    headers = {"Content-Type": "application/json", "User-Agent": "elastic"}
+    parts = urlsplit(url)
+    login, at, host = parts.netloc.rpartition("@")
+    if at:
+        known = base64.b64encode(unquote_to_bytes(login)).decode()
+        headers["Authorization"] = f"Basic {known}"
+        url = urlunsplit(parts._replace(netloc=host))
+    return url, headers
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -8,6 +8,7 @@ to it.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from elastic.master.events import Incarnation, NodeId
 from elastic.master.nodes import Node, Nodes, NodeState
@@ -38,7 +39,7 @@ class Checked:
     """Or cuda."""
     devices: int = 1
     paired: float | None = None
-    """When it was tested with others last, in job time."""
+    """When its last tests with others began, in job time."""
     doubted: str = ""
     """Why it does not train before it was tried again, alone and with others; empty once it was, and works."""
 
@@ -124,6 +125,12 @@ def tested(node: Node, checks: Checks, policy: Policy) -> bool:
         and checked.incarnation == node.incarnation
         and not checked.doubted
     )
+
+
+def paired_at(node: Node, checks: Checks) -> float:
+    """When its last tests with others began, in job time."""
+    checked = checks.get(where(node))
+    return -inf if checked is None or checked.paired is None else checked.paired
 
 
 def _paired(node: Node, checks: Checks, now: float, policy: Policy) -> bool:

@@ -115,6 +115,8 @@ class Shell:
             return
         broke = decision.state.ledger.restarts != self.job.ledger.restarts
         over = decision.state.result is not None  # which launchers say
+        # Who is not there is missed on the console, where a job that waits for it says nothing else.
+        broke = broke or any(notices.kept_out(self.job, decision.state))
         level = logging.WARNING if broke and not over else logging.INFO
         before, self.job = self.job, decision.state
         if self._notify is not None:

@@ -137,7 +137,7 @@ def go_on(
     return Moved(
         trial=None,
         nodes=nodes,
-        checks=_judged(here, checks, faults, now, policy),
+        checks=_judged(here, checks, faults, trial.began, now, policy),
         probes=probes,
         reason="; ".join(said),
     )
@@ -249,9 +249,14 @@ def _account(trial: Trial, node_id: NodeId, turn: int) -> Account:
 
 
 def _judged(
-    here: Nodes, checks: Checks, faults: Mapping[NodeId, str], now: float, policy: Policy
+    here: Nodes,
+    checks: Checks,
+    faults: Mapping[NodeId, str],
+    began: float,
+    now: float,
+    policy: Policy,
 ) -> Checks:
-    """What is known of them now."""
+    """What is known of them now. began: when their tests did."""
     found = {}
     for node_id, node in here.items():
         key = where(node)
@@ -262,7 +267,7 @@ def _judged(
             known = replace(
                 known, state="faulty", what=faults[node_id], at=now, incarnation=node.incarnation
             )
-        found[key] = replace(known, paired=now, doubted=faults.get(node_id, ""))
+        found[key] = replace(known, paired=began, doubted=faults.get(node_id, ""))
     return {**checks, **found}
 
 

@@ -3,13 +3,16 @@
 import argparse
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
+from elastic.agent.prctl import set_pdeathsig
 from elastic.agent.probes import run
 from elastic.agent.probes.program import LEVELS
 from elastic.agent.probes.verdicts import NodeVerdict
@@ -32,16 +35,20 @@ def probe(context: Context, argv: Sequence[str]) -> int:
         help="a folder whose disk is tried, repeatable ($TMPDIR)",
     )  # fmt: skip
     parser.add_argument(
-        "--nnodes", type=int, default=1, help="machines on which this is started (1)"
+        "--nnodes", type=_machines, metavar="N", help="machines on which this is started (1)"
     )
     parser.add_argument(
         "--rdzv-endpoint", default="", metavar="HOST:PORT",
         help="where they meet; HOST is one of them, and shows the table",
     )  # fmt: skip
     args = parser.parse_args(argv)
-    if args.nnodes > 1:
+    if args.rdzv_endpoint and args.nnodes is None:
+        parser.error("--rdzv-endpoint wants --nnodes N")
+    if (args.nnodes or 1) > 1:
         if not args.rdzv_endpoint:
             parser.error("--nnodes wants --rdzv-endpoint HOST:PORT")
+        if args.folder:
+            parser.error("--folder goes without --nnodes: of several machines $TMPDIR is tried")
         return _several(context, args.level, args.nnodes, args.rdzv_endpoint)
     environ = dict(env.process_environment())
     verdict = asyncio.run(
@@ -66,7 +73,7 @@ def _several(context: Context, level: str, nodes: int, endpoint: str) -> int:
         job = ("--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
         flags = ("--rdzv-id", "probe", "--state-dir", folder, "--report", str(report))
         command = [sys.executable, "-m", "elastic.run", *job, *flags, "--probe-only"]
-        done = subprocess.run([*command, "--precheck", level, "-"], check=False)
+        code = _launch([*command, "--precheck", level, "-"])
         if report.exists():  # here was the master
             found = json.loads(report.read_text())["checks"]
             if context.out.json:
@@ -75,7 +82,32 @@ def _several(context: Context, level: str, nodes: int, endpoint: str) -> int:
                 context.out.table(
                     NODES, [[one["node"], one["state"], one["what"]] for one in found]
                 )
-    return done.returncode
+    return code
+
+
+def _launch(command: Sequence[str]) -> int:
+    """Its exit code. It does not outlive us, and we do not end before it, whatever signal we get."""
+    told: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        told.append(number)
+        process.send_signal(signal.SIGTERM)
+
+    process = subprocess.Popen(
+        command,
+        preexec_fn=partial(set_pdeathsig, signal.SIGTERM),  # noqa: PLW1509 - we have no threads
+    )
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    code = process.wait()
+    return 128 + told[0] if told else code
+
+
+def _machines(text: str) -> int:
+    number = int(text) if text.strip().isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of machines, from 1 up")
+    return number
 
 
 def rows(verdict: NodeVerdict) -> list[list[str]]:

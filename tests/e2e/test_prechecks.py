@@ -31,6 +31,9 @@ def test_a_node_that_computes_wrong_is_kept_out_and_the_others_train(job: Job) -
     path = f"{corrupt(job.folder / 'site')}:{ROOT}"
     job.start("--precheck", "quick", nodes="1:2", environ={"PYTHONPATH": path})
     job.wait_for_event("node1 is kept out: matmul: cpu: ")
+    here, there = (node.said() for node in job.nodes)
+    assert "elastic-run: node1 is kept out: matmul: cpu: " in here, here
+    assert "elastic-run: this node is faulty: matmul: cpu: " in there, there
     told = first(job, "kept_out")
     assert (told["nodes"], told["detail"]) == (["node1"], {"level": "quick"})
     assert told["reason"].startswith("node1 is kept out: matmul: cpu: "), told
@@ -66,7 +69,9 @@ def test_two_whose_link_is_dead_are_told_apart_from_dead_nodes(job: Job) -> None
     """Each works alone; one of them has no way to the other."""
     job.start("--precheck", "quick", nodes="1:2")
     job.start("--precheck", "quick", nodes="1:2", environ={"GLOO_SOCKET_IFNAME": "nosuch0"})
-    job.wait_for_event("the link between node0 and node1: both are fine alone, and not together")
+    told = "the link between node0 and node1: both are fine alone, and not together"
+    job.wait_for_event(told)
+    job.wait_for("a line on the console", lambda: told in job.nodes[0].said())
     job.wait_for_steps(2)
     assert len(re.findall(r"^node\d +kept out ", job.ctl("status"), re.MULTILINE)) == 1, job.ctl(
         "status"

@@ -305,6 +305,7 @@ def test_help_needs_no_job(ask: Ask) -> None:
     answer = ask("--help")
     assert answer.code == 0
     assert "  logs       What a rank wrote to its log files" in answer.out
+    assert "exit code 1 if something is faulty." in answer.out  # the last line of a verb's text
     assert "--follow" in ask("logs", "--help").out
 
 

@@ -558,6 +558,11 @@ def test_a_mistake_is_one_line(line: str, hint: str) -> None:
     assert hint in refusal(line)
 
 
+@pytest.mark.parametrize("scheme", ["https", "ftp"])
+def test_a_mistake_in_a_url_does_not_show_its_secrets(scheme: str) -> None:
+    assert "SECRET" not in refusal(f"--notify {scheme}://me:SECRET@host:port/SECRET")
+
+
 @pytest.mark.parametrize(
     ("environ", "hint"),
     [

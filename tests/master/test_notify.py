@@ -1,5 +1,6 @@
 """Telling a real server on loopback and real commands; what does not answer holds up nobody."""
 
+import base64
 import contextlib
 import json
 import os
@@ -27,11 +28,13 @@ class Web:
 
     def __init__(self, status: int = 200, before: Callable[[], object] = lambda: None) -> None:
         self.posted: list[tuple[str, Any]] = []
+        self.logins: list[str | None] = []
         web = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                web.logins.append(self.headers["Authorization"])
                 web.posted.append((self.headers["Content-Type"], json.loads(body)))
                 before()
                 self.send_response(status)
@@ -80,6 +83,18 @@ async def test_a_url_is_posted_one_object_each(caplog: pytest.LogCaptureFixture)
     }  # fmt: skip
     assert last["kind"] == "job_succeeded"
     assert not caplog.records
+
+
+@within(120)
+async def test_a_login_in_a_url_is_sent_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    with served(Web()) as web:
+        async with notifier(web.url.replace("http://", "http://me:se%40cret@")) as to:
+            to.tell(HANG)
+    assert web.logins == [f"Basic {base64.b64encode(b'me:se@cret').decode()}"]
+    async with notifier("http://me:secret@127.0.0.1:9/") as to:
+        to.tell(HANG)
+    (line,) = caplog.messages
+    assert line.startswith("--notify http://127.0.0.1: hang is not told: [Errno 111]"), line
 
 
 @pytest.mark.parametrize("status", [302, 500])

@@ -127,6 +127,27 @@ def test_a_bad_node_among_three_is_named_and_kept_out() -> None:
     )
 
 
+def test_who_is_there_while_others_are_tested_waits_as_a_spare() -> None:
+    """Though it would have a place by its name: else those that work were tested again, with it."""
+    core = begun("a", "b", "c", max_nodes=2)
+    for node in ("b", "c", "a"):
+        answer(core, node, at=2.0)
+    assert in_pairs(core) == ["b", "c"]
+    pair(core, at=3.0)
+    assert in_pairs(core) == []
+    assert core.seats() == ["b", "c"]
+
+
+def test_one_of_them_that_does_not_work_has_it_take_its_place() -> None:
+    core = begun("a", "b", "c", max_nodes=2)
+    for node in ("b", "c", "a"):
+        answer(core, node, at=2.0)
+    while in_pairs(core):
+        pair(core, "c", at=core.now + 1)
+    core.tick(core.now + 2)
+    assert core.seats() == ["a", "b"]
+
+
 def test_of_two_that_do_not_work_together_one_trains() -> None:
     """The link is at fault, as far as anybody can tell."""
     core = probed("a", "b")

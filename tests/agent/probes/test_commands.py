@@ -2,10 +2,16 @@
 
 import json
 import os
+import signal
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.agent.probes import healthy
+from tests.e2e.harness import processes
 from tests.e2e.harness.ports import free_port
 from tests.elastic.asking import columns, elasticctl
 
@@ -63,10 +69,45 @@ def test_several_machines_meet_somewhere() -> None:
     assert "--nnodes wants --rdzv-endpoint HOST:PORT" in done.stderr
 
 
-def test_usage() -> None:
-    done = ask("probe", "--level", "some")
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("--level some", "invalid choice: 'some'"),
+        ("--nnodes 0", "'0' is no number of machines"),
+        ("--nnodes -3", "'-3' is no number of machines"),
+        ("--nnodes 1:3", "'1:3' is no number of machines"),
+        ("--rdzv-endpoint h:1", "--rdzv-endpoint wants --nnodes N"),
+        ("--nnodes 2 --rdzv-endpoint h:1 --folder /tmp", "--folder goes without --nnodes"),
+    ],
+)
+def test_usage(line: str, hint: str) -> None:
+    done = ask("probe", *line.split())
     assert done.returncode == 2
-    assert "invalid choice: 'some'" in done.stderr
+    assert hint in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_it_while_it_waits_for_the_others(tmp_path: Path, number: int) -> None:
+    """Also one that reaches only its own process, not all of a terminal's."""
+    command = elasticctl("probe", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    environ = {**os.environ, "TMPDIR": str(tmp_path), processes.MARK: str(tmp_path)}
+    started = subprocess.Popen(command, env=environ)
+    try:
+        wait_for(lambda: any(tmp_path.glob("elastic-probe-*/probe/*")))  # its launcher works
+        started.send_signal(number)
+        killed = number == signal.SIGKILL
+        assert started.wait(60) == (-number if killed else 128 + number)
+        wait_for(lambda: not processes.belonging_to(tmp_path))
+        assert killed or not list(tmp_path.glob("elastic-probe-*"))
+    finally:
+        processes.kill(*(process.pid for process in processes.belonging_to(tmp_path)))
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_disk_of_the_temporary_folder_is_tried(tmp_path: Path) -> None:
