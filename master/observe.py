@@ -9,7 +9,7 @@ from typing import Any
 from elastic.master import events as ev
 from elastic.master import ledger as books
 from elastic.master import nodes as registry
-from elastic.master import prechecks, rendezvous, trial
+from elastic.master import observe_health, prechecks, trial
 from elastic.master import recovery as medic
 from elastic.master.events import Effect, Event, Failed, NodeId, NodePhase, RankFailure
 from elastic.master.ledger import Ledger
@@ -22,8 +22,7 @@ from elastic.master.state import (
     Rollback,
     Round,
     Step,
-    candidates,
-    doubt,
+    drain,
     drained,
     end,
     forget,
@@ -34,7 +33,7 @@ from elastic.master.state import (
     lose,
     names,
     needed,
-    nodes_of,
+    one_line,
     plan,
     probe,
     trained,
@@ -42,9 +41,6 @@ from elastic.master.state import (
 
 KEEP_FAILURES = 256
 """Failures of a round that are kept, where they are mere followers of another."""
-
-MOST_DAMAGED = 1000
-"""Damages of checkpoints that are remembered."""
 
 
 def observe(job: Job, event: Event, now: float, policy: Policy) -> Step:
@@ -152,47 +148,6 @@ def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
     return job, (ev.Tell(frozenset(ids)),), "; ".join(filter(None, reasons))
 
 
-def _probed(job: Job, event: ev.Probed, now: float, policy: Policy) -> Step:
-    nodes: dict[NodeId, Node] = {}
-    checks: dict[str, prechecks.Checked] = {}
-    reasons = []
-    for health in event.nodes:
-        node = known(job, health.node_id, health.incarnation)
-        if node is None or node.probe is None or node.probe.number != health.number:
-            continue
-        before = job.checks.get(prechecks.where(node))
-        nodes[node.node_id] = replace(node, probe=None)
-        checks[prechecks.where(node)] = prechecks.Checked(
-            node_id=health.node_id,
-            incarnation=health.incarnation,
-            level=health.level,
-            state=health.state,
-            what=health.what,
-            at=now,
-            device=health.device,
-            devices=health.devices,
-            paired=None if before is None else before.paired,
-            doubted="" if before is None else before.doubted,
-        )
-        found = f"is kept out: {health.what}" if health.state == "faulty" else f"is {health.state}"
-        reasons.append(f"{health.node_id} {found}, probed in {health.seconds:.1f} s")
-    if not nodes:
-        return job, (), ""
-    checks = {**prechecks.kept(job.checks, job.nodes, now, policy), **checks}
-    job = replace(job, nodes={**job.nodes, **nodes}, checks=checks)
-    return job, (ev.Tell(frozenset(nodes)),), "; ".join(reasons)
-
-
-def _paired(job: Job, event: ev.Paired, now: float, policy: Policy) -> Step:
-    if job.trial is None:
-        return job, (), ""
-    going, nodes = trial.answered(job.trial, job.nodes, event.nodes)
-    if nodes is job.nodes:
-        return job, (), ""
-    told = ev.Tell(frozenset(one.node_id for one in event.nodes))
-    return replace(job, trial=going, nodes=nodes), (told,), ""
-
-
 def _detached(job: Job, event: ev.Detached, now: float, policy: Policy) -> Step:
     away = {
         node.node_id: registry.silent(node, now, asked=True)
@@ -241,7 +196,7 @@ def _left(job: Job, event: ev.Left, now: float, policy: Policy) -> Step:
     node = known(job, event.node_id, event.incarnation)
     if node is None:
         return job, (), ""
-    what = f"left: {_line(event.reason)}"
+    what = f"left: {one_line(event.reason)}"
     if not in_round(job, node):  # if others still need its store, they will say so
         return forget(job, (node,)), (), f"{node.node_id} {what}"
     return lose(job, [node], Cause.NODE_LEFT, what, now, policy)
@@ -359,127 +314,15 @@ def _met(job: Job, event: ev.Met, now: float, policy: Policy) -> Step:
         return (
             job,
             (),
-            f"all ranks wait in the save of step {event.step}, in vain: {_line(event.lost)}",
+            f"all ranks wait in the save of step {event.step}, in vain: {one_line(event.lost)}",
         )
     return job, (), f"all ranks have saved step {event.step}"
-
-
-def _damaged(job: Job, event: ev.Damaged, now: float, policy: Policy) -> Step:
-    """All go on from something else: each damage is found once, so that comes to an end."""
-    current, damage = job.round, event.damage
-    if current is None or event.round != current.number:
-        return job, (), ""
-    if damage.where not in {known.where for known in job.damaged}:
-        job = replace(job, damaged=(*job.damaged, damage)[-MOST_DAMAGED:])
-    elif not current.standing:
-        return job, (), ""
-    reason = (
-        f"step {damage.step} of checkpoint {damage.checkpoint} is damaged: {_line(damage.what)}"
-    )
-    return interrupt(job, Cause.DAMAGED, reason, now, policy), (), reason
-
-
-def _doubted(job: Job, event: ev.Doubted, now: float, policy: Policy) -> Step:
-    """Nobody goes on from that; a round that may have, since it was heard of late, begins anew. The round
-    itself ends as its script does. Whose ranks may be wrong is tried before it joins the next one."""
-    current = job.round
-    damage = ev.Damage(
-        checkpoint=event.checkpoint,
-        round=event.round,
-        step=event.after + 1,
-        from_memory=False,
-        what=_line(event.what),
-        later=True,
-    )
-    if current is None or not 0 < event.round <= current.number or event.after < 0:
-        return job, (), ""
-    if damage.where in {known.where for known in job.damaged}:
-        return _doubted_too(job, current, event, now, policy)
-    job = replace(job, damaged=(*job.damaged, damage)[-MOST_DAMAGED:])
-    reason = f"what round {event.round} has saved after step {event.after} is not loaded again: {damage.what}"
-    if current.number > event.round:
-        return interrupt(job, Cause.DAMAGED, reason, now, policy), (ev.Tell(),), reason
-    if named := nodes_of(current, event.ranks):
-        job, _ = doubt(job, named, damage.what, now, policy)
-        reason = f"{names(named)} may compute wrong; {reason}"
-    return job, (ev.Tell(),), reason
-
-
-def _doubted_too(job: Job, current: Round, event: ev.Doubted, now: float, policy: Policy) -> Step:
-    """Said again, or of other ranks: groups of replicas are compared each for itself. Once the round is over its nodes
-    are tried, and nothing that is only said again puts them in doubt again."""
-    if current.number != event.round or not current.standing:
-        return job, (), ""
-    named = [
-        node_id
-        for node_id in nodes_of(current, event.ranks)
-        if (node := job.nodes.get(node_id)) is not None and not prechecks.in_doubt(node, job.checks)
-    ]
-    job, probing = doubt(job, named, _line(event.what), now, policy)
-    return job, (), f"{names(named)} may compute wrong" if probing else ""
-
-
-def _hung(job: Job, event: ev.Hung, now: float, policy: Policy) -> Step:
-    current = job.round
-    if current is None or event.round != current.number or not current.standing:
-        return job, (), ""
-    reason = _line(event.reason)
-    if policy.hang_action != "recover":
-        return job, (), reason
-    root = None
-    if event.ranks:
-        failure = RankFailure(
-            rank=event.ranks[0],
-            local_rank=0,
-            exit_code=0,
-            message=reason,
-            frame=event.place,
-            what=Failed.HANG,
-        )
-        root = Observed(node_id=event.nodes[0], failure=failure, at=now)
-    job = interrupt(job, Cause.HANG, reason, now, policy, root)
-    if event.machine:
-        suspects = event.nodes or [seat.node_id for seat in current.seats]
-        job, doubted = doubt(job, suspects, "hang", now, policy)
-        reason = "; ".join(filter(None, (reason, doubted)))
-    return job, (), reason
-
-
-def _straggling(job: Job, event: ev.Straggling, now: float, policy: Policy) -> Step:
-    current = job.round
-    if current is None or event.round != current.number or not current.standing:
-        return job, (), ""
-    stand = tuple(one for one in current.stragglers if one.about != event.about)
-    stand = stand if event.over else (*stand, event)
-    reason = _line(event.reason)
-    if stand == current.stragglers:
-        return job, (), reason
-    job = replace(job, round=replace(current, stragglers=stand))
-    node = job.nodes.get(event.nodes[0]) if event.kind in ("rank", "node") else None
-    if event.over or not event.pays or not policy.exclude_straggler or node is None:
-        return job, (), reason
-    if current.change is not None or not in_round(job, node):
-        return job, (), reason
-    if not _faster_without(job, current, node, event.share, now, policy):
-        return job, (), f"{reason}, and nobody can take its place"
-    return _drain(job, node, f"{node.node_id} drains: {reason}", now, policy)
-
-
-def _faster_without(
-    job: Job, current: Round, node: Node, share: float, now: float, policy: Policy
-) -> bool:
-    """Whether the others, and who waits, are a legal world that gets more done. share: of its time, that the node
-    costs the job."""
-    others = [one for one in candidates(job, policy) if one.node_id != node.node_id]
-    plan = rendezvous.decide(current.seats, others, (), now, job.unit, policy)
-    ranks = sum(seat.ranks for seat in plan.seats)
-    return ranks > (1 - share) * sum(seat.ranks for seat in current.seats)
 
 
 def _restart_asked(job: Job, event: ev.RestartAsked, now: float, policy: Policy) -> Step:
     if job.round is None or not job.round.standing:
         return job, (), "nothing runs that could be restarted"
-    reason = _line(event.reason) or "restart asked for"
+    reason = one_line(event.reason) or "restart asked for"
     if not event.back:
         return plan(job, Cause.REQUEST, reason, now, policy), (), reason
     job = replace(job, rollback=Rollback(before=job.last_round, moments=event.back))
@@ -491,34 +334,22 @@ def _drain_asked(job: Job, event: ev.DrainAsked, now: float, policy: Policy) -> 
     node = None if event.node_id is None else job.nodes.get(event.node_id)
     stay = [n for n in job.nodes.values() if not n.draining and n is not node]
     if event.node_id is None or (node is not None and not stay):  # nobody would be left
-        reason = f"drained: {_line(event.reason)}"
+        reason = f"drained: {one_line(event.reason)}"
         if job.round is None or not job.round.standing:
             return drained(job, reason, now, policy), (), reason
         return plan(job, Cause.REQUEST, reason, now, policy, ends=True), (), reason
     if node is None:
         return job, (), f"there is no node {event.node_id}"
-    reason = f"{event.node_id} drains: {_line(event.reason)}"
+    reason = f"{event.node_id} drains: {one_line(event.reason)}"
     if node.draining:
         return job, (), reason
-    return _drain(job, node, reason, now, policy)
-
-
-def _drain(job: Job, node: Node, reason: str, now: float, policy: Policy) -> Step:
-    """A node leaves; others stay."""
-    if in_round(job, node):
-        job = plan(job, Cause.REQUEST, reason, now, policy)
-    job = replace(job, nodes=registry.with_node(job.nodes, replace(node, draining=True)))
-    return job, (ev.Tell(frozenset({node.node_id})),), reason
+    return drain(job, node, reason, now, policy)
 
 
 def _stopping(job: Job, event: ev.Stopping, now: float, policy: Policy) -> Step:
-    reason = _line(event.reason) or "the master was told to end"
+    reason = one_line(event.reason) or "the master was told to end"
     result = Result(exit_code=1, reason=reason, resumable=True)
     return end(replace(job, stop_grace=policy.drain_timeout), result, now), (), reason
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _stalled(job: Job, event: ev.Stalled, now: float, policy: Policy) -> Step:
@@ -552,16 +383,16 @@ _OBSERVE: dict[type, Callable[[Job, Any, float, Policy], Step]] = {
     ev.Reported: _reported,
     ev.StoreReady: _store_ready,
     ev.Prepared: _prepared,
-    ev.Probed: _probed,
-    ev.Paired: _paired,
+    ev.Probed: observe_health.probed,
+    ev.Paired: observe_health.paired,
     ev.UnitDeclared: _unit_declared,
     ev.Progressed: _progressed,
     ev.Saving: _saving,
     ev.Met: _met,
-    ev.Damaged: _damaged,
-    ev.Doubted: _doubted,
-    ev.Hung: _hung,
-    ev.Straggling: _straggling,
+    ev.Damaged: observe_health.damaged,
+    ev.Doubted: observe_health.doubted,
+    ev.Hung: observe_health.hung,
+    ev.Straggling: observe_health.straggling,
     ev.RestartAsked: _restart_asked,
     ev.DrainAsked: _drain_asked,
     ev.Stopping: _stopping,

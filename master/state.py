@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from elastic.master import events as ev
 from elastic.master import ledger as books
 from elastic.master import nodes as registry
 from elastic.master import prechecks
@@ -336,8 +337,20 @@ def doubt(
     return job, f"probing {names([node.node_id for node in nodes])}: {why}"
 
 
+def drain(job: Job, node: Node, reason: str, now: float, policy: Policy) -> Step:
+    """A node leaves; others stay."""
+    if in_round(job, node):
+        job = plan(job, Cause.REQUEST, reason, now, policy)
+    job = replace(job, nodes=registry.with_node(job.nodes, replace(node, draining=True)))
+    return job, (ev.Tell(frozenset({node.node_id})),), reason
+
+
 def names(node_ids: Sequence[str]) -> str:
     """Some of them, where there are many."""
     if len(node_ids) <= 5:
         return ", ".join(node_ids)
     return f"{', '.join(node_ids[:3])} and {len(node_ids) - 3} more"
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
