@@ -142,6 +142,9 @@ def _alone(setting: Setting, report: Report) -> None:
         report.doing = "opening the device"
         cuda = setting.device == "cuda"
         device = matmul.use(f"cuda:{setting.rank % setting.per_node}" if cuda else "cpu")
+        if not cuda:
+            report.doing = "opening the network"
+            _group_of_one()
         report.doing = "matmul"
         report.figures["matmul_s"] = matmul.measure(device, "quick")["median_s"]
     except Exception:
@@ -283,6 +286,14 @@ def _group(setting: Setting, number: int, ranks: list[int], seconds: float) -> A
         options._timeout = timedelta(seconds=10 * seconds + 60)  # we give up before
         return dist.ProcessGroupNCCL(store, rank, len(ranks), options)
     return dist.ProcessGroupGloo(store, rank, len(ranks), timedelta(seconds=seconds))
+
+
+def _group_of_one() -> None:
+    """Raises RuntimeError where this node has not the interface that Gloo is to use: no other is accused of that."""
+    from torch import distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    dist.ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=10))
 
 
 def _connect(setting: Setting, seconds: float) -> "Store":

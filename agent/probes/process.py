@@ -17,6 +17,8 @@ from elastic.proto.errors import CodecError
 
 GRACE = 1.0
 """Seconds for a killed process to be gone."""
+STALL = 5.0
+"""Seconds by which we notice a deadline too late where we were stopped ourselves, a suspended node say."""
 TAIL = 4096
 """Bytes of the end of its standard error."""
 
@@ -82,15 +84,18 @@ class Program:
 
     async def line(self, probe: str, timeout: float) -> bytes | Answer:
         """What it prints next; what is wrong if nothing comes."""
+        loop = asyncio.get_running_loop()
         if self._transport is None:
-            loop = asyncio.get_running_loop()
             self._transport, _ = await loop.connect_read_pipe(
                 lambda: asyncio.StreamReaderProtocol(self._reader), self._stdout
             )
+        began = loop.time()
         try:
             async with asyncio.timeout(timeout):
                 line = await self._reader.readline()
         except TimeoutError:
+            if loop.time() > began + timeout + STALL:  # so was the probe: it gets its time again
+                return await self.line(probe, timeout)
             return await self._overrun(probe, timeout)
         except ValueError:
             return await self._nonsense(probe, f"it printed a line of more than {LONGEST} bytes")

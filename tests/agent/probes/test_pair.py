@@ -84,6 +84,17 @@ def test_one_that_fails_alone(address: str) -> None:
     assert not said["figures"]["alone"]
 
 
+def test_one_that_has_not_the_interface_fails_alone(address: str) -> None:
+    flags = (*CPU, "--deadline", "100")
+    fit = Probe(address, 0, 2, *flags)
+    unfit = Probe(address, 1, 2, *flags, prefix=("env", "GLOO_SOCKET_IFNAME=nosuch0"))
+    said = unfit.end(200)
+    assert said["figures"]["alone"], said
+    assert "opening the network: " in said["what"]
+    said = fit.end(200)
+    assert [one["outcome"] for one in said["figures"]["pairs"]] == ["not tested"], said
+
+
 def test_a_store_that_nobody_serves() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic.agent.probes import process
+from elastic.agent.probes.answers import Answer
 from elastic.agent.probes.run import Device, Limits, Prober, devices
 from tests.agent.probes.healthy import (
     CPU,
@@ -44,6 +46,25 @@ def test_each_probe_is_a_program_with_one_answer(command: list[str], figures: se
     assert said["ok"], said
     assert figures <= said["figures"].keys()
     assert bool(said["figures"]) == bool(figures), said
+
+
+def test_who_was_stopped_itself_gives_a_probe_its_time_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a node that was suspended: the deadline has passed, and nobody is to blame."""
+    monkeypatch.setattr(process, "STALL", 0.0)
+
+    async def run() -> Answer:
+        program = process.Program("memory", (), {**os.environ})
+        asking = asyncio.create_task(program.only_answer("memory", 0.01))
+        while program._transport is None:
+            await asyncio.sleep(0)
+        select.select(
+            [program._stdout], [], [], 60
+        )  # our loop stands still until the answer is there
+        return await asking
+
+    assert asyncio.run(run()).ok
 
 
 def test_a_healthy_node(tmp_path: Path) -> None:
