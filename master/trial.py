@@ -110,17 +110,40 @@ def go_on(
             probes += 1
             probe = Probe(number=probes, level=policy.precheck, since=now, pairs=pairs)
             asked[node_id] = replace(nodes[node_id], probe=probe)
-    if asked:
-        nodes = {**nodes, **asked}
-    open_ = [n for n in trial.members if (node := nodes.get(n)) and node.probe and node.probe.pairs]
-    if not late and (open_ or trial.waiting):
+    left = {n: replace(nodes[n], probe=None) for n in _forsaken(trial, nodes, here)}
+    if asked or left:
+        nodes = {**nodes, **asked, **left}
+    silent = [
+        n for n in trial.members if (node := nodes.get(n)) and node.probe and node.probe.pairs
+    ]
+    if not late and (silent or trial.waiting):
         reason = f"{len(trial.members)} nodes are tested two by two"
         return Moved(trial=trial, nodes=nodes, checks=checks, probes=probes, reason=reason)
-    if open_:  # who cannot be heard has not failed
-        mute = {key for key in open_ if nodes[key].state is not NodeState.ATTACHED}
-        nodes = {**nodes, **{key: replace(nodes[key], probe=None) for key in open_}}
+    if silent:  # who cannot be heard has not failed
+        mute = {key for key in silent if nodes[key].state is not NodeState.ATTACHED}
+        nodes = {**nodes, **{key: replace(nodes[key], probe=None) for key in silent}}
         members = {key: life for key, life in trial.members.items() if key not in mute}
-        trial, here = replace(trial, members=members), _here(replace(trial, members=members), nodes)
+        trial = replace(trial, members=members)
+    return _round_over(trial, nodes, checks, probes, now, policy)
+
+
+def _forsaken(trial: Trial, nodes: Nodes, here: Nodes) -> list[NodeId]:
+    """Who waits for nobody but such as are gone."""
+    if len(here) == len(trial.members):
+        return []
+    gone = trial.members.keys() - here.keys()
+    asked = [n for n in here if (probe := nodes[n].probe) is not None and probe.pairs is not None]
+    open_ = {
+        n for group in trial.groups for pair in group.pairs if not gone & set(pair) for n in pair
+    }
+    return [n for n in asked if n not in open_]
+
+
+def _round_over(
+    trial: Trial, nodes: Nodes, checks: Checks, probes: int, now: float, policy: Policy
+) -> Moved:
+    """The next one, or the end."""
+    here = _here(trial, nodes)
     rounds = (*trial.rounds, tuple(_tests(trial)))
     tested = {key: node for key, node in here.items() if key not in trial.untested}
     plan = pairing.decide(_labels(tested), _solo(tested, checks), rounds, _limits(policy))

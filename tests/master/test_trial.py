@@ -207,6 +207,24 @@ def test_who_is_gone_meanwhile_is_accused_of_nothing() -> None:
     assert all(checked.state == "ok" for checked in core.job.checks.values())
 
 
+def test_nobody_waits_for_the_answers_of_one_that_is_gone() -> None:
+    core = probed("a", "b")
+    core.feed(left("b"), 2.5)
+    assert in_pairs(core) == []
+    assert core.order("a").probe is None
+    core.tick(4.0)
+    assert core.seats() == ["a"]
+
+
+def test_others_of_its_group_go_on() -> None:
+    core = probed("a", "b", "c")
+    assert len(pairs(core, "a").nodes) == 3
+    hub = pairs(core, "a").pairs[0][0]
+    leaf = next(node for node in "abc" if node != hub)
+    core.feed(left(leaf), 2.5)
+    assert sorted(in_pairs(core)) == sorted({*"abc"} - {leaf})
+
+
 def test_who_could_not_be_tested_trains() -> None:
     core = probed("a", "b")
     node = core.job.nodes[NodeId("b")]
