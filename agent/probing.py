@@ -9,7 +9,7 @@ from typing import Any
 
 from elastic.agent.environment import resolver
 from elastic.agent.probes.run import Prober, devices
-from elastic.agent.probes.together import Group, Testing
+from elastic.agent.probes.together import Testing
 from elastic.agent.settings import AgentSettings
 from elastic.proto import master_pb2 as pb
 
@@ -99,27 +99,10 @@ class Probing:
     async def _with_others(self, order: pb.Probe, environ: dict[str, str]) -> pb.FromAgent:
         asked = order.pairs
         self._serve(asked.store)
-        group = Group(
-            store=asked.store,
-            prefix=asked.prefix,
-            node=asked.node,
-            nodes=asked.nodes,
-            pairs=tuple(zip(asked.first, asked.second, strict=True)),
-            device=asked.device,
-            devices=asked.devices,
-            deadline=asked.deadline,
-        )
-        self._running = testing = Testing(group, environ, self._settings.workload.python)
-        said = pb.Paired(number=order.number)
+        self._running = testing = Testing(asked, environ, self._settings.workload.python)
         try:
-            found = await testing.run()
+            said = await testing.run()
         except OSError as error:  # no process can be started
-            said.state, said.what = "unknown", str(error)
-            return pb.FromAgent(paired=said)
-        said.state, said.what = found.state, found.what
-        said.matmul.extend(found.matmul)
-        if found.device is not None:
-            said.gpu = found.device
-        for test in found.tests:
-            said.tests.add(passed=test.passed, late=test.late, what=test.what, gather=test.gather)
+            said = pb.Paired(state="unknown", what=str(error))
+        said.number = order.number
         return pb.FromAgent(paired=said)

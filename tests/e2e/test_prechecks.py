@@ -14,6 +14,11 @@ def corrupt(folder: Path) -> str:
     return healthy.environ(folder, torch_fault=healthy.CORRUPTS)["PYTHONPATH"]
 
 
+def shown(job: Job, node: int, line: str) -> None:
+    """Wait for it on a launcher's console, which comes after the event."""
+    job.wait_for(f"{line!r} on a console", lambda: line in job.nodes[node].said())
+
+
 def test_nodes_that_work_train(job: Job) -> None:
     for _ in range(2):
         job.start("--precheck", "quick", nodes="2")
@@ -31,9 +36,8 @@ def test_a_node_that_computes_wrong_is_kept_out_and_the_others_train(job: Job) -
     path = f"{corrupt(job.folder / 'site')}:{ROOT}"
     job.start("--precheck", "quick", nodes="1:2", environ={"PYTHONPATH": path})
     job.wait_for_event("node1 is kept out: matmul: cpu: ")
-    here, there = (node.said() for node in job.nodes)
-    assert "elastic-run: node1 is kept out: matmul: cpu: " in here, here
-    assert "elastic-run: this node is faulty: matmul: cpu: " in there, there
+    shown(job, 0, "elastic-run: node1 is kept out: matmul: cpu: ")
+    shown(job, 1, "elastic-run: this node is faulty: matmul: cpu: ")
     told = first(job, "kept_out")
     assert (told["nodes"], told["detail"]) == (["node1"], {"level": "quick"})
     assert told["reason"].startswith("node1 is kept out: matmul: cpu: "), told
@@ -72,7 +76,7 @@ def test_one_that_has_not_the_interface_is_named_though_it_came_first(job: Job) 
     job.start("--precheck", "quick", nodes="1:2")
     told = "node0 is kept out: node node0: opening the network: "
     job.wait_for_event(told)
-    job.wait_for("a line on the console", lambda: told in job.nodes[0].said())
+    shown(job, 0, told)
     job.wait_for_steps(2)
     status = job.ctl("status")
     assert re.findall(r"^(node\d) +kept out ", status, re.MULTILINE) == ["node0"], status

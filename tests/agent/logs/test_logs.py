@@ -8,8 +8,7 @@ import pty
 import subprocess
 import sys
 import termios
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 from elastic.agent.logs.logs import AttemptLogs
 from elastic.agent.logs.tee import Tail
 from elastic.agent.settings import LogSettings
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
 LINES, ROUNDS = 500, 8
@@ -48,13 +48,6 @@ def bounded(path: Path) -> bool:
     return found.st_size > LIMIT and found.st_blocks * 512 <= LIMIT + 8192
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 150
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("words", [(), ("word",)], ids=["redirects", "filters"])
 def test_files_keep_their_limit_while_ranks_write(tmp_path: Path, words: tuple[str, ...]) -> None:
     """Those that ranks write, and those that we write of them."""
@@ -76,7 +69,7 @@ def test_files_keep_their_limit_while_ranks_write(tmp_path: Path, words: tuple[s
         paths.append(tmp_path / "attempt_0" / "filtered_stdout.log")
     try:
         os.write(streams.stdout, (b"a word " * 16 + b"\n") * (8 << 13))
-        wait_for(lambda: all(bounded(path) for path in paths))
+        wait_for("bounded files", lambda: all(bounded(path) for path in paths))
     finally:
         os.close(streams.stdout)
         os.close(streams.stderr)

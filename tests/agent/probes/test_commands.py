@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from tests.agent.probes import healthy
 from tests.e2e.harness import processes
 from tests.e2e.harness.ports import free_port
 from tests.elastic.asking import columns, elasticctl
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
 
@@ -93,21 +92,14 @@ def test_a_signal_ends_it_while_it_waits_for_the_others(tmp_path: Path, number: 
     environ = {**os.environ, "TMPDIR": str(tmp_path), processes.MARK: str(tmp_path)}
     started = subprocess.Popen(command, env=environ)
     try:
-        wait_for(lambda: any(tmp_path.glob("elastic-probe-*/probe/*")))  # its launcher works
+        wait_for("its launcher at work", lambda: any(tmp_path.glob("elastic-probe-*/probe/*")))
         started.send_signal(number)
         killed = number == signal.SIGKILL
         assert started.wait(60) == (-number if killed else 128 + number)
-        wait_for(lambda: not processes.belonging_to(tmp_path))
+        wait_for("its end", lambda: not processes.belonging_to(tmp_path))
         assert killed or not list(tmp_path.glob("elastic-probe-*"))
     finally:
         processes.kill(*(process.pid for process in processes.belonging_to(tmp_path)))
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_the_disk_of_the_temporary_folder_is_tried(tmp_path: Path) -> None:
