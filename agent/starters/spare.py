@@ -28,7 +28,10 @@ def wait(request: fork.Request) -> fork.Request:
     device = request.spec.target
     setproctitle(f"elastic-spare {device}: warming up")
     orders = socket.socket(fileno=request.fds["orders"])
-    _warm(device)
+    try:
+        _warm(device)
+    except RuntimeError:  # the ranks have taken its memory meanwhile
+        os._exit(1)
     setproctitle(f"elastic-spare {device}")
     orders.send(READY)
     data, fds = _prepare(orders, device)

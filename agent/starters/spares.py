@@ -113,6 +113,8 @@ class Spares:
         self._starters = starters
         self._gpus = Gpus(settings.workload.environ.get("CUDA_VISIBLE_DEVICES"))
         self._spares: dict[int, Spare] = {}
+        self._taken: set[Spare] = set()
+        """That live on as ranks, or are about to."""
         self._used: dict[int, tuple[int, int]] = {}
         """Device and most bytes that each local rank was seen to hold there."""
         self._environs: dict[int, dict[str, str]] = {}
@@ -121,7 +123,8 @@ class Spares:
 
     @property
     def pids(self) -> set[int]:
-        return {spare.pid for spare in self._spares.values()}
+        """Those that were taken too: a sweep of the ranks before looks while one gets its orders."""
+        return {spare.pid for spare in (*self._spares.values(), *self._taken)}
 
     def note(self, local_rank: int, given: Mapping[str, str], seen: Mapping[str, str]) -> None:
         """A rank has finished its first step: what CUDA and NCCL read of the environment is known."""
@@ -191,7 +194,9 @@ class Spares:
 
     def _ended(self, local_rank: int, spare: Spare) -> None:
         spare.close()
+        self._taken.discard(spare)
         if self._spares.get(local_rank) is spare:
+            log.info("the spare of local rank %d ended, and was not needed yet", local_rank)
             del self._spares[local_rank]
 
     def take(self, local_rank: int) -> Spare | None:
@@ -199,6 +204,7 @@ class Spares:
         spare = self._spares.get(local_rank)
         if spare is None or not spare.ready or spare.ended.done():
             return None
+        self._taken.add(spare)
         return self._spares.pop(local_rank)
 
     def complete(self, local_ranks: int) -> bool:

@@ -256,8 +256,10 @@ class Starters:
 
     async def _preload(self, standby: Starter) -> None:
         await self._modules_known.wait()
-        loaded = (await standby.preload(self._modules)).loaded
-        log.info("the standby has %d modules preloaded", len(loaded))
+        done = await standby.preload(self._modules)
+        log.info("the standby has %d modules preloaded", len(done.loaded))
+        for module, reason in done.refused.items():
+            log.info("the standby does not preload %s: %s", module, reason)
 
     def kill(self) -> None:
         """For good; who sweeps reaps them."""

@@ -60,6 +60,16 @@ async def shown(spares: Spares, slots: list[int]) -> int:
     return len({line.split()[4] for line in maps.splitlines() if "elastic-slot" in line})
 
 
+async def known_until(done: asyncio.Task[None], spares: Spares, pid: int) -> bool:
+    """A sweep at no moment takes it for an orphan."""
+    known = pid in spares.pids
+    while not done.done():
+        await asyncio.sleep(0)
+        known = known and pid in spares.pids
+    await done
+    return known
+
+
 async def main(script: Path) -> dict[str, object]:
     prctl.set_child_subreaper()
     node = settings(script)
@@ -104,7 +114,8 @@ async def main(script: Path) -> dict[str, object]:
     spec = replace(spec, environ=environ)
     spare = spares.take(0)
     assert spare is not None
-    await spare.order(spec, {"stdout": 2, "stderr": 2})
+    orders = asyncio.create_task(spare.order(spec, {"stdout": 2, "stderr": 2}))
+    seen["known while it gets its orders"] = await known_until(orders, spares, spare.pid)
     seen["exit"] = await spare.ended
     seen["pid"] = spare.pid
     await spares.fork(0, "cpu")

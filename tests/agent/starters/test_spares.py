@@ -41,6 +41,7 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
     assert seen == {
         "taken after its death": False,
         "took no orders": -signal.SIGKILL,
+        "known while it gets its orders": True,
         "registered": [2, 1],
         "given back": [1, 0],
         "exit": 5,
