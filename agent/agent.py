@@ -313,6 +313,8 @@ class Agent:
         if not self._outcome.failures and (rank.exit_code or ranks.finished):
             self._send_heartbeat()  # how far they came, before what ended it
         if rank.exit_code:
+            if not self._stepped:
+                self._spares.judge(rank.started_by, rank.exit_code)
             if not self._outcome.failures:
                 self._error_file = ranks.error_file(rank)
             self._outcome.failed(ranks.failure(rank))

@@ -213,6 +213,21 @@ class Spares:
             (s := self._spares.get(local)) is not None and s.ready for local in range(local_ranks)
         )
 
+    def judge(self, started_by: str, exit_code: int) -> None:
+        """A rank ended before its round's first step. Where a spare became it, that may be why: from now on there
+        is none, and the next restart is slower and surer. What was killed says nothing of it."""
+        innocent = (0, -signal.SIGKILL, -signal.SIGTERM)
+        if started_by != "spare" or exit_code in innocent or not self._wanted:
+            return
+        log.warning(
+            "no spare ranks any more: one became a rank and ended with exit code %d before a step",
+            exit_code,
+        )
+        self._wanted = False
+        for spare in self._spares.values():
+            spare.close()
+        self._spares.clear()
+
     async def room(self) -> None:
         """Return once every device has as much free memory as the rank before used there."""
         while self._gpus.works:

@@ -121,8 +121,16 @@ async def main(script: Path) -> dict[str, object]:
     await spares.fork(0, "cpu")
     await ready(spares)
     (last,) = spares.pids
+    for code in (-signal.SIGKILL, -signal.SIGTERM, 0):  # killed, or in order
+        spares.judge("spare", code)
+    spares.judge("standby", -signal.SIGSEGV)
+    seen["kept"] = last in spares.pids
     seen["given back"] = [await shown(spares, [kept]), await shown(spares, [])]
     await shown(spares, [kept])  # which is never used
+    spares.judge("spare", -signal.SIGSEGV)
+    seen["given up"] = last not in spares.pids
+    await spares.fork(0, "cpu")
+    seen["forked again"] = spares.take(0) is not None
     spares.kill()
     starters.kill()
     assert not await children.sweep(tuple, DEADLINE)

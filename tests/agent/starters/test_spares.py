@@ -45,6 +45,9 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
         "registered": [2, 1],
         "given back": [1, 0],
         "exit": 5,
+        "kept": True,
+        "given up": True,
+        "forked again": False,
         "left": False,
     }, done.stderr
     assert json.loads((tmp_path / "rank.json").read_text()) == {
