@@ -6,18 +6,22 @@
 named: `--hangs` rounds, each of which hangs in another way and rank; seconds from the hang to the verdict, and to
 the first step of the next round, and whether the right rank was named. jitter: steps that take ten times as long
 now and then, asleep or computing; verdicts, of which there must be none, as `jitter --steps 10000 --seconds 0.1`
-and `jitter --steps 1000 --seconds 1 --calm 100`. cost: a step's time with all of it and without any
-(`--hang-action ignore`, no flight recorder), in pairs of runs.
+and `jitter --steps 1000 --seconds 1 --calm 100`. cost: the time of a step of the same work, with all of it and
+without any (`--hang-action ignore`, no flight recorder), in pairs of runs.
 """
 
 import argparse
+import math
+import os
 import re
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -133,8 +137,12 @@ def jitter(at: Place, folder: Path, steps: int, seconds: float, calm: int) -> No
         print(event)
 
 
-def cost(at: Place, folder: Path, pairs: int, steps: int) -> None:
-    """The two runs of a pair one after the other, in turns the one and the other first."""
+def cost(device: str, folder: Path, pairs: int, steps: int, seconds: float) -> None:
+    """A rank a core, or a GPU, which do the same in each step. The two runs of a pair one after the other, in turns the
+    one and the other first; a run's time is that of its middle step."""
+    ranks = torch.cuda.device_count() if device == "cuda" else os.cpu_count() or 1
+    at = Place(device=device, nodes=1, ranks=ranks)
+    work = [f"work:{products(seconds)}"]
     ratios = []
     for pair in range(pairs):
         times = {}
@@ -142,18 +150,32 @@ def cost(at: Place, folder: Path, pairs: int, steps: int) -> None:
             own = folder / f"{pair}-{watched}"
             own.mkdir()
             if watched:
-                job = at.begin(own, 0.02, [])
+                job = at.begin(own, 0, work)
             else:
-                job = at.begin(own, 0.02, [], "--hang-action", "ignore", **UNWATCHED)
+                job = at.begin(own, 0, work, "--hang-action", "ignore", **UNWATCHED)
             job.wait_for_steps(at.ranks, count=steps)
             end(job)
             told = [line.at for line in job.told("step", round=1, rank=0)][steps // 10 : steps]
-            times[watched] = (told[-1] - told[0]) / (len(told) - 1)
+            times[watched] = statistics.median(after - at for at, after in pairwise(told))
         ratios.append(times[True] / times[False] - 1)
         print(
-            f"{1000 * times[False]:.2f} ms a step, watched {1000 * times[True]:.2f}: {ratios[-1]:+.2%}"
+            f"{1000 * times[False]:.3f} ms a step, watched {1000 * times[True]:.3f}: {ratios[-1]:+.2%}"
         )
-    print(f"median of {pairs} pairs: {statistics.median(ratios):+.2%}")
+    sure = statistics.stdev(ratios) / math.sqrt(pairs)
+    print(
+        f"{pairs} pairs: {statistics.mean(ratios):+.2%} +- {sure:.2%}; median {statistics.median(ratios):+.2%}"
+    )
+
+
+def products(seconds: float) -> int:
+    """So many take a core about as long."""
+    torch.set_num_threads(1)
+    factor, least = torch.ones(256, 256), math.inf
+    for _ in range(200):
+        began = time.perf_counter()
+        factor = (factor @ factor).softmax(0)
+        least = min(least, time.perf_counter() - began)
+    return max(20, round(seconds / least))
 
 
 def main() -> int:
@@ -172,7 +194,7 @@ def main() -> int:
     parser.add_argument(
         "--calm", type=int, default=0, help="steps before any jitters (%(default)s)"
     )
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     at = place(args.device)
@@ -183,7 +205,7 @@ def main() -> int:
             elif part == "jitter":
                 jitter(at, Path(folder), args.steps, args.seconds, args.calm)
             else:
-                cost(at, Path(folder), args.pairs, args.steps)
+                cost(args.device, Path(folder), args.pairs, args.steps, args.seconds)
     return 0
 
 

@@ -3,7 +3,8 @@
     hangs.py FOLDER STEP STEP_SECONDS cpu|cuda HOW:RANK...
 
 One HOW (see `hang`) a round, in their order; after these nothing hangs. `jitter:STEPS` is none: after so many
-steps one of a hundred takes ten times as long, of each rank. `by-hand-HOW` hangs so too, in a script that no
+steps one of a hundred takes ten times as long, of each rank. Nor is `work:TIMES`: a step is so many products of
+matrices in place of STEP_SECONDS asleep. `by-hand-HOW` hangs so too, in a script that no
 optimizer steps. A file named "finish" in FOLDER ends it.
 """
 
@@ -78,6 +79,13 @@ def compute(seconds: float) -> None:
         factor = (factor @ factor).softmax(0)
 
 
+def work(times: int) -> None:
+    """The same each time it is called, however long it takes."""
+    factor = torch.ones(256, 256, device=DEVICE)
+    for _ in range(times):
+        factor = (factor @ factor).softmax(0)
+
+
 def evaluate(model: torch.nn.Linear) -> None:
     """For longer than any step, on one rank, without a word to anybody."""
     end = time.monotonic() + 4.0
@@ -126,6 +134,8 @@ def main() -> None:
         batch = next(loader)
         if HOW == "jitter" and step >= int(VICTIM) and random.random() < 0.01:
             random.choice((time.sleep, compute))(10 * SECONDS)
+        elif HOW == "work":
+            work(int(VICTIM))
         else:
             time.sleep(SECONDS)
         optimizer.zero_grad()
