@@ -8,6 +8,7 @@ or of a pipe would not promise. Starters have one thread, the main one.
 
 import array
 import contextlib
+import faulthandler
 import fcntl
 import json
 import os
@@ -192,6 +193,9 @@ def _reset_signals() -> None:
         if number in _DEAF_HERE or signal.getsignal(number) is not signal.SIG_IGN:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_DFL)
+    if faulthandler.is_enabled():  # by PYTHONFAULTHANDLER or -X: its handlers went with the others
+        faulthandler.disable()
+        faulthandler.enable()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

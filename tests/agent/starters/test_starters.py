@@ -180,6 +180,21 @@ def test_script_ends_the_same(agent: SmallAgent, tmp_path: Path, name: str) -> N
     same(agent, target=script(tmp_path, ENDS[name] + "\n"))
 
 
+def test_python_is_asked_to_tell_where_it_crashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONFAULTHANDLER", "1")
+    agent = SmallAgent()
+    for starter in STARTERS:
+        agent.launch(starter)
+    spawned, forked = both(agent, target=script(tmp_path, ENDS["segfault"] + "\n"))
+    agent.close()
+    assert spawned["stderr"].startswith("Fatal Python error: Segmentation fault")
+    told = without_addresses(spawned["stderr"])
+    assert without_addresses(forked["stderr"]).startswith(told), "the same, and frames below it"
+    assert forked["exit"] == spawned["exit"] == -signal.SIGSEGV
+
+
 @pytest.mark.parametrize("name", ["raises", "interrupt", "exit text", "syntax"])
 def test_module_ends_the_same(agent: SmallAgent, tmp_path: Path, name: str) -> None:
     script(tmp_path, ENDS[name] + "\n", "part.py")
