@@ -55,8 +55,6 @@ class Rank:
         self.pace = Pace()
         self.recorder: socket.socket | None = None
         """Where it may be asked for its collectives, once it offered that."""
-        self.on_device: bool | None = None
-        """Whether it waits for others on a device; None: it has not said."""
         self.stacks: Target | None = None
         """Where it writes its stacks when it is asked by a signal."""
         self._link: socket.socket | None = None

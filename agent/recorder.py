@@ -9,13 +9,12 @@ group, which has threads of its own, so no script gets its first thread by us.
 
 import contextlib
 import functools
-import itertools
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from elastic.agent.hook import Attachment
     from elastic.proto.looks import Collective, Frame, Thread, Told
-    from elastic.proto.page import Beat, PageWriter
 
 C10D = "torch.distributed.distributed_c10d"
 NCCL = "_dump_nccl_trace_json"
@@ -34,8 +32,6 @@ _TRIES, _NAP = 3, 0.001
 """Waits for the GIL that are measured, after as many seconds without it."""
 MOST_GROUPS = 64
 """Whose last collective is told."""
-MOST_STEPS = 16
-"""Of which it is told how long their collectives took."""
 
 
 def follow(attachment: "Attachment") -> None:
@@ -66,55 +62,32 @@ def _offer(attachment: "Attachment") -> None:
     with theirs:
         if attachment.send(RecorderOffered(), (theirs.fileno(),)):
             threading.Thread(
-                target=_serve, args=(ours, attachment.page), name="elastic-recorder", daemon=True
+                target=_serve, args=(ours,), name="elastic-recorder", daemon=True
             ).start()
 
 
-def _serve(end: "socket.socket", page: "PageWriter") -> None:
+def _serve(end: "socket.socket") -> None:
     from elastic.proto import codec
 
     with contextlib.suppress(OSError), end:
         while end.recv(1):
-            end.send(codec.dumps(told(page.last_beats(MOST_STEPS + 1))).encode())
+            end.send(codec.dumps(told()).encode())
 
 
-def told(beats: "Sequence[Beat]") -> "Told":
-    """Its collectives and its stacks; less than `DATAGRAM` bytes of JSON. beats: its last ones."""
+def told() -> "Told":
+    """Its collectives and its stacks; less than `DATAGRAM` bytes of JSON."""
     from elastic.proto.looks import Told
 
-    nccl, others = recorded(NCCL), recorded("_dump_fr_trace_json")
-    last = (*last_of_each(nccl, device=True), *last_of_each(others, device=False))
-    since = time.time_ns() - time.monotonic_ns()
-    return Told(
-        collectives=last, threads=stacks(), on_device=tuple(device_times(nccl, beats, since))
-    )
+    return Told(collectives=tuple(last_collectives()), threads=stacks())
 
 
-def recorded(dump: str) -> "Sequence[dict[str, Any]]":
-    """What a library's flight recorder keeps, oldest first."""
-    function = getattr(sys.modules.get("torch._C._distributed_c10d"), dump, None)
-    entries: Sequence[dict[str, Any]] = (
-        json.loads(function(True, False)).get("entries", ()) if function else ()
-    )
-    return entries
-
-
-def device_times(
-    entries: "Sequence[dict[str, Any]]", beats: "Sequence[Beat]", since: int
-) -> Iterator[tuple[int, int]]:
-    """Of each step that is recorded whole: its number, and how many ns its collectives took on the device, which is
-    how long the rank waited there for others, whatever was computed beside. since: what CLOCK_REALTIME, by which
-    a recorder goes, is ahead of CLOCK_MONOTONIC, in ns."""
-    if not entries:
-        return
-    took = [(int(entry["time_created_ns"]) - since, entry.get("duration_ms")) for entry in entries]
-    first = took[0][0]
-    for last, beat in itertools.pairwise(beats):
-        if last.number + 1 != beat.number or last.end_ns < first:
-            continue
-        durations: list[Any] = [ms for at, ms in took if last.end_ns < at <= beat.end_ns]
-        if durations and None not in durations:
-            yield beat.number, round(1e6 * sum(durations))
+def last_collectives() -> Iterator["Collective"]:
+    """Of each process group of each library."""
+    library = sys.modules.get("torch._C._distributed_c10d")
+    for name in (NCCL, "_dump_fr_trace_json"):
+        if dump := getattr(library, name, None):
+            entries = json.loads(dump(True, False)).get("entries", ())
+            yield from last_of_each(entries, device=name == NCCL)
 
 
 def last_of_each(entries: Iterable[dict[str, Any]], *, device: bool) -> Iterator["Collective"]:

@@ -3,12 +3,11 @@ all of them when asked."""
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from elastic.agent.evidence.look import Looker, ask
@@ -23,8 +22,6 @@ log = logging.getLogger(__name__)
 
 EVERY = 0.1
 """Seconds between looks at the pages."""
-LOOKS = 20
-"""At them, between two questions of how long ranks waited on their devices."""
 ANSWER = 0.2
 """Seconds that a rank has to answer what it does."""
 DEAF = 2
@@ -53,7 +50,6 @@ class Watching:
         """Ranks that were quiet when a heartbeat last said so."""
         self._unanswered = Counter[int]()
         """Looks in a row, by process."""
-        self._asking: asyncio.Task[None] | None = None
 
     @property
     def pids(self) -> set[int]:
@@ -69,19 +65,13 @@ class Watching:
             self._measure = order
 
     async def run(self) -> None:
-        for number in itertools.count():
+        while True:
             await asyncio.sleep(EVERY)
             if (ranks := self._ranks()) is not None:
                 self._listen(ranks)
                 if self._measure.round == ranks.round:
-                    self._pace(ranks, ask=number % LOOKS == 0)
-
-    def _pace(self, ranks: Ranks, *, ask: bool) -> None:
-        for rank in ranks.running():
-            rank.measure(self._measure.steps)
-        wanted = [rank for rank in ranks.running() if rank.on_device is not False]
-        if ask and wanted and (self._asking is None or self._asking.done()):
-            self._asking = asyncio.create_task(_ask_of_devices(wanted))
+                    for rank in ranks.running():
+                        rank.measure(self._measure.steps)
 
     def _listen(self, ranks: Ranks) -> None:
         now, limit = time.monotonic_ns(), self._order.quiet
@@ -101,8 +91,6 @@ class Watching:
         ranks = self._ranks()
         if ranks is None or ranks.round != order.round:
             return
-        if self._asking is not None:
-            self._asking.cancel()  # two questions at once would wait for one answer
         running = ranks.running()
         deadline = asyncio.get_running_loop().time() + DEADLINE
         asked = [asyncio.create_task(_ask(rank)) for rank in running]
@@ -161,15 +149,6 @@ async def _ask(rank: Rank) -> Told | None:
         return found
     except CodecError:
         return None
-
-
-async def _ask_of_devices(ranks: Iterable[Rank]) -> None:
-    """How long their last steps waited there."""
-    for rank in ranks:
-        said = await _ask(rank)
-        if said is not None and said.collectives:
-            rank.on_device = any(one.device for one in said.collectives)
-            rank.pace.hear_of_device(said.on_device)
 
 
 def _late(end: socket.socket) -> bytes:

@@ -101,8 +101,6 @@ class Told:
     collectives: tuple[Collective, ...]
     threads: tuple[Thread, ...]
     """As `fit` has them."""
-    on_device: tuple[tuple[int, int], ...] = ()
-    """Of its last steps those whose collectives on the device are known and over: number, ns that they took there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

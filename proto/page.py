@@ -146,16 +146,12 @@ class Beat:
 def beats(page: mmap.mmap, after: int) -> list[Beat]:
     """Those after number `after` that are still kept, oldest first; of a page that was opened, so not checked."""
     with memoryview(page) as raw, raw.cast("q") as words:
-        return _beats(words, after)
-
-
-def _beats(words: "memoryview[int]", after: int) -> list[Beat]:
-    newest = words[BEATS]
-    found = []
-    for number in range(max(after + 1, newest - KEPT + 2, 1), newest + 1):
-        at = RING + 2 * (number % KEPT)
-        found.append(Beat(number, words[at], words[at + 1]))
-    whole = words[BEATS] - KEPT + 1  # what was written over meanwhile is none
+        newest = words[BEATS]
+        found = []
+        for number in range(max(after + 1, newest - KEPT + 2, 1), newest + 1):
+            at = RING + 2 * (number % KEPT)
+            found.append(Beat(number, words[at], words[at + 1]))
+        whole = words[BEATS] - KEPT + 1  # what was written over meanwhile is none
     return [beat for beat in found if beat.number > whole]
 
 
@@ -223,10 +219,6 @@ class PageWriter:
     def progress(self) -> Progress:
         """What it has said."""
         return read(self._page)
-
-    def last_beats(self, most: int) -> list[Beat]:
-        """At most so many, oldest first."""
-        return _beats(self.words, self.words[BEATS] - most)
 
     def phase(self, name: str) -> None:
         """The script is now doing `name`; what is beyond 56 bytes of UTF-8 is cut off."""

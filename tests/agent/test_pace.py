@@ -41,18 +41,6 @@ def test_what_was_not_seen_is_left_out_and_most_of_an_interval_has_to_be() -> No
     assert told.end == 40, "of the first twenty seven were seen"
 
 
-def test_where_steps_wait_on_the_device_that_counts_and_a_few_of_an_interval_do() -> None:
-    pace = Pace()
-    pace.hear(beats(1, 15, waits=0), 20)
-    pace.hear_of_device([(n, 7 * MS) for n in range(10, 15)])
-    pace.hear(beats(16, 20, waits=0), 20)
-    assert pace.take() == Times(end=20, compute=0.003, waiting=0.007, least=0.007)
-    pace.hear(beats(21, 35, waits=0), 20)
-    pace.hear_of_device([(34, 7 * MS), (35, 7 * MS)])
-    pace.hear(beats(36, 40, waits=0), 20)
-    assert pace.take() is None, "two are too few, and what the host waited says nothing"
-
-
 def test_another_length_begins_anew() -> None:
     pace = Pace()
     pace.hear(beats(1, 9), 100)
@@ -78,4 +66,3 @@ def test_beats_of_a_page() -> None:
     found = page.beats(seen, 3)
     assert [beat.number for beat in found] == list(range(300 - page.KEPT + 2, 301))
     assert found[-1] == Beat(300, 3000, 300)
-    assert writer.last_beats(2) == [Beat(299, 2990, 299), Beat(300, 3000, 300)]

@@ -10,15 +10,12 @@ from elastic.agent import recorder
 from elastic.agent.recorder import DATAGRAM
 from elastic.proto import codec, looks
 from elastic.proto.looks import Told
-from elastic.proto.page import Beat
 
 SERVES = """
-import os, re, socket, sys, threading
+import re, socket, sys, threading
 from elastic.agent import recorder
-from elastic.proto import page
 end = socket.socket(fileno=int(sys.argv[1]))
-writer = page.PageWriter.claim(page.create(), os.getpid())
-threading.Thread(target=recorder._serve, args=(end, writer), daemon=True).start()
+threading.Thread(target=recorder._serve, args=(end,), daemon=True).start()
 def deep(n):
     if n:
         deep(n - 1)
@@ -68,20 +65,6 @@ def entry(group: str, seq: int, state: str, **more: object) -> dict[str, object]
         "process_group": [group, "default_pg"], "collective_seq_id": seq, "profiling_name": "nccl:all_reduce",
         "input_sizes": [[4, 4]], "state": state, "retired": False, "is_p2p": False, **more,
     }  # fmt: skip
-
-
-def test_steps_that_are_recorded_whole_tell_how_long_their_collectives_took_on_the_device() -> None:
-    """By the recorder's clock, which is 1,000 ns ahead here; of the last step one is not over."""
-
-    def at(ns: int, ms: float | None) -> dict[str, object]:
-        over = {} if ms is None else {"duration_ms": ms}
-        return entry("0", 1, "completed", time_created_ns=1000 + ns, **over)
-
-    entries = [at(150, 7.0), at(220, 1.5), at(290, 0.5), at(301, 2.0), at(450, 1.0), at(460, None)]
-    beats = [Beat(n, 100 * n, 0) for n in (1, 2, 3, 4, 5, 7)]
-    assert [*recorder.device_times(entries, beats, 1000)] == [(3, 2_000_000), (4, 2_000_000)]
-    assert [*recorder.device_times([], beats, 1000)] == []
-    assert [*recorder.device_times(entries, beats[:1], 1000)] == []
 
 
 def test_the_last_of_each_group_is_told_and_whether_one_before_it_runs() -> None:
