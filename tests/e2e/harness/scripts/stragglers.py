@@ -35,8 +35,9 @@ def tell(kind: str, **fields: object) -> None:
 def main() -> None:
     tell("start")
     dist.init_process_group("nccl" if CUDA else "gloo", device_id=DEVICE if CUDA else None)
-    part = torch.nn.Linear(SIZE, max(1, PARAMETERS // SIZE), device=DEVICE)
-    model = DistributedDataParallel(part)
+    model = DistributedDataParallel(
+        torch.nn.Linear(SIZE, max(1, PARAMETERS // SIZE), device=DEVICE)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     factor = torch.randn(SIZE, SIZE, device=DEVICE)
     finish = torch.zeros(1, device=DEVICE)
@@ -52,6 +53,8 @@ def main() -> None:
         tell("step", step=step)
         if finish[0]:
             break
+    # Else DDP's C++ is the last to let go of the group, and waits for its threads with the GIL, which they may want.
+    del model, optimizer
     dist.destroy_process_group()
     tell("end")
 
