@@ -60,13 +60,8 @@ class Nodes:
         command = [sys.executable, "-m", "elastic.run", "--nnodes=1:2", f"--nproc-per-node={half}"]
         command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={ENDPOINT}", "--rdzv-id=curve"]
         command += [f"--rdzv-conf=is_host={int(node == 0)}", f"--node-id=node-{node}"]
-        command += [
-            "--max-restarts=1000",
-            "--last-call=3",
-            "--redirects=3",
-            f"--log-dir={self._out / 'logs'}",
-        ]
-        command += [f"--report={self._out / 'report.json'}"]
+        command += ["--last-call=3", "--redirects=3", f"--log-dir={self._out / 'logs'}"]
+        command += ["--max-restarts=1000", f"--report={self._out / 'report.json'}"]
         command += ["-m", "elastic.trainer.pretrain_gpt", *self._trainer]
         mine = range(node * half, (node + 1) * half) if self._gpus else ()
         environ = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))}

@@ -156,12 +156,12 @@ def cost(device: str, folder: Path, pairs: int, steps: int, seconds: float) -> N
             job.wait_for_steps(at.ranks, count=steps)
             end(job)
             told = [line.at for line in job.told("step", round=1, rank=0)][steps // 10 : steps]
-            times[watched] = statistics.median(after - at for at, after in pairwise(told))
+            times[watched] = statistics.median(end - begin for begin, end in pairwise(told))
         ratios.append(times[True] / times[False] - 1)
         print(
             f"{1000 * times[False]:.3f} ms a step, watched {1000 * times[True]:.3f}: {ratios[-1]:+.2%}"
         )
-    sure = statistics.stdev(ratios) / math.sqrt(pairs)
+    sure = statistics.stdev(ratios) / math.sqrt(pairs) if pairs > 1 else math.nan
     print(
         f"{pairs} pairs: {statistics.mean(ratios):+.2%} +- {sure:.2%}; median {statistics.median(ratios):+.2%}"
     )

@@ -1,9 +1,8 @@
-"""Ranks that are slow: `python -m benchmarks.stragglers [--clean N] [--cpu N] [--link N] [--gpu N] [--device cuda]`.
+"""Ranks that are slow: `python -m benchmarks.stragglers [--clean N] [--cpu N] [--link N]`.
 
 Ranks that train by DDP over Gloo on two nodes of this machine; each run is a job of its own. clean: nothing is slow,
 and there must be no verdict. cpu: one rank gets less of a core than it needs (a cgroup's quota), so that it computes
-`--more` longer. link: the nodes are network namespaces, and one's link is limited by `tc`. gpu: a kernel of another
-process has one rank's device for that part of the time. `--device cuda`: a rank for each GPU, over NCCL. Seconds from the fault to
+`--more` longer. link: the nodes are network namespaces, and one's link is limited by `tc`. Seconds from the fault to
 the verdict, and whether what was slow was named, and nothing else.
 """
 
@@ -12,14 +11,12 @@ import contextlib
 import itertools
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tests.e2e.harness import ROOT, Job, network
 from tests.e2e.harness.throttle import throttled
@@ -36,7 +33,6 @@ class Work:
     products: int
     parameters: int
     interval: float
-    device: str
 
     def begin(self, job: Job, net: network.Network | None = None) -> None:
         entry = (
@@ -45,19 +41,14 @@ class Work:
             str(self.sleep),
             str(self.products),
             str(self.parameters),
-            self.device,
         )
         flags = ("--straggler-interval", str(self.interval))
         for node in range(2):
-            more: dict[str, Any] = {}
-            if self.device == "cuda":
-                half = self.ranks // 2
-                mine = ",".join(map(str, range(half * node, half * (node + 1))))
-                more = {"environ": {"CUDA_VISIBLE_DEVICES": mine}}
+            more = {}
             if net is not None:
                 job.address = net.address(0)
                 more = {"prefix": net.on(node), "environ": {"GLOO_SOCKET_IFNAME": "eth0"}}
-            job.start(*flags, nodes="2", nproc=self.ranks // 2, entry=entry, **more)
+            job.start(*flags, nodes="2", nproc=self.ranks // 2, entry=entry, **more)  # type: ignore[arg-type]
 
     def intervals(self, job: Job, count: int) -> None:
         """Wait for so many."""
@@ -132,9 +123,6 @@ def faulty(kind: str, work: Work, runs: int, more: float, rate: str) -> None:
             if net is not None:
                 net.limit(1, rate)
                 wanted = r"transfers over the link between node0 and node1"
-            elif kind == "gpu":
-                stack.enter_context(contended(victim, more))
-                wanted = rf"rank {victim} on node\d computes"
             else:
                 stack.enter_context(throttled([job.rank(1, victim)], share(job, victim, more)))
                 wanted = rf"rank {victim} on node\d computes"
@@ -149,19 +137,6 @@ def faulty(kind: str, work: Work, runs: int, more: float, rate: str) -> None:
         )
     median = f"{statistics.median(took):.1f} s, worst {max(took):.1f}" if took else "-"
     print(f"{kind}: {right} of {runs} named and nothing else, in {median}")
-
-
-@contextlib.contextmanager
-def contended(device: int, part: float) -> Iterator[None]:
-    """A process that has a GPU for that part of the time, turn by turn with whoever else is there."""
-    command = [sys.executable, "-m", "benchmarks.scripts.contends", str(device), str(part)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()  # it has begun
-            yield
-        finally:
-            process.kill()
 
 
 def share(job: Job, victim: int, more: float) -> float:
@@ -186,8 +161,6 @@ def main() -> int:
     parser.add_argument("--clean", type=int, default=10, help="runs (%(default)d)")
     parser.add_argument("--cpu", type=int, default=5, help="runs (%(default)d)")
     parser.add_argument("--link", type=int, default=3, help="runs (%(default)d)")
-    parser.add_argument("--gpu", type=int, default=0, help="runs (%(default)d)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--more", type=float, default=0.3, help="a part (%(default)g)")
     parser.add_argument("--rate", default="20mbit", help="of the slow link (%(default)s)")
     parser.add_argument("--ranks", type=int, default=4)
@@ -199,7 +172,7 @@ def main() -> int:
     args = parser.parse_args()
     work = Work(
         ranks=args.ranks, sleep=args.sleep, products=args.products, parameters=args.parameters,
-        interval=args.interval, device=args.device,
+        interval=args.interval,
     )  # fmt: skip
     if args.clean:
         clean(work, args.clean, args.intervals)
@@ -207,8 +180,6 @@ def main() -> int:
         faulty("cpu", work, args.cpu, args.more, args.rate)
     if args.link:
         faulty("link", work, args.link, args.more, args.rate)
-    if args.gpu:
-        faulty("gpu", work, args.gpu, args.more, args.rate)
     return 0
 
 

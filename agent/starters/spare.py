@@ -30,8 +30,10 @@ def wait(request: fork.Request) -> fork.Request:
     orders = socket.socket(fileno=request.fds["orders"])
     try:
         _warm(device)
-    except RuntimeError:  # the ranks have taken its memory meanwhile
-        os._exit(1)
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        os._exit(1)  # the ranks have taken its memory meanwhile
     setproctitle(f"elastic-spare {device}")
     orders.send(READY)
     data, fds = _prepare(orders, device)

@@ -189,6 +189,9 @@ class Spares:
                 ours.close()  # whoever waits at the other end is given up by it
                 log.info("no spare rank: %s", error)
                 return
+        if not self._wanted:  # since it was asked for
+            spare.close()
+            return
         self._spares[local_rank] = spare
         spare.ended.add_done_callback(lambda _: self._ended(local_rank, spare))
 
@@ -196,7 +199,7 @@ class Spares:
         spare.close()
         self._taken.discard(spare)
         if self._spares.get(local_rank) is spare:
-            log.info("the spare of local rank %d ended, and was not needed yet", local_rank)
+            log.info("the spare of local rank %d ended before it was taken", local_rank)
             del self._spares[local_rank]
 
     def take(self, local_rank: int) -> Spare | None:
