@@ -193,9 +193,7 @@ def _reset_signals() -> None:
         if number in _DEAF_HERE or signal.getsignal(number) is not signal.SIG_IGN:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_DFL)
-    if (
-        faulthandler.is_enabled()
-    ):  # by PYTHONFAULTHANDLER or PYTHONDEVMODE: its handlers went with the others
+    if faulthandler.is_enabled():  # by PYTHONFAULTHANDLER; its handlers went too
         faulthandler.disable()
         faulthandler.enable()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
