@@ -12,7 +12,7 @@ from elastic.proto import codec, looks
 from elastic.proto.looks import Told
 
 SERVES = """
-import re, socket, sys, threading
+import os, re, socket, sys, threading
 from elastic.agent import recorder
 end = socket.socket(fileno=int(sys.argv[1]))
 threading.Thread(target=recorder._serve, args=(end,), daemon=True).start()
@@ -30,23 +30,26 @@ BUSY = "for _ in range(3): threading.Thread(target=busy, daemon=True).start()\nb
 DEEP = """
 sys.setrecursionlimit(100_000)
 def waits(n):
-    waits(n - 1) if n else sys.stdin.read()
+    waits(n - 1) if n else (os.write(1, b"."), sys.stdin.read())
 for _ in range(30): threading.Thread(target=waits, args=(500,), daemon=True).start()
 waits(5000)
 """
 
 
-def asked(code: str, times: int, *, patience: float = 60.0) -> list[Told]:
-    """What it answers; TimeoutError where it does not."""
+def asked(code: str, times: int, *, patience: float = 60.0, written: int = 0) -> list[Told]:
+    """What it answers, once it has written so many bytes; TimeoutError where it does not."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         process = subprocess.Popen(
             [sys.executable, "-c", SERVES + code, str(theirs.fileno())],
             pass_fds=[theirs.fileno()], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )  # fmt: skip
         theirs.close()
+        assert process.stdout is not None
         ours.settimeout(patience)
         try:
+            assert len(process.stdout.read(written)) == written, f"it is gone: {process.wait()}"
             found = []
             for _ in range(times):
                 ours.send(b"?")
@@ -100,7 +103,7 @@ def test_one_that_is_busy_answers_and_lives() -> None:
 
 
 def test_an_answer_fits_whatever_the_stacks() -> None:
-    told = asked(DEEP, 20)[-1]
+    told = asked(DEEP, 20, written=31)[-1]
     assert [frame.function for frame in (told.threads[0].frames[0], told.threads[0].frames[-1])] == [
         "waits", "<module>",
     ]  # fmt: skip
