@@ -7,7 +7,8 @@ named: `--hangs` rounds, each of which hangs in another way and rank; seconds fr
 the first step of the next round, and whether the right rank was named. jitter: steps that take ten times as long
 now and then, asleep or computing; verdicts, of which there must be none, as `jitter --steps 10000 --seconds 0.1`
 and `jitter --steps 1000 --seconds 1 --calm 100`. cost: the time of a step of the same work, with all of it and
-without any (`--hang-action ignore`, no flight recorder), in pairs of runs.
+without any (`--hang-action ignore`, no flight recorder), in pairs of runs; and, as a machine may be faster now than a
+minute later, what everything but the ranks' own main threads has computed meanwhile, as a part of the ranks' cores.
 """
 
 import argparse
@@ -15,15 +16,18 @@ import math
 import os
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import torch
 
 from tests.e2e.harness import ROOT, Job
@@ -145,7 +149,7 @@ def cost(device: str, folder: Path, pairs: int, steps: int, seconds: float) -> N
     work = [f"work:{products(seconds)}"]
     ratios = []
     for pair in range(pairs):
-        times = {}
+        times, beside = {}, {}
         for watched in (True, False) if pair % 2 else (False, True):
             own = folder / f"{pair}-{watched}"
             own.mkdir()
@@ -153,17 +157,67 @@ def cost(device: str, folder: Path, pairs: int, steps: int, seconds: float) -> N
                 job = at.begin(own, 0, work)
             else:
                 job = at.begin(own, 0, work, "--hang-action", "ignore", **UNWATCHED)
+            job.wait_for_steps(at.ranks, count=steps // 10)
+            before, began = others(job), time.monotonic()
             job.wait_for_steps(at.ranks, count=steps)
+            spent, took = others(job), time.monotonic() - began
             end(job)
+            beside[watched] = Counter(
+                {who: (spent[who] - before[who]) / took / ranks for who in spent}
+            )
             told = [line.at for line in job.told("step", round=1, rank=0)][steps // 10 : steps]
             times[watched] = statistics.median(end - begin for begin, end in pairwise(told))
         ratios.append(times[True] / times[False] - 1)
         print(
-            f"{1000 * times[False]:.3f} ms a step, watched {1000 * times[True]:.3f}: {ratios[-1]:+.2%}"
+            f"{1000 * times[False]:.3f} ms a step, watched {1000 * times[True]:.3f}: {ratios[-1]:+.2%}; beside it "
+            f"{beside[False].total():.3%}, watched {beside[True].total():.3%}: {shares(beside[True], beside[False])}",
+            flush=True,
         )
+    print(f"a step's hook: {tick():.1f} us")
     sure = statistics.stdev(ratios) / math.sqrt(pairs) if pairs > 1 else math.nan
     print(
         f"{pairs} pairs: {statistics.mean(ratios):+.2%} +- {sure:.2%}; median {statistics.median(ratios):+.2%}"
+    )
+
+
+def tick() -> float:
+    """Microseconds that a rank's main thread spends on being watched, an optimizer's step."""
+    script = str(ROOT / "benchmarks" / "scripts" / "tick.py")
+    launcher = ("-m", "elastic.run", "--standalone", "--nproc-per-node", "1")
+    alone, ours = (
+        float(
+            subprocess.run(
+                [sys.executable, *more, script], capture_output=True, text=True, check=True
+            ).stdout
+        )
+        for more in ((), launcher)
+    )
+    return ours - alone
+
+
+def others(job: Job) -> Counter[str]:
+    """Seconds that threads have computed which are no rank's main one, by what they are called."""
+    ranks = {line.pid for line in job.told("start")}
+    found: Counter[str] = Counter()
+    for node in job.nodes:
+        launcher = psutil.Process(node.process.pid)
+        for process in (launcher, *launcher.children(recursive=True)):
+            for thread in Path(f"/proc/{process.pid}/task").iterdir():
+                if process.pid in ranks and thread.name == str(process.pid):
+                    continue
+                own = "rank" if process.pid in ranks else "agent or master"
+                name = f"{own}: {(thread / 'comm').read_text().strip()}"
+                found[name] += int((thread / "schedstat").read_text().split()[0]) / 1e9
+    return found
+
+
+def shares(watched: Counter[str], bare: Counter[str]) -> str:
+    """Who computes more, most first."""
+    more = {who: watched[who] - bare[who] for who in watched.keys() | bare.keys()}
+    return ", ".join(
+        f"{who} {share:+.3%}"
+        for who, share in sorted(more.items(), key=lambda one: -one[1])
+        if abs(share) > 1e-5
     )
 
 
