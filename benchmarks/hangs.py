@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -162,15 +161,15 @@ def cost(device: str, folder: Path, pairs: int, steps: int, seconds: float) -> N
             job.wait_for_steps(at.ranks, count=steps)
             spent, took = others(job), time.monotonic() - began
             end(job)
-            beside[watched] = Counter(
-                {who: (spent[who] - before[who]) / took / ranks for who in spent}
-            )
+            beside[watched] = {
+                who: (now - before.get(who, 0.0)) / took / ranks for who, now in spent.items()
+            }
             told = [line.at for line in job.told("step", round=1, rank=0)][steps // 10 : steps]
             times[watched] = statistics.median(end - begin for begin, end in pairwise(told))
         ratios.append(times[True] / times[False] - 1)
         print(
             f"{1000 * times[False]:.3f} ms a step, watched {1000 * times[True]:.3f}: {ratios[-1]:+.2%}; beside it "
-            f"{beside[False].total():.3%}, watched {beside[True].total():.3%}: {shares(beside[True], beside[False])}",
+            f"{sum(beside[False].values()):.3%}, watched {sum(beside[True].values()):.3%}: {shares(beside[True], beside[False])}",
             flush=True,
         )
     print(f"a step's hook: {tick():.1f} us")
@@ -195,10 +194,10 @@ def tick() -> float:
     return ours - alone
 
 
-def others(job: Job) -> Counter[str]:
+def others(job: Job) -> dict[str, float]:
     """Seconds that threads have computed which are no rank's main one, by what they are called."""
     ranks = {line.pid for line in job.told("start")}
-    found: Counter[str] = Counter()
+    found: dict[str, float] = {}
     for node in job.nodes:
         launcher = psutil.Process(node.process.pid)
         for process in (launcher, *launcher.children(recursive=True)):
@@ -207,13 +206,14 @@ def others(job: Job) -> Counter[str]:
                     continue
                 own = "rank" if process.pid in ranks else "agent or master"
                 name = f"{own}: {(thread / 'comm').read_text().strip()}"
-                found[name] += int((thread / "schedstat").read_text().split()[0]) / 1e9
+                seconds = int((thread / "schedstat").read_text().split()[0]) / 1e9
+                found[name] = found.get(name, 0.0) + seconds
     return found
 
 
-def shares(watched: Counter[str], bare: Counter[str]) -> str:
+def shares(watched: dict[str, float], bare: dict[str, float]) -> str:
     """Who computes more, most first."""
-    more = {who: watched[who] - bare[who] for who in watched.keys() | bare.keys()}
+    more = {who: watched.get(who, 0.0) - bare.get(who, 0.0) for who in watched.keys() | bare.keys()}
     return ", ".join(
         f"{who} {share:+.3%}"
         for who, share in sorted(more.items(), key=lambda one: -one[1])
