@@ -240,7 +240,7 @@ def main() -> int:
         "part",
         nargs="*",
         choices=("named", "jitter", "cost", []),
-        default=["named", "jitter", "cost"],
+        default=[],
     )
     parser.add_argument("--hangs", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=0.02, help="of a step (%(default)g)")
@@ -252,7 +252,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     at = place(args.device)
-    for part in args.part:
+    for part in args.part or ("named", "jitter", "cost"):
         with tempfile.TemporaryDirectory(prefix="elastic-hangs-") as folder:
             if part == "named":
                 named(at, Path(folder), args.hangs, args.seconds)
