@@ -12,6 +12,7 @@ minute later, what everything but the ranks' own main threads has computed meanw
 """
 
 import argparse
+import contextlib
 import math
 import os
 import re
@@ -205,9 +206,10 @@ def others(job: Job) -> dict[str, float]:
                 if process.pid in ranks and thread.name == str(process.pid):
                     continue
                 own = "rank" if process.pid in ranks else "agent or master"
-                name = f"{own}: {(thread / 'comm').read_text().strip()}"
-                seconds = int((thread / "schedstat").read_text().split()[0]) / 1e9
-                found[name] = found.get(name, 0.0) + seconds
+                with contextlib.suppress(OSError):  # it has just ended
+                    name = f"{own}: {(thread / 'comm').read_text().strip()}"
+                    seconds = int((thread / "schedstat").read_text().split()[0]) / 1e9
+                    found[name] = found.get(name, 0.0) + seconds
     return found
 
 

@@ -42,8 +42,7 @@ def asked(code: str, times: int, *, patience: float = 60.0, written: int = 0) ->
     with ours, theirs:
         process = subprocess.Popen(
             [sys.executable, "-c", SERVES + code, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            pass_fds=[theirs.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         theirs.close()
         assert process.stdout is not None
