@@ -18,8 +18,10 @@ SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"
 GREEDY = """
 import mmap, os
 if os.environ["RANK"] == "1" and os.environ["ELASTIC_ROUND"] == "1":
-    mmap.mmap(-1, 4 << 30).write(bytes(4 << 30))
+    mmap.mmap(-1, 4 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).write(bytes(4 << 30))
 """
+"""Private memory, which is free once its owner is dead: shared memory goes some time later, and until then
+the kernel looks for another to kill."""
 OWN = 150_000_000
 """Bytes of each of two ranks: four slots of each are 1.3 GB."""
 GIB = 1 << 30
