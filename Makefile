@@ -51,7 +51,7 @@ $(STAMP): constraints.txt pyproject.toml setup.py
 	  $(PYTHON) -m venv $(VENV) && \
 	  $(PIP) pip setuptools && \
 	  $(PIP) torch && \
-	  $(PIP) --no-build-isolation --group dev -e '.[train]' && \
+	  $(PIP) --no-build-isolation --group dev -e '.[train,k8s]' && \
 	  touch $@; \
 	fi
 
