@@ -1,6 +1,7 @@
 # Everything runs in .venv, made on the first call from the pinned versions in constraints.txt.
 #   make test     set-up, every check, the default suite   (PYTEST_ARGS="-k rendezvous" narrows it)
 #   make lint     ruff, mypy, import contracts
+#   make kubernetes  etcd and kube-apiserver for the tests, built once, about 5 minutes
 #   make soak     the tests that run for minutes to hours
 #   make bench    the benchmarks                            (BENCH_ARGS)
 #   make demo     a job that loses ranks, and goes on       (DEMO_ARGS)
@@ -15,12 +16,12 @@ STAMP := $(VENV)/.stamp
 # -qq: errors only; the stamp is taken under a lock, so that two calls of make may run at once.
 PIP := $(PY) -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: test lint unit soak bench demo protos clean venv
+.PHONY: test lint unit kubernetes soak bench demo protos clean venv
 .DELETE_ON_ERROR:
 
 test: unit
 
-unit: lint
+unit: lint kubernetes
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(STAMP)
@@ -28,6 +29,10 @@ lint: $(STAMP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports
+
+# Where it cannot be had, its tests are skipped; in CI that is a failure.
+kubernetes: $(STAMP)
+	$(PY) -m scripts.kubernetes.assets
 
 soak: $(STAMP)
 	$(PY) -m pytest -m soak --timeout 0 $(PYTEST_ARGS)
