@@ -61,7 +61,7 @@ class Lease:
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
         """Wait for the lease, then `lead` while it is ours; release it when that ends or this is
         cancelled. Raises LeaseLost when it is lost, once `lead` has been cancelled and has ended."""
-        while not await self._attempt():
+        while not await self.attempt():
             await asyncio.sleep(self._pause())
         log.info("%s is held by %s: this process leads", self._name, self._identity)
         leading = asyncio.ensure_future(lead())
@@ -80,7 +80,7 @@ class Lease:
         """Renew until it is lost."""
         while True:
             await asyncio.sleep(min(self._pause(), max(0.0, self._until - self._now())))
-            if not await self._attempt() and not self.held():
+            if not await self.attempt() and not self.held():
                 raise LeaseLost(
                     f"lease {self._namespace}/{self._name} is lost: "
                     + (
@@ -93,7 +93,7 @@ class Lease:
     def _pause(self) -> float:
         return self._retry * random.uniform(1.0, 1.2)
 
-    async def _attempt(self) -> bool:
+    async def attempt(self) -> bool:
         """One try to take or to renew it; whether it is ours by the server's answer."""
         sent = self._now()
         try:
