@@ -16,6 +16,7 @@ from elastic.k8s.kernel.errors import (
     Broken,
     Busy,
     Conflict,
+    Invalid,
     LeaseLost,
     Unreachable,
 )
@@ -130,9 +131,16 @@ class Writer:
     async def apply_status(
         self, resource: Resource, namespace: str, name: str, uid: str, status: Json
     ) -> Json:
-        """This manager's part of a status; uid: of that object alone."""
+        """This manager's part of a status; uid: of that object alone, Conflict where the name is
+        another's by now."""
         body = {"metadata": {"uid": uid}, "status": status}
-        return await self.apply(resource, namespace, name, body, subresource="status")
+        try:
+            return await self.apply(resource, namespace, name, body, subresource="status")
+        except Invalid as error:  # some kinds call another uid an illegal edit
+            fields = {cause.get("field") for cause in error.details.get("causes") or ()}
+            if fields != {"metadata.uid"}:
+                raise
+            raise Conflict(str(error), status=error.status, reason=error.reason) from error
 
     async def merge(
         self, resource: Resource, namespace: str, name: str, body: Json, *, subresource: str = ""
