@@ -93,9 +93,9 @@ class Client:
             body=None if body is None else json.dumps(body).encode(),
             headers={**self._headers(), "Content-Type": kind, "Accept": accept},
         )
-        found: Object = json.loads(response.data or b"{}")
         if response.status >= 400:
-            raise ApiError(response.status, str(found.get("message", found)))
+            raise ApiError(response.status, _message(response.data))
+        found: Object = json.loads(response.data or b"{}")
         return found
 
     def get(self, path: str, **query: str | int | bool) -> Object:
@@ -135,7 +135,7 @@ class Client:
         )
         try:
             if response.status >= 400:
-                raise ApiError(response.status, response.data.decode(errors="replace"))
+                raise ApiError(response.status, _message(response.data))
             rest = b""
             for chunk in response.stream(2**16):
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -153,3 +153,11 @@ class Client:
     def _address(self, path: str, query: Query) -> str:
         words = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in query.items()}
         return f"{self.access.url}{path}" + (f"?{urlencode(words)}" if words else "")
+
+
+def _message(body: bytes) -> str:
+    """Of a refusal: a Status, or plain words where there is no such path."""
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace").strip()

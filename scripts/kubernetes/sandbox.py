@@ -34,7 +34,7 @@ def main() -> NoReturn:
         with open(os.path.join(group, "cgroup.procs"), "w") as file:
             file.write("0")
     try:
-        _check(_LIBC.unshare(_NEWNS | _NEWUTS | _NEWPID), "unshare")
+        own_mounts(_NEWUTS | _NEWPID)
         name = spec["hostname"].encode()
         _check(_LIBC.sethostname(name, len(name)), "sethostname")
         _make_root(spec)
@@ -55,25 +55,20 @@ def main() -> NoReturn:
 def _make_root(spec: dict[str, Any]) -> None:
     """Mount everything below `spec["root"]`, an empty folder."""
     root = spec["root"]
-    _mount("none", "/", None, _REC | _PRIVATE)
-    _mount("tmpfs", root, "tmpfs", 0, "size=64m,mode=755")
+    mount("tmpfs", root, "tmpfs", 0, "size=64m,mode=755")
     for name in OWN[:3]:
         os.mkdir(f"{root}/{name}")
     _mirror("/", root, OWN)
-    _mount("tmpfs", f"{root}/dev", "tmpfs", 0, "size=1m,mode=755")
+    mount("tmpfs", f"{root}/dev", "tmpfs", 0, "size=1m,mode=755")
     _mirror("/dev", f"{root}/dev", ("shm", "termination-log"))
     os.mkdir(f"{root}/dev/shm")
-    _mount("tmpfs", f"{root}/dev/shm", "tmpfs", 0, f"size={spec['shm_bytes']}")
+    mount("tmpfs", f"{root}/dev/shm", "tmpfs", 0, f"size={spec['shm_bytes']}")
     for bind in spec["binds"]:
         target = root + _within(bind["target"])
         _make_target(target, folder=os.path.isdir(bind["source"]))
-        _mount(bind["source"], target, None, _BIND | _REC)
+        mount(bind["source"], target, None, _BIND | _REC)
         if bind["read_only"]:
-            _mount("none", target, None, _BIND | _REMOUNT | _RDONLY)
-    for memory in spec["memory"]:
-        target = root + _within(memory["target"])
-        _make_target(target, folder=True)
-        _mount("tmpfs", target, "tmpfs", 0, f"size={memory['bytes']}" if memory["bytes"] else "")
+            mount("none", target, None, _BIND | _REMOUNT | _RDONLY)
 
 
 def _within(path: str) -> str:
@@ -92,7 +87,7 @@ def _mirror(source: str, target: str, skipped: tuple[str, ...]) -> None:
             continue
         else:
             _make_target(path, folder=entry.is_dir())
-            _mount(entry.path, path, None, _BIND | _REC)
+            mount(entry.path, path, None, _BIND | _REC)
 
 
 def _make_target(path: str, *, folder: bool) -> None:
@@ -108,7 +103,7 @@ def _become(spec: dict[str, Any]) -> NoReturn:
     _LIBC.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     root = spec["root"]
     try:
-        _mount("proc", f"{root}/proc", "proc", 0)
+        mount("proc", f"{root}/proc", "proc", 0)
         os.chdir(root)
         _check(_LIBC.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
         _check(_LIBC.umount2(b".", _DETACH), "umount")
@@ -129,7 +124,24 @@ def _refuse(spec: dict[str, Any], message: str) -> NoReturn:
     os._exit(128)
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+def own_mounts(more: int = 0) -> None:
+    """From here on this process and its children mount for themselves alone."""
+    _check(_LIBC.unshare(_NEWNS | more), "unshare")
+    mount("none", "/", None, _REC | _PRIVATE)
+
+
+def mount_memory(target: str, size: int | None) -> None:
+    """A folder in memory; None: no limit of its own."""
+    mount("tmpfs", target, "tmpfs", 0, f"size={size}" if size else "")
+
+
+def unmount(target: str) -> None:
+    """Lazily: who has files open there keeps them."""
+    _check(_LIBC.umount2(target.encode(), _DETACH), f"umount {target}")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    """mount(2); raises OSError."""
     code = _LIBC.mount(
         source.encode(), target.encode(), kind.encode() if kind else None, flags, data.encode()
     )

@@ -1,32 +1,15 @@
 """One API server a worker, a namespace a test."""
 
 import os
-import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from scripts.kubernetes import assets
-from scripts.kubernetes.client import CORE, Client, access
+from scripts.kubernetes.client import Client, access
 from scripts.kubernetes.server import Server, serve
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Namespace:
-    """A test's own."""
-
-    name: str
-    """Unique, for the nodes that its kubelet makes, too."""
-    client: Client
-    """Of an administrator."""
-    kubeconfig: Path
-    """The same."""
-
-    def path(self, plural: str, name: str = "", group: str = CORE) -> str:
-        """Of a list, or of one object; group: such as /apis/apps/v1."""
-        return f"{group}/namespaces/{self.name}/{plural}" + (f"/{name}" if name else "")
+from tests.k8s.cluster import Cluster, Namespace, make_namespace, run_kubelet
 
 
 @pytest.fixture(scope="session")
@@ -56,10 +39,12 @@ def kube(kube_server: Server) -> Iterator[Client]:
 
 @pytest.fixture
 def namespace(kube_server: Server, kube: Client) -> Namespace:
-    """A fresh one, with its default service account. What is left in it goes with the server:
-    no controller runs here that would empty it."""
-    name = f"t{uuid.uuid4().hex[:8]}"
-    kube.create(f"{CORE}/namespaces", {"metadata": {"name": name}})
-    made = Namespace(name=name, client=kube, kubeconfig=kube_server.kubeconfig)
-    kube.create(made.path("serviceaccounts"), {"metadata": {"name": "default"}})
-    return made
+    """A fresh one."""
+    return make_namespace(kube_server, kube)
+
+
+@pytest.fixture
+def cluster(namespace: Namespace, tmp_path: Path) -> Iterator[Cluster]:
+    """The namespace with three nodes on which its pods run."""
+    with run_kubelet(namespace, tmp_path / "kubelet") as made:
+        yield made

@@ -5,7 +5,7 @@ import pytest
 from scripts.kubernetes import assets
 from scripts.kubernetes.client import CORE, ApiError, Client, access
 from scripts.kubernetes.server import Server, account_kubeconfig, serve
-from tests.k8s.conftest import Namespace
+from tests.k8s.cluster import Namespace
 from tests.waiting import wait_for
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"

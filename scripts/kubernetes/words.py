@@ -1,0 +1,18 @@
+"""What a test asks of the kubelet: annotations, since every client of the API can write those."""
+
+PREFIX = "test.elastic-runtime.dev"
+
+NODE_OF = f"{PREFIX}/kubelet"
+"""Label of a node: the kubelet that simulates it."""
+FAULT = f"{PREFIX}/fault"
+"""On a node: `crash` ends all its processes, `silent` lets them run; of both the kubelet says
+nothing, so the node becomes NotReady. Removed: the node is back."""
+EXIT = f"{PREFIX}/exit"
+"""On a pod: its first container ends with what this JSON says, `{"exitCode": 1}`, with `reason`
+and `message` where they matter."""
+EVICT = f"{PREFIX}/evict"
+"""On a pod: its node evicts it, with this message."""
+PREEMPT = f"{PREFIX}/preempt"
+"""On a pod: the scheduler deletes it in favour of another."""
+SIMULATED = "simulated"
+"""An image whose containers are no processes; they run until told otherwise."""
