@@ -27,7 +27,10 @@ def backends(service: Object, pods: Iterable[Object]) -> list[Object]:
 
 
 def hosts(services: Iterable[Object], pods: Iterable[Object], namespace: str) -> str:
-    """Lines of /etc/hosts for pods of that namespace, one for each name's address."""
+    """Lines of /etc/hosts for pods of that namespace, one for each name's address.
+
+    A Service whose address is not on loopback, on a server that is not ours, leads to its pods
+    straight away, as a headless one does."""
     pods = list(pods)
     lines = []
     for service in services:
@@ -35,7 +38,7 @@ def hosts(services: Iterable[Object], pods: Iterable[Object], namespace: str) ->
         domain = f"{name}.{its}.svc.cluster.local"
         names = [domain, f"{name}.{its}.svc", f"{name}.{its}"]
         names += [name] if its == namespace else []
-        if service["spec"].get("clusterIP") not in (None, "", "None"):
+        if str(service["spec"].get("clusterIP")).startswith("127."):
             lines.append(f"{service['spec']['clusterIP']} {' '.join(names)}")
             continue
         for pod in backends(service, pods):
