@@ -18,7 +18,7 @@ from elastic.k8s.kernel.lease import Lease
 from elastic.k8s.kernel.reflector import Reflector
 from elastic.k8s.kernel.resources import LEASES, PODS
 from elastic.k8s.kernel.writes import Writer, together
-from tests.k8s.conftest import Namespace
+from tests.k8s.cluster import Namespace
 from tests.k8s.fake.store import Json
 
 pytestmark = pytest.mark.xdist_group("kubernetes")
