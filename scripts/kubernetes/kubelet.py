@@ -173,6 +173,8 @@ class Kubelet:
             self._spawn(self._controllers.preempt(pod))
         if uid in self._pods:
             self._pods[uid].update(pod)
+        elif (node := pod["spec"].get("nodeName")) and self._faults.get(node) == "gone":
+            self._spawn(self._controllers.was_deleted(node, [pod]))  # bound while it went
         elif self._runs(pod):
             made = self._pods[uid] = Pod(pod, self)
             made.task.add_done_callback(lambda task: self._left(uid, task))
@@ -294,7 +296,7 @@ def _image_environment(client: Client) -> Mapping[str, str]:
     url = urlsplit(client.access.url)
     return {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HOME": "/root",
+        "HOME": "/run",  # empty: whoever runs the tests may have a ~/.kube/config
         "KUBERNETES_SERVICE_HOST": str(url.hostname),
         "KUBERNETES_SERVICE_PORT": str(url.port),
     }

@@ -21,6 +21,7 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 Object = dict[str, Any]
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +38,29 @@ class Namespace:
     def path(self, plural: str, name: str = "", group: str = CORE) -> str:
         """Of a list, or of one object; group: such as /apis/apps/v1."""
         return f"{group}/namespaces/{self.name}/{plural}" + (f"/{name}" if name else "")
+
+    def allow(self, account: str, *rules: Object) -> None:
+        """A service account with a role of these rules, made."""
+        self.client.create(self.path("serviceaccounts"), {"metadata": {"name": account}})
+        role = {"metadata": {"name": account}, "rules": list(rules)}
+        self.client.create(self.path("roles", group=RBAC), role)
+        group = "rbac.authorization.k8s.io"
+        binding = {
+            "metadata": {"name": account},
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": account},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": self.name}],
+        }
+        self.client.create(self.path("rolebindings", group=RBAC), binding)
+
+    def limit(self, **hard: str) -> None:
+        """A ResourceQuota, or another one in its place. Its controller, which does not run here,
+        would count what is there; so this counts from nothing."""
+        path = self.path("resourcequotas", "quota")
+        body = {"spec": {"hard": hard}}
+        made = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "quota"}, **body}
+        self.client.apply(path, made)
+        status = {"hard": hard, "used": dict.fromkeys(hard, "0")}
+        self.client.merge(f"{path}/status", {"status": status})
 
     def find(self, plural: str, name: str, group: str = CORE) -> Object | None:
         """An object; None where it is not there."""

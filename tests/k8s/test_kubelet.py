@@ -127,6 +127,24 @@ def test_an_account_is_mounted_unless_the_pod_wants_none(shared: Cluster) -> Non
     shared.wait_phase("without", "Failed")
 
 
+def test_a_program_in_a_pod_finds_the_server_under_its_account(shared: Cluster) -> None:
+    shared.namespace.allow("lists", {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]})
+    program = (
+        "import asyncio\n"
+        "from elastic.k8s.kernel.api import Api\n"
+        "from elastic.k8s.kernel.resources import PODS\n"
+        "async def main():\n"
+        "  async with await Api.connect() as api:\n"
+        "    found = await api.all(PODS, api.namespace)\n"
+        "    print([pod['metadata']['name'] for pod in found].count('inside'))\n"
+        "asyncio.run(main())\n"
+    )
+    shared.start("inside", sys.executable, "-c", program, serviceAccountName="lists",
+                 automountServiceAccountToken=True)  # fmt: skip
+    shared.wait_phase("inside", "Succeeded")
+    assert shared.log("inside") == "1\n"
+
+
 @pytest.mark.skipif(not can_limit_memory(), reason="no memory cgroup that we may use")
 def test_more_memory_than_the_limit_is_an_oom_kill(shared: Cluster) -> None:
     program = "b = []\nwhile True: b.append(bytearray(2**20))"

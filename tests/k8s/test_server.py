@@ -1,5 +1,9 @@
 """The API server that all else here runs on: real, with RBAC, for two programs at once."""
 
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from scripts.kubernetes import assets
@@ -8,34 +12,24 @@ from scripts.kubernetes.server import Server, account_kubeconfig, serve
 from tests.k8s.cluster import Namespace
 from tests.waiting import wait_for
 
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
-
 
 def test_an_account_may_do_what_its_role_says_and_nothing_else(
     namespace: Namespace, kube_server: Server
 ) -> None:
-    kube = namespace.client
-    kube.create(namespace.path("serviceaccounts"), {"metadata": {"name": "reader"}})
-    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
-    role = {"metadata": {"name": "reads"}, "rules": rules}
-    kube.create(namespace.path("roles", group=RBAC), role)
-    path = kube_server.folder / f"{namespace.name}.kubeconfig"
-    account_kubeconfig(namespace.kubeconfig, namespace.name, "reader", path)
-    reader = Client(access(path))
+    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
+    namespace.client.create(namespace.path("serviceaccounts"), {"metadata": {"name": "nobody"}})
+    namespace.allow("reader", rule)
+    nobody, reader = (
+        Client(access(_kubeconfig(namespace, kube_server, name))) for name in ("nobody", "reader")
+    )
     with pytest.raises(ApiError, match=r"403: .*cannot list resource \"pods\""):
-        reader.get(namespace.path("pods"))
-
-    binding = {
-        "metadata": {"name": "reads"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reads"},
-        "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": namespace.name}],
-    }
-    kube.create(namespace.path("rolebindings", group=RBAC), binding)
+        nobody.get(namespace.path("pods"))
     _until_allowed(reader, namespace.path("pods"))
     with pytest.raises(ApiError, match="403"):
         reader.get(f"{CORE}/pods")  # the role ends with its namespace
     with pytest.raises(ApiError, match="403"):
         reader.get(namespace.path("secrets"))
+    nobody.close()
     reader.close()
 
 
@@ -67,6 +61,45 @@ def test_two_servers_at_once_share_nothing(kube_server: Server, namespace: Names
         ]
         assert len(set(addresses)) == 2
         other.close()
+
+
+def test_a_quota_is_kept(namespace: Namespace) -> None:
+    def create(name: str) -> None:
+        body = {"metadata": {"name": name}}
+        namespace.client.create(namespace.path("configmaps"), body)
+
+    namespace.limit(**{"count/configmaps": "1"})
+    _until_refused(create)
+    namespace.limit(**{"count/configmaps": "100"})
+
+    def created() -> bool:
+        try:
+            create("after")
+        except ApiError:
+            return False
+        return True
+
+    wait_for("the quota is large enough", created, seconds=30)
+
+
+def _until_refused(create: Callable[[str], None]) -> None:
+    """The server's admission learns of a quota through a watch of its own."""
+    numbers = itertools.count()
+
+    def refused() -> bool:
+        try:
+            create(f"c{next(numbers)}")
+        except ApiError as error:
+            return "exceeded quota: quota" in error.message
+        return False
+
+    wait_for("the quota is used up", refused, seconds=30)
+
+
+def _kubeconfig(namespace: Namespace, server: Server, account: str) -> Path:
+    path = server.folder / f"{namespace.name}-{account}.kubeconfig"
+    account_kubeconfig(namespace.kubeconfig, namespace.name, account, path)
+    return path
 
 
 def _until_allowed(client: Client, path: str) -> None:
