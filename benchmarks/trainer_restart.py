@@ -1,15 +1,17 @@
 """SIGKILL of a rank of the trainer to its next finished step: `python -m benchmarks.trainer_restart [NAME]`.
 
 The model is one of `benchmarks.mfu`, in exact mode, compiled; it goes on from memory, with the caches that the first
-start has filled. Each kill's seconds are told by what the slowest rank went through: until its script began
+start has filled and, on GPUs, the spare ranks that a job has after its first half minute. Each kill's seconds are told by what the slowest rank went through: until its script began
 (the loss is found, the other ranks are ended, new ones are forked), its imports, the process group, the model,
 the restore, and the first step.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -21,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from benchmarks.mfu import SHAPES, Shape, arguments
@@ -28,6 +31,10 @@ from benchmarks.mfu import SHAPES, Shape, arguments
 PARTS = ("begin", "import", "join", "lay out", "restore", "step")
 STEPS_BEFORE = 3
 """That are in memory, before a rank is killed."""
+SPARE = r"elastic-spare cuda:\d+"
+"""Title of one that is ready."""
+SPARES = 60.0
+"""Seconds after a start in which they come, or never: a device may have no room for one."""
 PATIENCE = 300.0
 """Seconds for a start."""
 
@@ -37,10 +44,13 @@ class Job:
 
     def __init__(self, out: Path, shape: Shape, ranks: int, more: list[str]) -> None:
         self._notes, self.ranks = out / "notes.jsonl", ranks
+        self._spares = torch.cuda.is_available() and "--spare-ranks=off" not in more
+        mine = [word for word in more if word.startswith("--spare-ranks=")]
         command = [sys.executable, "-m", "elastic.run", "--standalone", f"--nproc-per-node={ranks}"]
-        command += ["--max-restarts=1000", f"--log-dir={out / 'logs'}", "--redirects=3"]
+        command += ["--max-restarts=1000", f"--log-dir={out / 'logs'}", "--redirects=3", *mine]
         command += ["-m", "benchmarks.scripts.started", *arguments(shape, ranks)]
-        command += ["--train-iters=1000000", "--log-interval=100", f"--save={out / 'save'}", *more]
+        command += ["--train-iters=1000000", "--log-interval=100", f"--save={out / 'save'}"]
+        command += [word for word in more if word not in mine]
         environ = os.environ | {"NOTES": str(self._notes)}
         self.launcher = subprocess.Popen(command, env=environ)
 
@@ -63,7 +73,17 @@ class Job:
         """Whether each rank has some steps in memory since then."""
         lines = self.notes(since)
         done = [line["rank"] for line in lines if line["what"] == "save" and line["value"]]
-        return all(done.count(rank) >= STEPS_BEFORE for rank in range(self.ranks))
+        if any(done.count(rank) < STEPS_BEFORE for rank in range(self.ranks)):
+            return False
+        return not self._spares or self.spared() or time.time() > since + SPARES
+
+    def spared(self) -> bool:
+        """Whether each rank has its spare."""
+        ready = 0
+        for process in psutil.Process(self.launcher.pid).children(True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                ready += re.fullmatch(SPARE, " ".join(process.cmdline())) is not None
+        return ready == self.ranks
 
     def starts(self, since: float) -> list[dict[str, float]]:
         """When each rank that has begun and finished a step since then was where."""
@@ -102,8 +122,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder), SHAPES[args.name], args.ranks, more)
         try:
-            job.until(lambda: job.trains(0))
+            began = time.time()
+            job.until(lambda: job.trains(began))
             for _ in range(args.kills):
+                print("with spares" if job.spared() else "without spares", end="  ")
                 rows.append(kill(job))
                 again = time.time()
                 job.until(partial(job.trains, again))

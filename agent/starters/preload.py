@@ -2,7 +2,8 @@
 
 A module stays out when its import leaves a thread or a process behind (a fork would lose it), opens
 a device or initialises CUDA (lost in a fork, too), or reads a variable that differs between ranks
-(the standby has none of them). A trial that crashes or hangs is a refusal, and nothing else.
+(the standby has none of them). A trial that crashes or hangs is a refusal, and nothing else. What only
+a fork would lose, a spare may import: it is the last fork before the rank.
 """
 
 import importlib
@@ -30,6 +31,15 @@ _HARMLESS_DEVICES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a module stays out of the standby."""
+
+    reason: str
+    for_forks: bool = False
+    """Only since a fork would lose what the import leaves."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Trial:
     """An import that runs in a child of ours."""
@@ -41,7 +51,7 @@ class Trial:
     """Read end of the pipe on which it writes the reason against it; nothing written: it crashed."""
     deadline: float = field(default_factory=lambda: time.monotonic() + TRIAL_TIMEOUT)
 
-    def finish(self) -> str | None:
+    def finish(self) -> Refusal | None:
         """Reap it, killed where it still runs. Why the module stays out, or None."""
         timed_out = not descriptors.ready([self.pidfd], 0)
         try:  # it leads a process group, which goes with it
@@ -57,11 +67,12 @@ class Trial:
         os.close(self.verdict)
         os.close(self.pidfd)
         if timed_out:
-            return f"its import takes longer than {TRIAL_TIMEOUT:.0f} s"
+            return Refusal(reason=f"its import takes longer than {TRIAL_TIMEOUT:.0f} s")
         if not text:
-            return f"its import ends the process ({_words(os.waitstatus_to_exitcode(status))})"
-        reason: str = json.loads(text)
-        return reason or None
+            words = _words(os.waitstatus_to_exitcode(status))
+            return Refusal(reason=f"its import ends the process ({words})")
+        reason, for_forks = json.loads(text)
+        return Refusal(reason=reason, for_forks=for_forks) if reason else None
 
 
 def try_import(module: str) -> Trial:
@@ -89,32 +100,35 @@ def _run(module: str, write: int, standby: int) -> NoReturn:
             null = os.open(os.devnull, os.O_RDWR)
             for number in (0, 1, 2):
                 os.dup2(null, number)
-            reason = _judge(module)
-            os.write(write, json.dumps(reason[:4096]).encode())
+            reason, for_forks = _judge(module)
+            os.write(write, json.dumps([reason[:4096], for_forks]).encode())
     finally:
         os._exit(0)
 
 
-def _judge(module: str) -> str:
+def _judge(module: str) -> tuple[str, bool]:
+    """The first reason against it, or ""; whether there is none but what a fork would lose."""
     before, seen = _devices(), _watch_environment()
     count = threads()
     try:
         importlib.import_module(module)
     except BaseException as error:  # noqa: BLE001 - a module may raise anything
-        return f"its import fails: {type(error).__name__}: {error}"
+        return f"its import fails: {type(error).__name__}: {error}", False
     opened = sorted(_devices() - before)
     torch = sys.modules.get("torch")
+    lost, wrong = [], []
     if threads() > count:
-        return f"its import leaves {threads() - count} threads running"
-    if _children():
-        return "its import leaves a process running"
+        lost.append(f"leaves {threads() - count} threads running")
     if torch is not None and torch.cuda.is_initialized():
-        return "its import initialises CUDA"
+        lost.append("initialises CUDA")
     if opened:
-        return f"its import opens {', '.join(opened)}"
+        lost.append(f"opens {', '.join(opened)}")
+    if _children():
+        wrong.append("leaves a process running")
     if seen:
-        return f"its import reads {', '.join(sorted(seen))}"
-    return ""
+        wrong.append(f"reads {', '.join(sorted(seen))}")
+    reasons = [*wrong, *lost]
+    return (f"its import {reasons[0]}", not wrong) if reasons else ("", False)
 
 
 def _devices() -> set[str]:

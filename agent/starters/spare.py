@@ -1,10 +1,12 @@
 """A spare rank: forked ahead of its round, holds a device context, waits for its orders."""
 
+import contextlib
 import importlib
 import os
 import select
 import socket
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from setproctitle import setproctitle
@@ -14,14 +16,19 @@ from elastic.agent.starters.spec import StartSpec
 from elastic.proto import descriptors, env
 
 READY, TAKEN = b"ready", b"taken"
+FAILED = b"failed: "
+"""From it, with the reason: the device could not be warmed up."""
 SLOTS = b"slots"
 """To the spare: its rank's slots, all of them, as descriptors. From it: it has registered them."""
 MOST_FDS = 64
 """That come with a message."""
 
 
-def wait(request: fork.Request) -> fork.Request:
-    """Warm the device up, say so, and return with the orders, once they come."""
+def wait(request: fork.Request, modules: Iterable[str]) -> fork.Request:
+    """Warm the device up, say so, and return with the orders, once they come.
+
+    modules: what a rank imports and no process that is forked again may (`preload.py`).
+    """
     variables = env.process_environment()
     variables.clear()
     variables.update(request.spec.environ)
@@ -30,10 +37,12 @@ def wait(request: fork.Request) -> fork.Request:
     orders = socket.socket(fileno=request.fds["orders"])
     try:
         _warm(device)
-    except RuntimeError as error:
-        if "out of memory" not in str(error):
-            raise
-        os._exit(1)  # the ranks have taken its memory meanwhile
+    except RuntimeError as error:  # the ranks may have taken its memory meanwhile
+        orders.send(FAILED + str(error).partition("\n")[0].encode()[:500])
+        os._exit(1)
+    for module in modules:
+        with contextlib.suppress(Exception):  # the script meets it, too, and says so
+            importlib.import_module(module)
     setproctitle(f"elastic-spare {device}")
     orders.send(READY)
     data, fds = _prepare(orders, device)
@@ -77,18 +86,10 @@ def _warm(device: str) -> None:
     half = square.to(torch.bfloat16)
     torch.mm(half, half)
     torch.cuda.synchronize()
-    _warm_nccl(torch, half)
+    # What NCCL does once a process (its network, its topology, its kernels) is 0.3 s of a restart. By no process
+    # group: torch's first one alone knows its ranks, and to split any later one is a crash (2.11).
+    if torch.distributed.is_nccl_available():
+        torch.cuda.nccl.all_reduce([half])
+        torch.cuda.synchronize()
     del square, half
     torch.cuda.empty_cache()
-
-
-def _warm_nccl(torch: Any, tensor: Any) -> None:
-    """What NCCL does once a process (its network, its topology, its kernels): 0.3 s of a restart."""
-    distributed = torch.distributed
-    if not distributed.is_nccl_available():
-        return
-    store = distributed.HashStore()
-    distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
-    distributed.all_reduce(tensor)
-    torch.cuda.synchronize()
-    distributed.destroy_process_group()

@@ -14,7 +14,7 @@ from elastic.agent import children
 from elastic.agent.environment import mark
 from elastic.agent.settings import AgentSettings
 from elastic.agent.starters.gpus import Gpus
-from elastic.agent.starters.spare import MOST_FDS, READY, SLOTS, TAKEN
+from elastic.agent.starters.spare import FAILED, MOST_FDS, READY, SLOTS, TAKEN
 from elastic.agent.starters.spec import StartSpec
 from elastic.agent.starters.starter import StartFailed
 from elastic.agent.starters.starters import Starters, changes
@@ -40,6 +40,8 @@ class Spare:
         self.pid = pid
         self.ended = children.watch(pid)
         self.ready = False
+        self.failed = ""
+        """Why its device could not be warmed up."""
         self.registered = False
         """It has all slots that it was shown."""
         self._shown: list[int] = []
@@ -51,7 +53,10 @@ class Spare:
     def _readable(self) -> None:
         data = b""
         with contextlib.suppress(OSError):
-            data = self._orders.recv(64)
+            data = self._orders.recv(1024)
+        if data.startswith(FAILED):
+            self.failed = data.removeprefix(FAILED).decode(errors="replace")
+            return
         if data == SLOTS:
             self.registered = True
             return
@@ -198,9 +203,14 @@ class Spares:
     def _ended(self, local_rank: int, spare: Spare) -> None:
         spare.close()
         self._taken.discard(spare)
-        if self._spares.get(local_rank) is spare:
+        if self._spares.get(local_rank) is not spare:
+            return
+        del self._spares[local_rank]
+        if spare.failed:
+            log.info("no spare ranks: %s", spare.failed)
+            self._wanted = False
+        else:
             log.info("the spare of local rank %d ended before it was taken", local_rank)
-            del self._spares[local_rank]
 
     def take(self, local_rank: int) -> Spare | None:
         """The spare of `local_rank`, if it is ready; it is the caller's from now on."""

@@ -43,13 +43,14 @@ def main(args: list[str]) -> None:
     _settle()
     seconds = time.monotonic() - start
     channel.send({"ready": True, "seconds": seconds, "threads": preload.threads()})
-    request = _Standby(channel, before).serve()
+    standby = _Standby(channel, before)
+    request = standby.serve()
     if request is None:
         return
     if request.spec.kind == "store":
         store.become(request)
     if request.spec.kind == "spare":
-        request = spare.wait(request)
+        request = spare.wait(request, standby.late)
     environ = fork.prepare(request)
     rank.become(request.spec, environ, before)
     rank.run(request.spec)
@@ -65,6 +66,8 @@ class _Standby:
         self._trial: preload.Trial | None = None
         self._loaded: list[str] = []
         self._refused: dict[str, str] = {}
+        self.late: list[str] = []
+        """Modules for whoever is forked once more and then never."""
         self._began = 0.0
 
     def serve(self) -> fork.Request | None:
@@ -100,6 +103,7 @@ class _Standby:
         if "preload" in message:
             self._queue = [str(name) for name in json.loads(fork.read_memory(fds[0]))]
             self._loaded, self._refused, self._began = [], {}, time.monotonic()
+            self.late = []
         for fd in fds:
             os.close(fd)
         return None
@@ -144,16 +148,19 @@ class _Standby:
 
     def _finish(self, trial: preload.Trial) -> None:
         self._trial = None
-        reason = trial.finish()
-        if reason is None:
+        refusal = trial.finish()
+        if refusal is None:
             try:
                 importlib.import_module(trial.module)
             except Exception as error:  # noqa: BLE001 - a module may raise anything
                 reason = f"its import fails: {type(error).__name__}: {error}"
-        if reason is None:
+                refusal = preload.Refusal(reason=reason)
+        if refusal is None:
             self._loaded.append(trial.module)
         else:
-            self._refused[trial.module] = reason
+            self._refused[trial.module] = refusal.reason
+            if refusal.for_forks:
+                self.late.append(trial.module)
         if preload.threads() > 1:  # the trial went well and this did not: not fit to fork any more
             raise SystemExit(f"elastic: a thread was left behind by the import of {trial.module}")
         _settle()

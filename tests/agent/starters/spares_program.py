@@ -24,6 +24,7 @@ SLOT_BYTES = (40 << 20) + slot.PAGE
 
 def settings(script: Path) -> AgentSettings:
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environ["PYTHONPATH"] = f"{environ['PYTHONPATH']}:{script.parent}"
     work = Workload(
         kind="script", entry=str(script), python=sys.executable, environ=environ, cwd="/"
     )
@@ -76,10 +77,12 @@ async def main(script: Path) -> dict[str, object]:
     starters = Starters(node)
     spares = Spares(node, starters)
     starters.note_torch(0, 1, node.workload.environ, node.workload.environ)
-    starters.build()
+    starters.note_modules(("leaves_thread", "leaves_thread_and_reads_rank"))
     await starters.standby_ready.wait()
     seen: dict[str, object] = {}
-    await spares.fork(0, "cpu")
+    while not spares.pids:  # it imports these first
+        await spares.fork(0, "cpu")
+        await asyncio.sleep(0.01)
     await ready(spares)
     (waiting,) = spares.pids
     os.kill(waiting, signal.SIGKILL)

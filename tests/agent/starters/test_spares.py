@@ -17,15 +17,21 @@ if "SLOT" in os.environ:
     registered = len(lanes.registered(view) or ())
 with open(os.path.join(os.path.dirname(__file__), "rank.json"), "w") as file:
     told = {"argv": sys.argv[1:], "rank": os.environ["RANK"], "seen": os.environ["SEEN"]}
+    late = [name for name in sys.modules if name.startswith("leaves_thread")]
     json.dump({**told, "name": __name__, "torch": "torch" in sys.modules, "pid": os.getpid(),
-        "registered": registered}, file)
+        "registered": registered, "late": late}, file)
 sys.exit(5)
 """
+THREAD = (
+    "import os, threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+)
 
 
 def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
+    (tmp_path / "leaves_thread.py").write_text(THREAD)
+    (tmp_path / "leaves_thread_and_reads_rank.py").write_text(f"{THREAD}os.environ.get('RANK')\n")
     done = subprocess.run(
         [sys.executable, "-m", "tests.agent.starters.spares_program", str(script)],
         cwd=ROOT,
@@ -58,4 +64,5 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
         "torch": True,
         "pid": pid,
         "registered": 3,
+        "late": ["leaves_thread"],
     }
