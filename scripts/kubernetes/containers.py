@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from scripts.kubernetes import sandbox
 from scripts.kubernetes.quantities import amount
 
@@ -135,6 +137,22 @@ class Container:
             self._signal(signal.SIGKILL)
         else:
             self.end(137)
+
+    def freeze(self, *, still: bool) -> None:
+        """Stop all its processes, or have them go on."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            sandbox_process = psutil.Process(self._process.pid)
+            stopped: set[int] = set()
+            # Again, until a round finds nobody who was started while the last one went on.
+            while found := {
+                each for each in sandbox_process.children(recursive=True) if each.pid not in stopped
+            }:
+                stopped |= {each.pid for each in found}
+                for each in found:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        each.send_signal(signal.SIGSTOP if still else signal.SIGCONT)
 
     async def ended(self) -> Ended:
         """Wait for that."""

@@ -201,9 +201,11 @@ class Kubelet:
         ]
         running = [self._pods[pod["metadata"]["uid"]] for pod in objects
                    if pod["metadata"]["uid"] in self._pods]  # fmt: skip
-        if fault in ("crash", "gone"):
-            for pod in running:
+        for pod in running:
+            if fault in ("crash", "gone"):
                 pod.crash()
+            elif "frozen" in (fault, before):
+                pod.freeze(still=fault == "frozen")
         if fault == "gone":
             self._spawn(self._controllers.was_deleted(name, objects))
         elif fault:

@@ -52,7 +52,7 @@ def ready_condition(holds: str) -> Object:
 
 
 def fault(found: Object | None) -> str:
-    """What has befallen a node: crash, silent, gone; empty: nothing."""
+    """What has befallen a node: crash, frozen, silent, gone; empty: nothing."""
     if found is None:
         return "gone"
     return str((found["metadata"].get("annotations") or {}).get(words.FAULT, ""))

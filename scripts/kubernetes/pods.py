@@ -6,16 +6,16 @@ import json
 import logging
 import shutil
 from asyncio import FIRST_COMPLETED
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from urllib3.exceptions import HTTPError
 
 from scripts.kubernetes import status, volumes, words
 from scripts.kubernetes.client import ApiError
-from scripts.kubernetes.containers import Container, Plan, memory_limit, now
-from scripts.kubernetes.environment import ConfigError, Lookup, command, environment
+from scripts.kubernetes.containers import Container, Plan, now
+from scripts.kubernetes.environment import ConfigError
+from scripts.kubernetes.hosting import Host, plan_of
 from scripts.kubernetes.images import pull_error
 from scripts.kubernetes.status import Run
 
@@ -25,39 +25,6 @@ RETRY_SECONDS = 0.5
 """After a missing source, a failed pull, a call that failed."""
 BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Before the first restart in place and those after it; the real one's are 20 times as long."""
-
-
-class Host(Protocol):
-    """What a pod has from its kubelet."""
-
-    folder: Path
-    """Of all pods."""
-    base: Mapping[str, str]
-    """An image's environment."""
-
-    def address(self) -> str:
-        """One that no other pod has."""
-
-    def quiet(self, node: str) -> bool:
-        """The node says nothing now."""
-
-    def hosts(self, pod: Object, address: str) -> str:
-        """Text of its /etc/hosts."""
-
-    def lookup(self, namespace: str) -> Lookup:
-        """Reads Secrets and ConfigMaps."""
-
-    def account(self, pod: Object) -> dict[str, bytes]:
-        """Files of its service account."""
-
-    async def call(self, function: Callable[[], object]) -> object:
-        """A call that blocks, beside the loop."""
-
-    async def write_status(self, pod: Object, found: Object) -> None:
-        """May raise ApiError and HTTPError."""
-
-    async def confirm_deletion(self, pod: Object) -> None:
-        """Remove the object; may raise ApiError and HTTPError."""
 
 
 class Pod:
@@ -102,6 +69,11 @@ class Pod:
             self._living.cancel()
         for container in self._containers.values():
             container.kill()
+
+    def freeze(self, *, still: bool) -> None:
+        """Its node hangs, or goes on."""
+        for container in self._containers.values():
+            container.freeze(still=still)
 
     def rewrite_hosts(self) -> None:
         """After a change of a Service; in place, since it is mounted into the containers."""
@@ -233,7 +205,15 @@ class Pod:
                 if run.manifest["image"] == words.SIMULATED:
                     container.simulate()
                 else:
-                    plan = await self._host.call(lambda: self._plan(run))
+                    plan = await self._host.call(
+                        lambda: plan_of(
+                            self.manifest,
+                            run.manifest,
+                            host=self._host,
+                            folder=self._folder,
+                            address=self.address,
+                        )
+                    )
                     assert isinstance(plan, Plan)
                     await container.start(plan, self._folder / "containers" / run.manifest["name"])
             except (ConfigError, ApiError) as error:
@@ -248,34 +228,6 @@ class Pod:
                 self._phase = "Running"
             self._changed.set()
             return container
-
-    def _plan(self, run: Run) -> Plan:
-        pod, container = self.manifest, run.manifest
-        metadata = pod["metadata"]
-        environ = environment(
-            pod,
-            container,
-            base=self._host.base,
-            address=self.address,
-            lookup=self._host.lookup(metadata["namespace"]),
-        )
-        logs = self._host.folder.parent / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        hosts = {
-            "source": str(self._folder / "hosts"), "target": "/etc/hosts", "read_only": True,
-        }  # fmt: skip
-        return Plan(
-            name=f"{self.uid}-{container['name']}",
-            hostname=pod["spec"].get("hostname") or metadata["name"],
-            command=command(container, environ),
-            environ=environ,
-            cwd=container.get("workingDir") or "/",
-            binds=[hosts, *volumes.binds(pod, container, self._folder / "volumes")],
-            shm_bytes=volumes.SHM_BYTES,
-            memory_bytes=memory_limit(container),
-            message_path=container.get("terminationMessagePath", "/dev/termination-log"),
-            log=logs / f"{metadata['name']}.{container['name']}.log",
-        )
 
     async def _obey(self) -> None:
         """What a test asks for by annotation, once."""

@@ -5,8 +5,9 @@ PREFIX = "test.elastic-runtime.dev"
 NODE_OF = f"{PREFIX}/kubelet"
 """Label of a node: the kubelet that simulates it."""
 FAULT = f"{PREFIX}/fault"
-"""On a node: `crash` ends all its processes, `silent` lets them run; of both the kubelet says
-nothing, so the node becomes NotReady. Removed: the node is back."""
+"""On a node: `crash` ends all its processes, `frozen` stops them as they are, so that their
+connections stay open and nobody answers, `silent` lets them run. The kubelet says nothing, so the
+node becomes NotReady. Removed: the node is back, and who was frozen believes that no time passed."""
 EXIT = f"{PREFIX}/exit"
 """On a pod: its first container ends with what this JSON says, `{"exitCode": 1}`, with `reason`
 and `message` where they matter."""

@@ -163,7 +163,7 @@ class Cluster:
         self.namespace.client.merge(self.namespace.path("pods", name), body)
 
     def fault(self, node: str, kind: str | None) -> None:
-        """`crash` or `silent`; None: it is back."""
+        """`crash`, `frozen` or `silent`; None: it is back."""
         body = {"metadata": {"annotations": {words.FAULT: kind}}}
         self.namespace.client.merge(f"{CORE}/nodes/{node}", body)
 

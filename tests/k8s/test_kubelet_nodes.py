@@ -1,4 +1,4 @@
-"""Nodes that crash, fall silent, are cordoned and deleted; owners that are deleted."""
+"""Nodes that crash, hang, fall silent, are cordoned and deleted; owners that are deleted."""
 
 from pathlib import Path
 
@@ -60,6 +60,21 @@ def test_a_silent_nodes_processes_run_on(cluster: Cluster) -> None:
     wait_for("it talks on", lambda: len(cluster.log("talks")) > before + 4)
     cluster.fault(cluster.node_of("talks"), None)
     cluster.wait_condition("talks", "Ready", "True")
+
+
+def test_a_frozen_nodes_processes_stop_and_go_on(cluster: Cluster) -> None:
+    program = "while :; do echo x; sleep 0.05; done"
+    cluster.start("stops", "sh", "-c", f"({program}) & {program}")
+    cluster.wait_phase("stops", "Running")
+    cluster.fault(cluster.node_of("stops"), "frozen")
+    cluster.wait_condition("stops", "Ready", "False")  # written after they had been stopped
+    before = len(cluster.log("stops"))
+    cluster.start("later", "sh", "-c", "sleep 0.5")
+    cluster.wait_phase("later", "Succeeded")
+    assert len(cluster.log("stops")) == before
+    cluster.fault(cluster.node_of("stops"), None)
+    wait_for("it goes on", lambda: len(cluster.log("stops")) > before + 4)
+    cluster.wait_condition("stops", "Ready", "True")
 
 
 def test_a_deleted_nodes_pods_go_with_it(cluster: Cluster) -> None:
