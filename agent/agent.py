@@ -13,6 +13,7 @@ from typing import Any
 
 from elastic.agent import children, error_file, guardian, prctl
 from elastic.agent.file_timer import Server, Timer
+from elastic.agent.last_words import LastWords
 from elastic.agent.logs.reads import LogReads
 from elastic.agent.outcome import Outcome
 from elastic.agent.probing import Probing
@@ -29,6 +30,7 @@ from elastic.agent.watching import Watching
 from elastic.proto import knock, link, version
 from elastic.proto import master_pb2 as pb
 from elastic.proto.deaf import deafen
+from elastic.proto.ending import Ended
 from elastic.proto.errors import ElasticError, MasterRefused, MasterUnreachable
 from elastic.proto.job_folder import newest_metrics
 from elastic.proto.limits import lift_open_files
@@ -81,6 +83,7 @@ class Agent:
         self._draining = ""
         """Why this node asks to be drained, if it does."""
         self._error_file: Path | None = None
+        self._last_words = LastWords(settings.termination_log, detailed=settings.detailed_codes)
 
     async def run(self) -> int:
         """Work until told to end; returns the launcher's exit code."""
@@ -425,10 +428,22 @@ class Agent:
             self._signal.set_result(number)
 
     def _ask_drain(self, name: str) -> None:
-        """A warning that this node will be taken away, such as Slurm's."""
+        """A warning that this node will be taken away, such as Slurm's, or Kubernetes' SIGTERM."""
+        number = signal.Signals[name]
+        if os.getppid() != self._guardian:  # whose death reaches us as a SIGTERM
+            self._take_signal(number)
+            return
+        if number == signal.SIGTERM and not self._uplink.attached.is_set():
+            loop, patience = asyncio.get_running_loop(), self._settings.shutdown_timeout
+            loop.call_later(patience, self._unheard, number)
         log.warning("%s: asking the master to drain this node", name)
         self._draining = f"its launcher got {name}"
         self._say_draining()
+
+    def _unheard(self, number: int) -> None:
+        """No master came to be asked."""
+        if not self._uplink.attached.is_set():
+            self._take_signal(number)
 
     def _say_draining(self) -> None:
         self._uplink.send(pb.FromAgent(leaving=pb.Leaving(reason=self._draining, drain=True)))
@@ -445,18 +460,18 @@ class Agent:
             error_file.hand_on(self._error_file, environ, order.reason, code)
         elif order.exit_code:
             log.warning("%s: start it again to go on", order.reason or "drained")
-        return order.exit_code
+        return self._last_words.ordered(order)
 
     async def _leave(self, number: int) -> int:
         """A signal to the launcher, or a process that does not end: this node leaves."""
         started = self._outcome.round > 0
         orphaned = os.getppid() != self._guardian  # whose death reaches us as a SIGTERM
         if self._retiring.unkillable:
-            reason, code = self._retiring.unkillable, 1
+            kind, reason, code = Ended.HARDWARE, self._retiring.unkillable, 1
         elif not number:
-            reason, code = "its master ended", 1
+            kind, reason, code = Ended.MASTER_LOST, "its master ended", 1
         else:
-            name = signal.Signals(number).name
+            kind, name = Ended.STOPPED, signal.Signals(number).name
             reason = "its launcher died" if orphaned else f"its launcher got {name}"
             code = 1 if started else 128 + number
             ranks = self._ranks is not None or self._retiring
@@ -476,7 +491,7 @@ class Agent:
         if told is not None and exits:
             return await self._end(told)
         await self._uplink.goodbye(1.0)
-        return code
+        return self._last_words.left(kind, reason, code)
 
     async def _give_up(self, error: BaseException | None) -> int:
         """The master refused, or was never found."""
@@ -485,7 +500,7 @@ class Agent:
         if not isinstance(error, (MasterRefused, MasterUnreachable)):
             raise error or RuntimeError("the stream to the master ended")
         log.error("%s", error)
-        return 1
+        return self._last_words.gave_up(error)
 
 
 def main(settings: AgentSettings, knock_socket: socket.socket, vault: Vault) -> int:

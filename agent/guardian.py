@@ -17,7 +17,7 @@ from pathlib import Path
 from elastic.agent import cgroup, children, prctl
 from elastic.agent.snapshots.vault import Vault
 from elastic.proto import descriptors
-from elastic.proto.exit_code import CRASHED
+from elastic.proto.exit_code import CRASHED, MASTER_LOST
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class Guardian:
         master = self._master
         if master is None:
             return
-        if self._agent.code == 1 or self._signalled:
+        if self._agent.code in (1, MASTER_LOST) or self._signalled:
             self._tell(master, signal.SIGTERM)
         while master.code is None:
             self._wait_or_kill(master)

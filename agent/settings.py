@@ -80,6 +80,10 @@ class AgentSettings:
     """Descriptors that a rank may have, as what started us; None: as many as the agent."""
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     drain_signals: tuple[str, ...] = ()
+    detailed_codes: bool = False
+    """The launcher's exit code says the cause (`proto/ending.py`)."""
+    termination_log: Path = Path("/dev/termination-log")
+    """Gets the cause, where the file exists."""
     shutdown_timeout: float = 30.0
     """Seconds that ranks get after a signal to the launcher, before SIGKILL."""
     join_timeout: float = 600.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from elastic import slurm, values
+from elastic.proto.env import Pod
 from elastic.proto.errors import UsageError
 
 Backend = Literal["static", "c10d"]
@@ -70,6 +71,34 @@ def meeting(args: argparse.Namespace, conf: Mapping[str, str], step: slurm.Step 
     if found.port == 0 and min_nodes > 1:
         raise UsageError("port 0 is a free port that no other node can know: give the port")
     return found
+
+
+def join_pod(args: argparse.Namespace, inside: Pod) -> str:
+    """In a pod of an ElasticJob its spec decides how many nodes there are; returns what that overrules."""
+    asked = f"--nnodes {args.nnodes}" if "nnodes" in args.given else ""
+    if args.standalone:
+        asked, args.standalone = "--standalone", False
+    args.nnodes = inside.nodes
+    if not asked:
+        return ""
+    return (
+        f"in a pod of ElasticJob {inside.job} its spec's range, {inside.nodes} nodes, decides; "
+        f"{asked} does not"
+    )
+
+
+def of_pod(args: argparse.Namespace, inside: Pod) -> Meeting:
+    """Where a worker pod meets the others: its master is a pod of its own."""
+    host, port = values.endpoint(inside.master, _STATIC_PORT)
+    asked = "node_rank" in args.given and args.node_rank >= 0
+    return Meeting(
+        backend="c10d",
+        host=host,
+        port=port,
+        run_id=inside.job,
+        node_rank=args.node_rank if asked else None,
+        hosts_master=False,
+    )
 
 
 def ignored_conf(conf: Mapping[str, str], backend: Backend) -> list[str]:

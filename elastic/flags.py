@@ -4,6 +4,8 @@ from elastic import values
 from elastic.master.policy import HANG_ACTIONS, PRECHECKS
 from elastic.parser import Flag
 
+EXIT_CODES = ("torchrun", "detailed")
+
 TORCHRUN = (
     Flag(
         name="nnodes",
@@ -299,6 +301,20 @@ OURS = (
         name="state-dir", metavar="DIR", help="Where the master's journal and the job's state live."
     ),
     Flag(name="report", metavar="FILE", help="Write a report of the job's end as JSON."),
+    Flag(
+        name="exit-codes",
+        default="torchrun",
+        choices=EXIT_CODES,
+        help="torchrun: 1 for whatever fails (%(default)s). detailed: 210 no master, 211 health check failed, 212 drained "
+        "as a straggler, 214 too few nodes came in time, 215 a hang, 216 too few nodes are left. An ElasticJob's pods have "
+        "these.",
+    ),
+    Flag(
+        name="termination-log",
+        metavar="FILE",
+        default="/dev/termination-log",
+        help="Where the cause of this launcher's end goes as JSON, if the file exists (%(default)s).",
+    ),
     Flag(name="node-id", metavar="NAME", help="Lasting name of this node (made up if not given)."),
     Flag(
         name="label",

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from elastic import dlrover_flags, slurm, values
-from elastic.endpoint import Backend, ignored_conf, meeting
-from elastic.flags import OURS, TORCHRUN, USE_ENV
+from elastic.endpoint import Backend, ignored_conf, join_pod, meeting, of_pod
+from elastic.flags import EXIT_CODES, OURS, TORCHRUN, USE_ENV
 from elastic.master.policy import HANG_ACTIONS, PRECHECKS
 from elastic.parser import HelpFormatter, Parser
+from elastic.proto.env import Pod, pod
 from elastic.proto.errors import UsageError
 
 EntryKind = Literal["script", "module", "program", "run_path"]
@@ -117,7 +118,11 @@ class Options:
     signals_to_handle: tuple[str, ...]
     """Signals passed on to the ranks, which end the job."""
     drain_signals: tuple[str, ...]
-    """Signals that drain this node; under srun only."""
+    """Signals that drain this node: under srun, and in a pod of an ElasticJob."""
+    exit_codes: str
+    """Whose exit codes: torchrun's, or detailed ones."""
+    termination_log: str
+    """File for the cause of the launcher's end, if it exists."""
 
     # Logs and files.
     log_dir: str | None
@@ -156,6 +161,10 @@ class Options:
     """Authority's file."""
 
     # About the command line itself.
+    pod: Pod | None
+    """The pod of an ElasticJob that this is in."""
+    overruled: str
+    """What the pod's job decides otherwise, in a sentence; or empty."""
     without_effect: tuple[str, ...]
     """What was given and changes nothing, as a user would write it."""
 
@@ -188,6 +197,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "spare_ranks": ("auto", "off"),
     "precheck": PRECHECKS,
     "hang_action": HANG_ACTIONS,
+    "exit_codes": EXIT_CODES,
 }
 """What a flag may say; argparse does not look at what the environment says."""
 
@@ -219,7 +229,6 @@ started in a way of our own, and events are in the journal."""
 _AS_PARSED = (
     "node_unit",
     "rank_unit",
-    "node_id",
     "local_addr",
     "port_range",
     "preparation",
@@ -243,6 +252,7 @@ _AS_PARSED = (
     "log_keep",
     "log_limit",
     "report",
+    "termination_log",
     "state_dir",
     "token_file",
     "require_token",
@@ -279,7 +289,8 @@ def make_parser(environ: Mapping[str, str], *, local_rank: bool = False) -> Pars
         description="Run a PyTorch script on one or many nodes and keep it running. Takes "
         "torchrun's command line. A flag may be written with dashes or with underscores.",
         epilog="Exit codes: 0 the job finished; 1 it failed, or was ended; 2 usage; 213 it was "
-        "drained, and the same command goes on; 128 + signal before the first round.",
+        "drained, and the same command goes on; 128 + signal before the first round; "
+        "more with --exit-codes detailed.",
         formatter_class=HelpFormatter,
     )
     parser.add_flags(
@@ -337,10 +348,16 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
     step = slurm.step(environ) if in_step and not _says_where(args) else None
     if step is not None:
         args.nnodes = str(step.nodes)
+    inside = pod(environ)
+    overruled = "" if inside is None else join_pod(args, inside)
     min_nodes, max_nodes = values.node_counts(args.nnodes)
     conf = values.rdzv_conf(args.rdzv_conf)
-    where = meeting(args, conf, step)
+    where = meeting(args, conf, step) if inside is None else of_pod(args, inside)
     signals = values.signal_names(args.signals_to_handle)
+    # One that the user asks to be passed on keeps that meaning under Slurm; Kubernetes has no other.
+    drain = tuple(s for s in slurm.DRAIN_SIGNALS if in_step and s not in signals)
+    if inside is not None:
+        drain, signals = ("SIGTERM",), tuple(s for s in signals if s != "SIGTERM")
     return Options(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -362,8 +379,11 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         python=environ.get("PYTHON_EXEC") or sys.executable,
         shutdown_timeout=_shutdown_timeout(args.shutdown_timeout, environ),
         signals_to_handle=signals,
-        # One that the user asks to be passed on keeps that meaning.
-        drain_signals=tuple(s for s in slurm.DRAIN_SIGNALS if in_step and s not in signals),
+        drain_signals=drain,
+        exit_codes=args.exit_codes if inside is None else "detailed",
+        node_id=args.node_id if inside is None else inside.name,
+        pod=inside,
+        overruled=overruled,
         redirects=values.std(args.redirects, "--redirects"),
         tee=values.std(args.tee, "--tee"),
         local_ranks_filter=values.local_ranks(args.local_ranks_filter),

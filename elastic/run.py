@@ -31,6 +31,7 @@ from elastic.console import ConsoleHandler
 from elastic.listeners import Reservation, join, knock_socket, reserve
 from elastic.master.state import DRAINED
 from elastic.options import Options
+from elastic.proto.ending import Ended, Ending, leave
 from elastic.proto.env import configure_grpc
 from elastic.proto.errors import ElasticError, UsageError
 from elastic.proto.job_folder import default_base, distrust, folder_name, is_ours
@@ -57,7 +58,9 @@ def main(argv: Sequence[str] | None = None, *, local_rank: bool = False) -> int:
         return _launch(options)
     except ElasticError as error:
         log.error("%s", error)
-        return 2 if isinstance(error, UsageError) else 1
+        kind = Ended.USAGE if isinstance(error, UsageError) else Ended.STOPPED
+        leave(Path(options.termination_log), Ending(kind=kind, reason=str(error)))
+        return 2 if kind is Ended.USAGE else 1
 
 
 def _fill_standard_streams() -> None:
@@ -73,8 +76,9 @@ def _fill_standard_streams() -> None:
 
 def _launch(options: Options) -> int:
     environ = dict(os.environ)
-    signals = _numbers(dict.fromkeys((*options.signals_to_handle, "SIGTERM")))
-    for number in signals:  # until the guardian handles them
+    ending = dict.fromkeys((*options.signals_to_handle, "SIGTERM"))
+    signals = _numbers(name for name in ending if name not in options.drain_signals)
+    for number in (*signals, signal.SIGTERM):  # until the guardian handles them
         signal.signal(number, _end_at_once)
     checks.names(options)
     slots = resolve_slots(options.nproc_per_node, environ)
@@ -83,6 +87,8 @@ def _launch(options: Options) -> int:
     _default_threads(environ, slots)
     if options.without_effect:
         log.warning("without effect here: %s", ", ".join(options.without_effect))
+    if options.overruled:
+        log.warning("%s", options.overruled)
     security = _security(options, environ)
     folder = _folder_name(options.run_id)
     run_dir = _job_folder(options.state_dir or options.log_dir, folder)
@@ -113,7 +119,8 @@ def _launch(options: Options) -> int:
     )
     guardian = _guardian(options, settings, knock, reservation, run_dir)
     code = guardian.run(signals, _numbers(options.drain_signals))
-    if code == DRAINED and guardian.warned and environ.get("SLURM_NODEID", "0") == "0":
+    in_slurm = options.pod is None and environ.get("SLURM_NODEID", "0") == "0"
+    if code == DRAINED and guardian.warned and in_slurm:
         slurm.requeue(environ)
     return code
 
@@ -251,6 +258,8 @@ def _agent_settings(
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         signals=options.signals_to_handle,
         drain_signals=options.drain_signals,
+        detailed_codes=options.exit_codes == "detailed",
+        termination_log=Path(options.termination_log),
         shutdown_timeout=options.shutdown_timeout,
         join_timeout=options.join_timeout,
     )

@@ -6,7 +6,11 @@ from typing import Literal
 
 from elastic.master.events import NodeId
 from elastic.master.nodes import Probe
-from elastic.master.state import DRAINED, Job, Round
+from elastic.master.recovery import Cause, fingerprint
+from elastic.master.state import DRAINED, Job, Result, Round, one_line
+
+MOST_SAID = 1000
+"""Characters of an exception and of a fingerprint that every node is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,32 @@ class Place:
     world_size: int = 0
     role_first_rank: int = 0
     role_world_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """Why a job is over, or a node's part in it, as data."""
+
+    cause: str = ""
+    rank: int | None = None
+    exception: str = ""
+    fingerprint: str = ""
+    step: int = 0
+
+
+def ended(job: Job, result: Result) -> Ended:
+    root = result.root
+    if root is None:
+        return Ended(cause=result.cause, step=job.ledger.step)
+    failure = root.failure
+    said = ": ".join(filter(None, (failure.error_type, one_line(failure.message))))
+    return Ended(
+        cause=result.cause,
+        rank=failure.rank,
+        exception=said[:MOST_SAID],
+        fingerprint=fingerprint(Cause(result.cause), root)[:MOST_SAID],
+        step=job.ledger.step,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +70,8 @@ class Directive:
     """Seconds between SIGTERM and SIGKILL for ranks of older rounds."""
     exit_code: int = 0
     reason: str = ""
+    ending: Ended = Ended()
+    """To exit: why."""
 
 
 def places(current: Round | None) -> Mapping[NodeId, Place]:
@@ -77,6 +109,7 @@ def directive(job: Job, node_id: NodeId, seated: Mapping[NodeId, Place]) -> Dire
             round=job.last_round,
             exit_code=job.result.exit_code,
             reason=job.result.reason,
+            ending=ended(job, job.result),
             stop_grace=job.stop_grace,
         )
     node, place = job.nodes.get(node_id), seated.get(node_id)
@@ -101,6 +134,7 @@ def directive(job: Job, node_id: NodeId, seated: Mapping[NodeId, Place]) -> Dire
             round=job.last_round,
             exit_code=DRAINED,
             reason="drained",
+            ending=Ended(cause=node.why, step=job.ledger.step),
             stop_grace=job.stop_grace,
         )
     spent = node.used_store if node is not None and not node.store else ""

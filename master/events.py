@@ -95,6 +95,8 @@ class MasterStarted:
     """Of the launcher whose master this is: the same for each of its lives."""
     policy: Policy | None = None
     """What holds until the next one, so that a journal is folded as it was written."""
+    least_epoch: int = 0
+    """Of a job on Kubernetes: beyond the epochs of masters whose journal was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +332,46 @@ class DrainAsked:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """A machine that the cluster knows to be gone, with all that ran there."""
+
+    node_id: NodeId
+    cause: str
+    """A `Cause`: who pays for it."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    nodes: tuple[Removal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """Nodes that are to leave, all in one change, each with the reason."""
+
+    nodes: tuple[tuple[NodeId, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resized:
+    """Another range of nodes from now on."""
+
+    min_nodes: int
+    max_nodes: int
+    node_unit: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailAsked:
+    """The cluster cannot give what the job needs, or what runs there must not go on."""
+
+    cause: str
+    """A `Cause` or a `Why`."""
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Stopping:
     """The master was told to end."""
@@ -375,6 +417,10 @@ Event = (
     | Straggling
     | RestartAsked
     | DrainAsked
+    | Removed
+    | Withdrawn
+    | Resized
+    | FailAsked
     | Stopping
     | Stalled
     | Tick

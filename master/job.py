@@ -20,6 +20,7 @@ from elastic.master.state import (
     Job,
     Result,
     Round,
+    Why,
     broken,
     candidates,
     doubt,
@@ -46,7 +47,7 @@ class Decision:
 
 def handle(job: Job, event: Event, now: float, policy: Policy) -> Decision:
     """Take one event in; `now` is job time in seconds and never goes back."""
-    before = job
+    before, policy = job, observe.resized(event, policy)
     if job.result is not None and not isinstance(event, ev.MasterStarted):
         return _too_late(job, event, job.result)
     job, effects, reason = observe.observe(job, event, now, policy)
@@ -93,7 +94,7 @@ def _too_late(job: Job, event: Event, result: Result) -> Decision:
 
 def _stirred(before: Job, job: Job, event: Event) -> bool:
     """Something changed on which rounds depend; for thousands of nodes most reports are not it."""
-    if isinstance(event, ev.Tick | ev.MasterStarted) or job.nodes is not before.nodes:
+    if isinstance(event, ev.Tick | ev.MasterStarted | ev.Resized) or job.nodes is not before.nodes:
         return True
     return (
         job.unit != before.unit
@@ -330,7 +331,9 @@ def _precheck(job: Job, now: float, policy: Policy) -> Next:
     if times:
         reason += f"; {rendezvous.many(len(times), 'node')} never answered"
     reason = _join((reason, prechecks.describe(job.nodes, job.checks, policy)))
-    return end(job, Result(exit_code=int(len(fit) < len(nodes)), reason=reason), now), None, reason
+    bad = len(fit) < len(nodes)
+    cause = Why.UNHEALTHY if bad else ""
+    return end(job, Result(exit_code=int(bad), reason=reason, cause=cause), now), None, reason
 
 
 def _try(job: Job, going: trial.Trial, now: float, policy: Policy) -> Next:
@@ -384,7 +387,8 @@ def _wait(job: Job, plan: rendezvous.Plan, now: float, policy: Policy) -> Next:
         over = max(job.ledger.began, job.lead_since) + policy.join_timeout
         if now >= over:
             reason = f"{plan.reason}, {policy.join_timeout:g} s after the job began"
-            return end(job, Result(exit_code=1, reason=reason), now), None, reason
+            result = Result(exit_code=1, reason=reason, cause=Why.JOIN_TIMEOUT)
+            return end(job, result, now), None, reason
         plan = replace(plan, until=over if plan.until is None else min(plan.until, over))
         return job, plan.until, plan.reason
     if plan.until is not None or policy.below_min_timeout is None:
@@ -395,7 +399,8 @@ def _wait(job: Job, plan: rendezvous.Plan, now: float, policy: Policy) -> Next:
     over = since + policy.below_min_timeout
     if now >= over:
         reason = f"{plan.reason}, for {policy.below_min_timeout:g} s"
-        return end(job, Result(exit_code=1, reason=reason), now), None, reason
+        result = Result(exit_code=1, reason=reason, cause=Why.BELOW_MIN)
+        return end(job, result, now), None, reason
     if job.below_min_since is None:
         job = replace(job, below_min_since=since)
     return job, over, plan.reason

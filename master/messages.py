@@ -7,6 +7,7 @@ from elastic.master.activity import doing
 from elastic.master.checkpoints import Orders
 from elastic.master.culprits import Collective, Seen
 from elastic.master.directive import Directive
+from elastic.master.endings import kind_of
 from elastic.master.events import Failed, Incarnation, NodeId, NodePhase
 from elastic.master.holdings import Holding, Look, Looked, Restore, Said, Shard
 from elastic.master.journal import Note
@@ -166,7 +167,19 @@ def directive(order: Directive, node_id: NodeId, epoch: int) -> pb.ToAgent:
             stop_grace=order.stop_grace,
             exit_code=order.exit_code,
             reason=order.reason,
+            ending=_ending(order) if order.kind == "exit" else None,
         )
+    )
+
+
+def _ending(order: Directive) -> pb.Ending:
+    told = order.ending
+    return pb.Ending(
+        kind=kind_of(order.exit_code, told.cause),
+        rank=told.rank,
+        exception=told.exception,
+        fingerprint=told.fingerprint,
+        step=told.step,
     )
 
 

@@ -78,6 +78,8 @@ class Node:
     """It fell silent with most of the others: it is rather the way from here that broke. Their ranks
     train on, and would all stop for nothing, so it gets longer; who refuses a knock is lost at once."""
     draining: bool = False
+    why: str = ""
+    """It drains, where that is not simply asked for."""
     prepared: bool = False
     """It has a standby, or needs none."""
     probe: Probe | None = None
@@ -158,6 +160,7 @@ def attach(
             changed=now,
             heard=now,
             draining=known.draining if known else False,
+            why=known.why if known else "",
             prepared=known.prepared if same and known else False,
             probe=known.probe if same and known else None,
         )

@@ -22,6 +22,7 @@ from elastic.master.state import (
     Rollback,
     Round,
     Step,
+    Why,
     drain,
     drained,
     end,
@@ -89,7 +90,7 @@ def _master_started(job: Job, event: ev.MasterStarted, now: float, policy: Polic
     job = replace(
         job,
         uid=job.uid or event.job_uid,
-        epoch=job.epoch + 1,
+        epoch=max(job.epoch + 1, event.least_epoch),
         launch=event.launch,
         policy=event.policy,
         nodes=waiting,
@@ -333,7 +334,8 @@ def _restart_asked(job: Job, event: ev.RestartAsked, now: float, policy: Policy)
 def _drain_asked(job: Job, event: ev.DrainAsked, now: float, policy: Policy) -> Step:
     node = None if event.node_id is None else job.nodes.get(event.node_id)
     stay = [n for n in job.nodes.values() if not n.draining and n is not node]
-    if event.node_id is None or (node is not None and not stay):  # nobody would be left
+    last = node is not None and not stay and not policy.supplied  # nobody would be left
+    if event.node_id is None or last:
         reason = f"drained: {one_line(event.reason)}"
         if job.round is None or not job.round.standing:
             return drained(job, reason, now, policy), (), reason
@@ -346,9 +348,63 @@ def _drain_asked(job: Job, event: ev.DrainAsked, now: float, policy: Policy) -> 
     return drain(job, node, reason, now, policy)
 
 
+def _removed(job: Job, event: ev.Removed, now: float, policy: Policy) -> Step:
+    """One change for all; the worst of their causes is charged."""
+    told = {one.node_id: one for one in event.nodes if one.node_id in job.nodes}
+    if not told:
+        return job, (), ""
+    gone = [job.nodes[node_id] for node_id in told]
+    causes = [Cause(told[node.node_id].cause) for node in gone if needed(job, node)]
+    cause = next((c for c in causes if c not in medic.FREE), Cause.PREEMPTED)
+    why = "; ".join(dict.fromkeys(one_line(one.reason) for one in told.values()))
+    return lose(job, gone, cause, f"{_be(gone)} gone: {why}", now, policy)
+
+
+def _withdrawn(job: Job, event: ev.Withdrawn, now: float, policy: Policy) -> Step:
+    leave = {
+        node_id: one_line(reason)
+        for node_id, reason in event.nodes
+        if (node := job.nodes.get(node_id)) is not None and not node.draining
+    }
+    if not leave:
+        return job, (), ""
+    reason = f"{names([*leave])} drain: {'; '.join(dict.fromkeys(leave.values()))}"
+    if any(in_round(job, job.nodes[node_id]) for node_id in leave):
+        job = plan(job, Cause.REQUEST, reason, now, policy)
+    draining = {node_id: replace(job.nodes[node_id], draining=True) for node_id in leave}
+    job = replace(job, nodes={**job.nodes, **draining})
+    return job, (ev.Tell(frozenset(leave)),), reason
+
+
+def _resized(job: Job, event: ev.Resized, now: float, policy: Policy) -> Step:
+    """`policy` has it already: whoever folds the event sees to that (`resized`)."""
+    if job.policy == policy:
+        return job, (), ""
+    job = replace(job, policy=policy, below_min_since=None)
+    return job, (), f"{policy.min_nodes} to {policy.max_nodes} nodes are wanted"
+
+
+def resized(event: Event, policy: Policy) -> Policy:
+    """What holds once an event is taken in."""
+    if not isinstance(event, ev.Resized):
+        return policy
+    return replace(
+        policy,
+        min_nodes=event.min_nodes,
+        max_nodes=event.max_nodes,
+        node_unit=event.node_unit,
+    )
+
+
+def _fail_asked(job: Job, event: ev.FailAsked, now: float, policy: Policy) -> Step:
+    result = Result(exit_code=1, reason=one_line(event.reason), cause=event.cause)
+    job = replace(job, stop_grace=policy.failure_grace)
+    return end(job, result, now, event.cause), (), result.reason
+
+
 def _stopping(job: Job, event: ev.Stopping, now: float, policy: Policy) -> Step:
     reason = one_line(event.reason) or "the master was told to end"
-    result = Result(exit_code=1, reason=reason, resumable=True)
+    result = Result(exit_code=1, reason=reason, resumable=True, cause=Why.STOPPED)
     return end(replace(job, stop_grace=policy.drain_timeout), result, now), (), reason
 
 
@@ -395,6 +451,10 @@ _OBSERVE: dict[type, Callable[[Job, Any, float, Policy], Step]] = {
     ev.Straggling: observe_health.straggling,
     ev.RestartAsked: _restart_asked,
     ev.DrainAsked: _drain_asked,
+    ev.Removed: _removed,
+    ev.Withdrawn: _withdrawn,
+    ev.Resized: _resized,
+    ev.FailAsked: _fail_asked,
     ev.Stopping: _stopping,
     ev.Stalled: _stalled,
     ev.Together: _together,

@@ -12,6 +12,7 @@ from elastic.master.state import (
     Job,
     Round,
     Step,
+    Why,
     candidates,
     doubt,
     drain,
@@ -166,7 +167,7 @@ def straggling(job: Job, event: ev.Straggling, now: float, policy: Policy) -> St
         return job, (), reason
     if not _faster_without(job, current, node, event.share, now, policy):
         return job, (), f"{reason}, and nobody can take its place"
-    return drain(job, node, f"{node.node_id} drains: {reason}", now, policy)
+    return drain(job, node, f"{node.node_id} drains: {reason}", now, policy, Why.STRAGGLER)
 
 
 def _faster_without(

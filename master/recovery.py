@@ -46,6 +46,7 @@ class Cause(StrEnum):
     STORE_LOST = "store lost"
     GROWTH = "more nodes"
     REQUEST = "asked for"
+    PREEMPTED = "preempted"
     UNIT = "rank unit"
     DAMAGED = "checkpoint damaged"
 
@@ -53,7 +54,7 @@ class Cause(StrEnum):
 COUNTED = frozenset({Cause.ERROR, Cause.DEVICE_OOM, Cause.CRASH})
 """These cost one of `max_restarts`."""
 
-FREE = frozenset({Cause.GROWTH, Cause.REQUEST, Cause.UNIT})
+FREE = frozenset({Cause.GROWTH, Cause.REQUEST, Cause.PREEMPTED, Cause.UNIT})
 """These are nobody's fault and cost nothing."""
 
 REGROW = 300.0
@@ -217,7 +218,12 @@ def fingerprint(cause: Cause, root: Observed | None) -> str:
     """What makes two failures the same; empty for what strikes from outside."""
     if cause is Cause.UNIT:
         return str(cause)
-    if root is None or cause in (Cause.NODE_LOST, Cause.AGENT_LOST, Cause.STORE_LOST):
+    if root is None or cause in (
+        Cause.PREEMPTED,
+        Cause.NODE_LOST,
+        Cause.AGENT_LOST,
+        Cause.STORE_LOST,
+    ):
         return ""
     failure = root.failure
     if cause is Cause.KILLED and -failure.exit_code in (signal.SIGKILL, signal.SIGTERM):

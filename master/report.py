@@ -2,13 +2,16 @@
 
 from typing import Any
 
+from elastic.master import endings
 from elastic.master import ledger as books
+from elastic.master.directive import Ended, ended
 from elastic.master.state import Job
 
 
 def report(job: Job, now: float) -> dict[str, Any]:
     """A JSON-able report of `job` at job time `now` (seconds)."""
     ledger = books.closed(job.ledger, now) if job.result is None else job.ledger
+    told = Ended() if job.result is None else ended(job, job.result)
     return {
         "job": job.uid,
         "result": None
@@ -17,6 +20,10 @@ def report(job: Job, now: float) -> dict[str, Any]:
             "outcome": job.result.outcome,
             "exit_code": job.result.exit_code,
             "reason": job.result.reason,
+            "class": str(endings.kind_of(job.result.exit_code, job.result.cause)),
+            "rank": told.rank,
+            "exception": told.exception,
+            "fingerprint": told.fingerprint,
         },
         "rounds": job.last_round,
         "restarts": job.restart_count,

@@ -36,9 +36,17 @@ class Shell:
         policy: Policy,
         launch: str,
         notify: Callable[[Notice], None] | None = None,
+        *,
+        job_uid: str = "",
+        least_epoch: int = 0,
     ) -> None:
-        """notify: gets what somebody is to be told of, once the journal has it."""
-        self.policy = policy
+        """notify: gets what somebody is to be told of, once the journal has it.
+
+        job_uid: of a new job; empty: it makes one up. least_epoch: no lower one is taken.
+        """
+        self._policy = policy
+        self._job_uid = job_uid or uuid4().hex
+        self._least_epoch = least_epoch
         self.job = Job()
         self._journal = journal
         self._launch = launch
@@ -62,7 +70,7 @@ class Shell:
         train, this waits until it can, or until it is told to end.
         """
         job, wall, job_time, entries = self._journal.load()
-        job = replay(job, ((entry.event, entry.job) for entry in entries), self.policy)
+        job = replay(job, ((entry.event, entry.job) for entry in entries), self._policy)
         if last is not None and _older(job, last):
             raise JournalError(
                 f"the journal {self._journal.path} has lost what was written to it: it ends in "
@@ -74,11 +82,16 @@ class Shell:
         gap = min(max(0.0, time.time() - wall), LONGEST_GAP) if wall else 0.0
         self._origin = time.monotonic() - (job_time + gap)
         self.job, self._act = job, act
-        self.fold(ev.MasterStarted(uuid4().hex, self._launch, self.policy))
+        self.fold(ev.MasterStarted(self._job_uid, self._launch, self._policy, self._least_epoch))
         while self.stuck:
             if last is None or last.launch != self._launch or told_to_end.is_set():
                 raise JournalError(f"the journal {self._journal.path} cannot be written")
             await pause(told_to_end)
+
+    @property
+    def policy(self) -> Policy:
+        """What holds now: the range of nodes may have changed since this master began."""
+        return self.job.policy or self._policy
 
     @property
     def stuck(self) -> bool:
@@ -110,7 +123,8 @@ class Shell:
             self._backlog.append(event)
             return
         now = self.now()
-        decision = handle(self.job, event, now, self.policy)
+        policy = self._policy if isinstance(event, ev.MasterStarted) else self.policy
+        decision = handle(self.job, event, now, policy)
         if decision.state is not self.job and not self._write(event, decision.state, now):
             return
         broke = decision.state.ledger.restarts != self.job.ledger.restarts

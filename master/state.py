@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from elastic.master import events as ev
 from elastic.master import ledger as books
@@ -68,6 +69,20 @@ class Rollback:
     """The checkpoint's name, round and step."""
 
 
+class Why(StrEnum):
+    """Why a job or a node's part in it is over, where no failure of a round is the reason."""
+
+    JOIN_TIMEOUT = "too few nodes came"
+    BELOW_MIN = "too few nodes are left"
+    UNHEALTHY = "health check"
+    STRAGGLER = "straggler"
+    STOPPED = "stopped"
+    UNSCHEDULABLE = "unschedulable"
+    QUOTA = "quota exceeded"
+    IMAGE = "image"
+    DEADLINE = "deadline"
+
+
 DRAINED = 213
 """Exit code of a launcher whose job or node was drained: not finished, and not failed."""
 
@@ -78,6 +93,10 @@ class Result:
     reason: str
     resumable: bool = False
     """The same command goes on from here: the job was stopped, it did not end."""
+    cause: str = ""
+    """Of a job that failed: a `Cause` or a `Why`, where one is known."""
+    root: Observed | None = None
+    """The failure that it ended with."""
 
     @property
     def outcome(self) -> str:
@@ -282,7 +301,8 @@ def broken(job: Job, cause: Cause, reason: str, now: float, policy: Policy) -> J
 def fail(job: Job, verdict: medic.Fail, now: float, policy: Policy) -> Job:
     """The job is over because of a failure."""
     job = replace(job, stop_grace=policy.failure_grace)
-    return end(job, Result(exit_code=1, reason=verdict.reason), now, verdict.cause)
+    result = Result(exit_code=1, reason=verdict.reason, cause=str(verdict.cause), root=verdict.root)
+    return end(job, result, now, verdict.cause)
 
 
 def drained(job: Job, reason: str, now: float, policy: Policy) -> Job:
@@ -337,11 +357,11 @@ def doubt(
     return job, f"probing {names([node.node_id for node in nodes])}: {why}"
 
 
-def drain(job: Job, node: Node, reason: str, now: float, policy: Policy) -> Step:
-    """A node leaves; others stay."""
+def drain(job: Job, node: Node, reason: str, now: float, policy: Policy, why: str = "") -> Step:
+    """A node leaves; others stay. why: a `Why`, where it is not simply asked for."""
     if in_round(job, node):
         job = plan(job, Cause.REQUEST, reason, now, policy)
-    job = replace(job, nodes=registry.with_node(job.nodes, replace(node, draining=True)))
+    job = replace(job, nodes=registry.with_node(job.nodes, replace(node, draining=True, why=why)))
     return job, (ev.Tell(frozenset({node.node_id})),), reason
 
 

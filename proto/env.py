@@ -1,7 +1,7 @@
 """Every environment name that passes between our processes, and the one reader of the environment."""
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from elastic.proto.errors import UsageError
@@ -22,6 +22,53 @@ JOB = "ELASTIC_JOB"
 
 ROUND = "ELASTIC_ROUND"
 """Number of the round that a rank belongs to."""
+
+
+# --- k8s/pods.py to elastic-run in a worker pod ---
+
+POD_JOB = "ELASTIC_POD_JOB"
+"""Name of the ElasticJob that this pod is a worker of: the run id."""
+
+POD_NAME = "ELASTIC_POD_NAME"
+"""The pod's own name: the node's id."""
+
+POD_MASTER = "ELASTIC_POD_MASTER"
+"""host:port of the Service of the job's master."""
+
+POD_NODES = "ELASTIC_POD_NODES"
+"""`min:max` of the spec, which decides over --nnodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A worker pod of an ElasticJob, seen from inside."""
+
+    job: str
+    name: str
+    master: str
+    """host:port."""
+    nodes: str
+    """`min:max`."""
+
+
+def pod(environ: Mapping[str, str]) -> Pod | None:
+    """What `environ` says of the pod that this process is in; None: it is in none of ours.
+
+    Raises UsageError.
+    """
+    if not environ.get(POD_JOB):
+        return None
+    missing = [name for name in (POD_NAME, POD_MASTER, POD_NODES) if not environ.get(name)]
+    if missing:
+        raise UsageError(
+            f"{POD_JOB} is set, but {', '.join(missing)} not: leave ELASTIC_POD_* to the operator"
+        )
+    return Pod(
+        job=environ[POD_JOB],
+        name=environ[POD_NAME],
+        master=environ[POD_MASTER],
+        nodes=environ[POD_NODES],
+    )
 
 
 OF_TORCHRUN = frozenset(

@@ -122,7 +122,7 @@ class Welcome(_message.Message):
     def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., heartbeat_interval: _Optional[float] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("kind", "epoch", "round", "node_rank", "num_nodes", "first_rank", "local_world_size", "world_size", "store", "role_first_rank", "role_world_size", "restart_count", "stop_grace", "exit_code", "reason", "prepare", "probe")
+    __slots__ = ("kind", "epoch", "round", "node_rank", "num_nodes", "first_rank", "local_world_size", "world_size", "store", "role_first_rank", "role_world_size", "restart_count", "stop_grace", "exit_code", "reason", "prepare", "probe", "ending")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WAIT: _ClassVar[Directive.Kind]
@@ -148,6 +148,7 @@ class Directive(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
     kind: Directive.Kind
     epoch: int
     round: int
@@ -165,7 +166,22 @@ class Directive(_message.Message):
     reason: str
     prepare: bool
     probe: Probe
-    def __init__(self, kind: _Optional[_Union[Directive.Kind, str]] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., node_rank: _Optional[int] = ..., num_nodes: _Optional[int] = ..., first_rank: _Optional[int] = ..., local_world_size: _Optional[int] = ..., world_size: _Optional[int] = ..., store: _Optional[str] = ..., role_first_rank: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., stop_grace: _Optional[float] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., prepare: bool = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
+    ending: Ending
+    def __init__(self, kind: _Optional[_Union[Directive.Kind, str]] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., node_rank: _Optional[int] = ..., num_nodes: _Optional[int] = ..., first_rank: _Optional[int] = ..., local_world_size: _Optional[int] = ..., world_size: _Optional[int] = ..., store: _Optional[str] = ..., role_first_rank: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., stop_grace: _Optional[float] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., prepare: bool = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ...) -> None: ...
+
+class Ending(_message.Message):
+    __slots__ = ("kind", "rank", "exception", "fingerprint", "step")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    EXCEPTION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    rank: int
+    exception: str
+    fingerprint: str
+    step: int
+    def __init__(self, kind: _Optional[str] = ..., rank: _Optional[int] = ..., exception: _Optional[str] = ..., fingerprint: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("number", "level", "pairs")

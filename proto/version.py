@@ -24,7 +24,7 @@ FIRST = Version(1, 0)
 WIRE = Version(1, 0)
 """Messages between agent, elasticctl and master (`master.proto`)."""
 
-JOURNAL = Version(2, 1)
+JOURNAL = Version(2, 2)
 """Events and snapshots in the master's journal."""
 
 PAGE = Version(1, 0)

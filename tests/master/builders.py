@@ -8,6 +8,7 @@ from elastic.master import events as ev
 from elastic.master.directive import Directive, directive, places
 from elastic.master.events import Event, Incarnation, KnockAnswer, NodeId, NodePhase, RankFailure
 from elastic.master.job import Decision, Job, handle
+from elastic.master.observe import resized
 from elastic.master.policy import Policy
 from tests.master.legal import check
 
@@ -87,7 +88,7 @@ class Core:
 
     def feed(self, event: Event, at: float | None = None) -> Decision:
         self.now = self.now if at is None else at
-        before = self.job
+        before, self.policy = self.job, resized(event, self.policy)
         decision = handle(before, event, self.now, self.policy)
         check(before, event, decision, self.now, self.policy, self.used_stores)
         self.job, self.decision = decision.state, decision

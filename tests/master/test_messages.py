@@ -94,14 +94,14 @@ def test_a_directive_goes_out_whole() -> None:
         role_world_size=6,
     )
     order = Directive(
-        kind="run", round=9, place=place, store="s:1", restart_count=2, stop_grace=1.5,
+        kind="exit", round=9, place=place, store="s:1", restart_count=2, stop_grace=1.5,
         exit_code=213, reason="because", prepare=True, probe=Probe(number=3, level="quick", since=1.0),
     )  # fmt: skip
     sent = messages.directive(order, NodeId("b"), epoch=4).directive
     fields = {field.name for field in pb.Directive.DESCRIPTOR.fields}
     assert {field.name for field, _ in sent.ListFields()} == fields
     assert (sent.kind, sent.epoch, sent.first_rank, sent.role_world_size) == (
-        pb.Directive.RUN,
+        pb.Directive.EXIT,
         4,
         3,
         6,

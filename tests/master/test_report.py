@@ -35,7 +35,11 @@ def test_a_failed_job() -> None:
     core.feed(failed("a", 1, BUG), 21.0)
     found = report(core.job, 99.0)
     assert found["seconds"] == 21.0, "time stands still once it is over"
-    assert found["result"] == {"outcome": "failed", "exit_code": 1, "reason": core.reason()}
+    assert found["result"] == {
+        "outcome": "failed", "exit_code": 1, "reason": core.reason(), "class": "UserError", "rank": 0,
+        "exception": "ValueError: bad value 17",
+        "fingerprint": "script error|1|ValueError|train.py:3 in step|bad value #",
+    }  # fmt: skip
     (seen,) = found["failures"]
     assert (seen["node"], seen["error_type"]) == ("a", "ValueError")
 

@@ -1,0 +1,96 @@
+"""Why launchers end: their exit codes, and the termination log of a container. Real processes."""
+
+import signal
+from pathlib import Path
+
+from elastic.proto import env
+from elastic.proto.ending import Ended, Ending, from_json
+from tests.e2e.harness import Job
+
+
+def termination_log(job: Job, name: str) -> tuple[str, str]:
+    path = job.folder / f"{name}.termination"
+    path.touch()
+    return "--termination-log", str(path)
+
+
+def said(job: Job, name: str) -> Ending:
+    found = from_json((job.folder / f"{name}.termination").read_text())
+    assert found is not None, job.dump()
+    return found
+
+
+def test_an_error_of_the_script(job: Job) -> None:
+    log = termination_log(job, "a")
+    job.start("--exit-codes", "detailed", *log, script=("--fault", "step:raise:1:1"))
+    job.ends(1)
+    told = said(job, "a")
+    assert (told.kind, told.rank, told.step) == (Ended.USER_ERROR, 1, 0)
+    assert told.exception
+    assert told.fingerprint.startswith("script error|1|")
+    result = job.report()["result"]
+    assert (result["class"], result["fingerprint"]) == (told.kind, told.fingerprint)
+
+
+def test_nobody_came(job: Job) -> None:
+    log = termination_log(job, "a")
+    job.start("--exit-codes", "detailed", "--join-timeout", "0.5", *log, nodes="2")
+    job.ends(214)
+    assert said(job, "a").kind is Ended.RENDEZVOUS_TIMEOUT
+
+
+def test_torchruns_code_stays_without_the_flag(job: Job) -> None:
+    log = termination_log(job, "a")
+    job.start("--join-timeout", "0.5", *log, nodes="2")
+    job.ends(1)
+    assert said(job, "a").kind is Ended.RENDEZVOUS_TIMEOUT
+
+
+def test_no_master(job: Job) -> None:
+    flags = ("--join-timeout", "0.5", "--rdzv-conf", "is_host=false", "--exit-codes", "detailed")
+    job.start(*flags, *termination_log(job, "a"), nodes="2")
+    job.ends(210)
+    assert said(job, "a").kind is Ended.MASTER_LOST
+
+
+def test_too_few_are_left(job: Job) -> None:
+    flags = ("--below-min-timeout", "4", "--exit-codes", "detailed")
+    job.start(*flags, *termination_log(job, "a"), nodes="2", nproc=1)
+    second = job.start(*flags, nodes="2", nproc=1)
+    job.wait_for_steps(2)
+    second.signal(signal.SIGTERM)
+    assert second.exit_code() == 1, job.dump()
+    job.ends(216, 1)
+    assert said(job, "a").kind is Ended.BELOW_MIN
+
+
+def test_a_mistake_on_the_command_line(job: Job) -> None:
+    job.start("--require-token", *termination_log(job, "a"))
+    job.ends(2)
+    assert said(job, "a").kind is Ended.USAGE
+
+
+def test_in_a_pod_of_an_elasticjob(job: Job, tmp_path: Path) -> None:
+    """It joins whoever the Service's name leads to, whatever its command line says of nodes; SIGTERM
+    drains it, though it was to be passed on."""
+    job.start("--last-call", "0.2", nodes="1:2", nproc=1)
+    first = job.wait_for_steps(1)
+    pod = {
+        env.POD_JOB: "job",
+        env.POD_NAME: "job-worker-1-r0",
+        env.POD_MASTER: f"{job.address}:{job.port}",
+        env.POD_NODES: "1:2",
+    }
+    flags = ("--nnodes", "7", "--standalone", "--signals-to-handle", "SIGTERM,SIGINT")
+    log = termination_log(job, "b")
+    second = job.start(*flags, *log, nodes="7", nproc=1, environ=pod)
+    grown = job.wait_for_steps(2, after=first)
+    assert "job-worker-1-r0 attached" in "".join(job.events())
+    line = "in a pod of ElasticJob job its spec's range, 1:2 nodes, decides; --standalone does not"
+    assert line in second.said()
+    second.signal(signal.SIGTERM)
+    assert second.exit_code() == 213, job.dump()
+    assert said(job, "b").kind is Ended.DRAINED
+    job.wait_for_steps(1, after=grown)
+    job.finish()
+    job.ends(0, 213)

@@ -1,0 +1,110 @@
+"""A cluster that gives and takes nodes while the job runs."""
+
+from dataclasses import replace
+
+from elastic.master import events as ev
+from elastic.master.directive import directive, places
+from elastic.master.events import NodeId
+from elastic.master.policy import Policy
+from elastic.master.recovery import Cause
+from elastic.master.state import Why
+from tests.master.builders import Core, attached, drain, spare
+
+POLICY = Policy(min_nodes=1, max_nodes=4, supplied=True, last_call=0.0, preparation=0.0)
+
+
+def running(*nodes: str, policy: Policy = POLICY) -> Core:
+    core = Core(policy)
+    core.feed(ev.MasterStarted("uid", "launch", policy), 0.0)
+    core.feed(ev.Attached(tuple(n for name in nodes for n in attached(name).nodes)), 0.0)
+    core.feed(ev.Progressed(1, 1), 1.0)
+    assert seats(core) == set(nodes)
+    spare(core)
+    return core
+
+
+def seats(core: Core) -> set[str]:
+    current = core.job.round
+    return {s.node_id for s in current.seats} if current is not None and current.standing else set()
+
+
+def gone(*nodes: str, cause: Cause = Cause.NODE_LOST) -> ev.Removed:
+    return ev.Removed(
+        tuple(ev.Removal(node_id=NodeId(n), cause=cause, reason=f"pod {n} is gone") for n in nodes)
+    )
+
+
+def test_pods_that_are_gone_are_one_change() -> None:
+    core = running("a", "b", "c", "d")
+    core.feed(gone("c", "d"), 5.0)
+    assert seats(core) == {"a", "b"}
+    assert core.job.last_round == 2
+    assert core.job.ledger.restarts == {Cause.NODE_LOST: 1}
+
+
+def test_a_preemption_costs_nothing_and_a_fault_beside_it_does() -> None:
+    core = running("a", "b", "c", "d")
+    core.feed(gone("d", cause=Cause.PREEMPTED), 5.0)
+    assert core.job.recovery.faults == 0
+    both = ev.Removed(gone("b", cause=Cause.PREEMPTED).nodes + gone("c").nodes)
+    spare(core)
+    core.feed(both, 6.0)
+    assert core.job.recovery.faults == 1
+    assert seats(core) == {"a"}
+
+
+def test_what_is_not_known_changes_nothing() -> None:
+    core = running("a")
+    before = core.job
+    core.feed(gone("x"), 5.0)
+    core.feed(ev.Withdrawn(((NodeId("x"), "scaled"),)), 5.0)
+    assert core.job is before
+
+
+def test_victims_of_a_shrink_leave_in_one_change_with_time_to_save() -> None:
+    core = running("a", "b", "c", "d")
+    core.feed(ev.Saving(1), 2.0)
+    core.feed(ev.Resized(min_nodes=1, max_nodes=2), 5.0)
+    core.feed(ev.Withdrawn(((NodeId("c"), "2 are wanted"), (NodeId("d"), "2 are wanted"))), 5.0)
+    assert seats(core) == {"a", "b", "c", "d"}, "until all have saved a step"
+    core.feed(ev.Met(1, 7), 6.0)
+    assert seats(core) == {"a", "b"}
+    assert core.job.last_round == 2
+    told = directive(core.job, NodeId("d"), places(core.job.round))
+    assert (told.kind, told.exit_code) == ("exit", 213)
+
+
+def test_a_larger_range_lets_those_who_wait_in() -> None:
+    core = Core(replace(POLICY, max_nodes=1))
+    core.feed(attached("a"), 0.0)
+    core.feed(attached("b"), 1.0)
+    assert seats(core) == {"a"}
+    spare(core)
+    core.feed(ev.Resized(min_nodes=1, max_nodes=2), 100.0)
+    core.feed(ev.Tick(), 101.0)
+    assert seats(core) == {"a", "b"}
+
+
+def test_the_job_outlives_its_last_node() -> None:
+    core = running("a")
+    core.feed(drain("a"), 5.0)
+    assert core.job.result is None
+    core.feed(gone("a", cause=Cause.PREEMPTED), 6.0)
+    assert core.job.result is None
+    core.feed(attached("a2"), 9.0)
+    assert seats(core) == {"a2"}
+
+
+def test_the_cluster_cannot_give_what_is_needed() -> None:
+    core = running("a")
+    core.feed(ev.FailAsked(cause=Why.IMAGE, reason="no image repo/x:1"), 5.0)
+    assert core.job.result is not None
+    assert (core.job.result.exit_code, core.job.result.cause) == (1, Why.IMAGE)
+
+
+def test_no_epoch_is_used_twice_where_a_journal_was_lost() -> None:
+    core = Core(POLICY)
+    core.feed(ev.MasterStarted("uid", "one", POLICY, 2 << 16), 0.0)
+    assert core.job.epoch == 2 << 16
+    core.feed(ev.MasterStarted("uid", "two", POLICY, 2 << 16), 1.0)
+    assert core.job.epoch == (2 << 16) + 1
