@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from urllib3.exceptions import HTTPError
 
+from elastic.agent import prctl
 from scripts.kubernetes.assets import Assets
 from scripts.kubernetes.client import CORE, Access, ApiError, Client, access
 
@@ -196,6 +197,8 @@ def _running(log: Path, command: list[str]) -> Iterator[subprocess.Popen[bytes]]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
             start_new_session=True,
+            # A test run that is killed leaves no server; noqa: it is one call of libc's.
+            preexec_fn=prctl.set_pdeathsig,  # noqa: PLW1509
         )  # fmt: skip
     try:
         yield process

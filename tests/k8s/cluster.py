@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from elastic.agent import prctl
 from scripts.kubernetes import words
 from scripts.kubernetes.client import CORE, ApiError, Client
 from scripts.kubernetes.kubelet import READY
@@ -186,6 +187,8 @@ def run_kubelet(namespace: Namespace, folder: Path, *arguments: str) -> Iterator
         kubelet = subprocess.Popen(
             [*command, f"--folder={folder}", *arguments],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True,
+            # A test run that is killed leaves no pod; noqa: it is one call of libc's.
+            preexec_fn=prctl.set_pdeathsig,  # noqa: PLW1509
         )  # fmt: skip
     assert kubelet.stdout is not None
     try:
