@@ -1,7 +1,8 @@
 """`elasticctl`: look at a job and tell it things. Finds the job by its folder or by its master's
 address; its verbs are entry points, found by name, none of them imported here.
 
-Exit codes: 0 done, 1 it could not be done (one line says why and what to do), 2 usage, 130 ^C.
+Exit codes: 0 done, 1 it could not be done (one line says why and what to do), 2 usage, 130 ^C; verbs
+that speak to a cluster: 3 it is not there, 4 not in time, 5 not allowed, too.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from elastic.proto.errors import (
     UsageError,
 )
 from elastic.proto.security import TOKEN, Security, read_token
-from elastic.proto.verbs import GROUP, Context, Job, text
+from elastic.proto.verbs import GROUP, Context, Job, forms_of, text
 from elastic.proto.visible import visible
 
 PATIENCE = 2.0
@@ -52,9 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     verbs = {point.name: point for point in entry_points(group=GROUP)}
     parser = _parser(verbs)
-    args = parser.parse_args(argv)
+    ours = argv.index("--") if "--" in argv else len(argv)  # behind it is a command of the user's
+    args = parser.parse_args(argv[:ours])
     # The general options may stand behind the verb too.
     args, rest = _general(add_help=False).parse_known_args(args.rest, args)
+    rest += argv[ours:]
     _check(parser, args)
     if not verbs:
         _say(
@@ -63,9 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     if args.verb not in verbs:
         parser.error(f"there is no verb {args.verb!r}: write one of {', '.join(sorted(verbs))}")
-    context = Context(out=_Terminal(json=args.output == "json"), find=lambda: _find(parser, args))
+    verb = verbs[args.verb].load()
+    if args.output not in (may := forms_of(verb)):
+        parser.error(f"{args.verb} has no form {args.output!r}: write -o {' or '.join(may)}")
+    context = Context(out=_Terminal(args.output), find=lambda: _find(parser, args))
     try:
-        return int(verbs[args.verb].load()(context, rest))
+        return int(verb(context, rest))
     except ElasticError as error:
         _say(error)
         return 1
@@ -97,8 +103,17 @@ def _general(**settings: Any) -> "_Parser":
     where.add_argument(
         "--master", metavar="HOST:PORT", type=text, help="address of the job's master"
     )
+    where.add_argument(
+        "--job",
+        metavar="[NAMESPACE/]NAME",
+        type=text,
+        help="an ElasticJob of the kubeconfig's cluster and namespace",
+    )
     parser.add_argument(
-        "-o", dest="output", choices=("table", "json"), help="form of the answer (table)"
+        "-o",
+        dest="output",
+        choices=("table", "wide", "json", "yaml", "name"),
+        help="form of the answer (table); wide, yaml and name: of what is in a cluster",
     )
     parser.add_argument(
         "--token-file", metavar="FILE", help=f"file with the job's token (${TOKEN})"
@@ -119,7 +134,7 @@ def _parser(verbs: Mapping[str, EntryPoint]) -> argparse.ArgumentParser:
     )
     parser.verbs = verbs
     parser.set_defaults(
-        dir=None, master=None, output="table",
+        dir=None, master=None, job=None, output="table",
         token_file=None, tls_cert=None, tls_key=None, tls_ca=None,
     )  # fmt: skip
     parser.add_argument("verb", metavar="VERB", help="what to do")
@@ -142,11 +157,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    for flag, given in (("--dir", args.dir), ("--master", args.master)):
+    named = {"--dir": args.dir, "--master": args.master, "--job": args.job}
+    for flag, given in named.items():
         if given == "":  # an unset variable must not drain whatever job is the newest
             parser.error(f"{flag} is empty: say which job, or leave it out")
-    if args.dir and args.master:
-        parser.error("--dir and --master both say which job: give one of them")
+    if len(said := [flag for flag, given in named.items() if given]) > 1:
+        parser.error(f"{' and '.join(said)} both say which job: give one of them")
     if args.master and not args.master.rpartition(":")[2].isdecimal():
         parser.error(f"--master {args.master}: write HOST:PORT")
     if len({args.tls_cert is None, args.tls_key is None, args.tls_ca is None}) > 1:
@@ -158,6 +174,8 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 
 def _find(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Job:
     security = _security(parser, args)
+    if args.job:
+        return _in_cluster(args.job, security)
     if args.master:
         status = asyncio.run(_ask(args.master, security, 0.0))
         return Job(
@@ -173,6 +191,22 @@ def _find(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Job:
             "--log-dir when it was started, or its master's address (--master)"
         )
     return _in_folder(folder, security)
+
+
+def _in_cluster(name: str, security: Security) -> Job:
+    from elastic.k8s import finding  # a cluster's client takes its time, and other jobs need none
+
+    found = asyncio.run(finding.master(name))
+    security = replace(security, token=security.token or found.token)
+    try:
+        status = asyncio.run(_ask(found.address, security, PATIENCE))
+    except MasterUnreachable as error:
+        space, _, pod = found.pod.partition("/")
+        raise MasterUnreachable(
+            f"{error} Pods are reached from inside the cluster: run `kubectl -n {space} port-forward "
+            f"pod/{pod} {found.port}`, and beside it elasticctl with --master 127.0.0.1:{found.port}"
+        ) from error
+    return Job(name=name, folder=None, master=found.address, status=status, security=security)
 
 
 def _in_folder(folder: Path, security: Security) -> Job:
@@ -246,8 +280,9 @@ class _Terminal:
     terminal wraps them, and a pipe wants them whole.
     """
 
-    def __init__(self, *, json: bool) -> None:
-        self.json = json
+    def __init__(self, form: str) -> None:
+        self.form = form
+        self.json = form == "json"
         self._console = Console(highlight=False, markup=False, emoji=False, width=1 << 16)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from elastic.proto import master_pb2 as pb
 from elastic.proto.security import Security
@@ -35,6 +35,8 @@ class Output(Protocol):
 
     json: bool
     """JSON instead of tables."""
+    form: str
+    """What `-o` says: table or json, and for verbs that say so (`forms`) others."""
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Columns as wide as they need to be."""
@@ -59,6 +61,28 @@ class Context:
     out: Output
     find: Callable[[], Job]
     """Find the job; raises ElasticError. A verb reads its arguments first."""
+
+
+FORMS = ("table", "json")
+"""What `-o` may say to a verb that does not say it itself."""
+
+Verb = TypeVar("Verb", bound=Callable[..., int])
+
+
+def forms(*names: str) -> Callable[[Verb], Verb]:
+    """Let `-o` say these to a verb."""
+
+    def mark(verb: Verb) -> Verb:
+        vars(verb)["forms"] = names
+        return verb
+
+    return mark
+
+
+def forms_of(verb: Callable[..., int]) -> Sequence[str]:
+    """What `-o` may say to it."""
+    found: Sequence[str] = vars(verb).get("forms", FORMS)
+    return found
 
 
 def text(argument: str) -> str:

@@ -249,12 +249,20 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Json | None = None,
         content: str = JSON,
+        accept: str = JSON,
         timeout: float = TIMEOUT,
         urgent: bool = False,
     ) -> Json:
         """One call, its answer's JSON; urgent: it does not wait for its turn. Raises ApiError."""
         data = await self._bytes(
-            method, path, query or {}, body=body, content=content, timeout=timeout, urgent=urgent
+            method,
+            path,
+            query or {},
+            body=body,
+            content=content,
+            accept=accept,
+            timeout=timeout,
+            urgent=urgent,
         )
         try:
             answer = json.loads(data)
@@ -270,6 +278,7 @@ class Api:
         *,
         body: Json | None = None,
         content: str = JSON,
+        accept: str = JSON,
         timeout: float = TIMEOUT,
         urgent: bool = False,
     ) -> bytes:
@@ -279,7 +288,7 @@ class Api:
                 await self._pace.turn()
             try:
                 async with self._answer(
-                    method, path, query, body=body, content=content, limits=limits
+                    method, path, query, body=body, content=content, accept=accept, limits=limits
                 ) as answer:
                     return bytes(await answer.read())
             except Unauthorized:
@@ -297,12 +306,13 @@ class Api:
         limits: Mapping[str, float | None],
         body: Json | None = None,
         content: str = JSON,
+        accept: str = JSON,
     ) -> AsyncIterator[Any]:
         """The answer to a call, its body not read yet (aiohttp.ClientResponse)."""
         aiohttp = importlib.import_module("aiohttp")
         url = self._client.configuration.host + path
         url += f"?{urlencode(query)}" if query else ""
-        headers = {"Accept": JSON, "Content-Type": content, "User-Agent": self._agent}
+        headers = {"Accept": accept, "Content-Type": content, "User-Agent": self._agent}
         try:
             await self._client.update_params_for_auth(
                 headers, {}, ["BearerToken"], path, method, body

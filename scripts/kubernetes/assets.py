@@ -149,9 +149,22 @@ class _Build:
             "GO111MODULE": "off",  # all that it needs is in its vendor folder
             "PATH": f"/usr/lib/go/bin:{os.environ['PATH']}",  # Debian's, whatever else is there
         }
+        self._mend(tree)
         # Its OpenAPI is generated first, so a plain `go build` does not do.
         self._run("make", "WHAT=cmd/kube-apiserver", cwd=link, environ=environ)
         return tree / "_output" / "local" / "go" / "bin" / "kube-apiserver"
+
+    def _mend(self, tree: Path) -> None:
+        """reflect2 1.0.1 walks maps as Go did before 1.18, and so a server that Debian's Go builds
+        dies at a custom resource; Debian has 1.0.2, too."""
+        self._run("apt-get", "-qq", "download", "golang-github-modern-go-reflect2-dev")
+        (package,) = self._folder.glob("golang-github-modern-go-reflect2-dev_*.deb")
+        self._run("dpkg-deb", "-x", package.name, "reflect2")
+        inside = Path("github.com/modern-go/reflect2")
+        vendored = tree / "vendor" / inside
+        shutil.rmtree(vendored)
+        source = self._folder / "reflect2" / "usr/share/gocode/src" / inside
+        shutil.copytree(source, vendored, ignore=shutil.ignore_patterns("*_test.go", "test"))
 
     def _run(
         self, *command: str, cwd: Path | None = None, environ: dict[str, str] | None = None

@@ -281,8 +281,9 @@ def test_foreign_server(ask: Ask) -> None:
         (
             ("whistle",),
             (
-                "there is no verb 'whistle': write one of ckpt, data, drain, events, generate, "
-                "hf, logs, probe, restart, status, why"
+                "there is no verb 'whistle': write one of "
+                "ckpt, data, delete, drain, events, generate, hf, logs, ls, probe, restart, resume, scale, "
+                "status, submit, suspend, why"
             ),
         ),
         (("--master", "host", "status"), "write HOST:PORT"),

@@ -5,11 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from scripts.kubernetes import assets
-from scripts.kubernetes.client import Client, access
+from scripts.kubernetes.client import ApiError, Client, access
 from scripts.kubernetes.server import Server, serve
 from tests.k8s.cluster import Cluster, Namespace, make_namespace, run_kubelet
+from tests.waiting import wait_for
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +52,23 @@ def cluster(namespace: Namespace, tmp_path: Path) -> Iterator[Cluster]:
     """The namespace with three nodes on which its pods run."""
     with run_kubelet(namespace, tmp_path / "kubelet") as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def crd(kube: Client) -> None:
+    """The server knows ElasticJobs."""
+    file = Path(__file__).parents[2] / "k8s" / "manifests" / "crd.yaml"
+    if not file.exists():
+        pytest.skip("there is no CRD yet: k8s/manifests/crd.yaml")
+    kube.apply(f"{CRDS}/elasticjobs.elastic-runtime.dev", yaml.safe_load(file.read_text()))
+    wait_for("elasticjobs", lambda: _served(kube))
+
+
+def _served(kube: Client) -> bool:
+    try:
+        kube.get("/apis/elastic-runtime.dev/v1alpha1/elasticjobs")
+    except ApiError as error:
+        if error.code != 404:
+            raise
+        return False
+    return True

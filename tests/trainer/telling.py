@@ -12,6 +12,7 @@ class Told:
 
     def __init__(self, *, json: bool = False) -> None:
         self.json = json
+        self.form = "json" if json else "table"
         self.out = ""
         self.notes: list[str] = []
         self.context = Context(out=self, find=_no_job)
