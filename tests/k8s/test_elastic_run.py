@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from elastic.proto.ending import Ended, from_json
 from tests.k8s.cluster import Cluster
 from tests.waiting import wait_for
 
@@ -71,3 +74,27 @@ def test_two_pods_train_and_a_third_takes_the_place_of_a_deleted_one(
     stop.touch()
     for name in ("zero", "second"):
         cluster.wait_phase(name, "Succeeded")
+
+
+@pytest.mark.parametrize(
+    ("flags", "body", "code", "kind"),
+    [
+        (("--standalone",), "raise ValueError('no')", 1, Ended.USER_ERROR),
+        (("--nnodes=2", "--rdzv-conf=is_host=true,join_timeout=0.5", "--rdzv-backend=c10d",
+          "--rdzv-endpoint=$(IP):29400"), "", 214, Ended.RENDEZVOUS_TIMEOUT),
+        (("--nnodes=2:1",), "", 2, Ended.USAGE),
+    ],
+)  # fmt: skip
+def test_why_it_ended_is_in_the_pods_status(
+    cluster: Cluster, tmp_path: Path, flags: tuple[str, ...], body: str, code: int, kind: Ended
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(body)
+    ip = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    cluster.start("ends", "elastic-run", "--exit-codes=detailed", *flags, str(script),
+                  container={"env": [ip]})  # fmt: skip
+    pod = cluster.wait_phase("ends", "Failed")
+    ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+    told = from_json(ended.get("message", ""))
+    assert told is not None, cluster.log("ends")
+    assert (ended["exitCode"], told.kind) == (code, kind)
