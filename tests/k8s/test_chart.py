@@ -1,0 +1,141 @@
+"""The Helm chart, linted and rendered by Helm's own engine; its objects taken by a real API server."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import helm_python as helm
+import pytest
+import yaml
+
+from tests.k8s.cluster import Namespace
+
+CHART = Path(__file__).parents[2] / "k8s" / "chart"
+CRD = CHART.parent / "manifests" / "crd.yaml"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+
+
+def rendered(chart: Path = CHART, namespace: str = "team", **values: Any) -> list[dict[str, Any]]:
+    values = {"crds": {"enabled": False}, **values}
+    files = helm.Chart.load(str(chart)).render(values, name="elastic", namespace=namespace)
+    return [body for text in files.values() for body in yaml.safe_load_all(text) if body]
+
+
+def of(kind: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [body for body in bodies if body["kind"] == kind]
+
+
+def test_helm_has_nothing_to_say_against_it() -> None:
+    report = helm.lint(str(CHART), {"crds": {"enabled": False}}, strict=True)
+    assert report["errors"] == []
+    assert [one for one in report["messages"] if one["severity"] > 1] == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"replica": 3}, {"replicas": "3"}, {"namespaces": ["Team"]}, {"image": {"tag": "x"}, "x": 1},
+        {"crds": {"enable": True}}, {"metrics": {"port": 80}}, {"nodes": {"watch": "yes"}},
+    ],
+)  # fmt: skip
+def test_values_that_mean_nothing_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(helm.HelmValuesError):
+        rendered(**values)
+
+
+def test_by_default_nothing_is_granted_outside_the_releases_namespace() -> None:
+    bodies = rendered(aggregateRoles=False)
+    assert {body["kind"] for body in bodies} == {
+        "Deployment", "PodDisruptionBudget", "Role", "RoleBinding", "ServiceAccount",
+    }  # fmt: skip
+    assert {body["metadata"]["namespace"] for body in bodies} == {"team"}
+    rules = [rule for role in of("Role", bodies) for rule in role["rules"]]
+    assert not [rule for rule in rules if "*" in (*rule["verbs"], *rule["resources"])]
+    assert not [rule for rule in rules if "pods/exec" in rule["resources"]]
+
+
+def test_each_namespace_of_jobs_gets_a_role_and_is_named_to_the_operator() -> None:
+    bodies = rendered(namespaces=["a", "b"], replicas=1)
+    roles = [(role["metadata"]["namespace"]) for role in of("Role", bodies)]
+    assert roles == ["a", "b", "team"]  # the last for its Lease
+    for binding in of("RoleBinding", bodies):
+        assert binding["subjects"][0]["namespace"] == "team"
+    (deployment,) = of("Deployment", bodies)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    args = container["args"]
+    named = [args[n + 1] for n, word in enumerate(args) if word == "--namespace"]
+    assert named == ["a", "b"]
+    assert not of("PodDisruptionBudget", bodies)  # it would keep the only one for ever
+
+
+@pytest.mark.parametrize(
+    ("nodes", "verbs"),
+    [
+        ({}, None),
+        ({"watch": True}, ["get", "list", "watch"]),
+        ({"taint": True}, ["get", "list", "watch", "patch"]),
+    ],
+)
+def test_nodes_are_an_option(nodes: dict[str, bool], verbs: list[str] | None) -> None:
+    bodies = rendered(nodes=nodes, aggregateRoles=False)
+    found = of("ClusterRole", bodies)
+    assert [role["rules"][0]["verbs"] for role in found] == ([verbs] if verbs else [])
+    (deployment,) = of("Deployment", bodies)
+    args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert ("--allow-node-taint" in args) == bool(nodes.get("taint"))
+
+
+def test_the_operator_is_not_root_and_can_change_nothing_in_its_image() -> None:
+    (deployment,) = of("Deployment", rendered())
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+@pytest.mark.skipif(not CRD.exists(), reason="there is no CRD yet: k8s/manifests/crd.yaml")
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_crd_comes_along_and_stays(tmp_path: Path, keep: bool) -> None:
+    chart = shutil.copytree(CHART, tmp_path / "chart")
+    shutil.copy(CRD, chart / "files" / "crd.yaml")
+    crd = yaml.safe_load(CRD.read_text())
+    (found,) = of("CustomResourceDefinition", rendered(chart, crds={"enabled": True, "keep": keep}))
+    assert found["spec"] == crd["spec"]
+    notes = found["metadata"].get("annotations", {})
+    assert (notes.get("helm.sh/resource-policy") == "keep") == keep
+
+
+def test_a_chart_without_its_crd_says_so() -> None:
+    if (CHART / "files" / "crd.yaml").exists():
+        pytest.skip("it has it")
+    with pytest.raises(helm.HelmRenderError, match="make crd"):
+        rendered(crds={"enabled": True})
+
+
+PATHS = {
+    "Deployment": ("/apis/apps/v1", "deployments"),
+    "Role": (RBAC, "roles"),
+    "RoleBinding": (RBAC, "rolebindings"),
+    "ServiceAccount": ("/api/v1", "serviceaccounts"),
+}
+
+
+@pytest.mark.xdist_group("kubernetes")
+def test_a_real_server_takes_its_objects(namespace: Namespace) -> None:
+    for body in rendered(namespace=namespace.name):
+        kind = body["kind"]
+        if kind in PATHS:
+            group, plural = PATHS[kind]
+            path = namespace.path(plural, group=group)
+        elif kind == "ClusterRole":
+            path = f"{RBAC}/clusterroles"
+        else:
+            assert (
+                kind == "PodDisruptionBudget"
+            )  # policy/v1 came with 1.21: the test server has none
+            continue
+        namespace.client.call("POST", path, body, query={"dryRun": "All"})
