@@ -17,7 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-CACHE = Path.home() / ".cache" / "elastic" / "kubernetes"
+RECIPE = 2
+"""Raised with a change of the build, so that no older one's server is used."""
+CACHE = Path.home() / ".cache" / "elastic" / "kubernetes" / str(RECIPE)
 TOOLS = ("golang-go", "dpkg-dev", "rsync", "jq", "make", "gcc", "libc6-dev")
 """Packages that the build needs; what they bring is left installed."""
 
