@@ -14,6 +14,8 @@ class Policy:
     """A round takes at most this many; the rest wait as hot spares."""
     node_unit: int = 1
     """A round holds a multiple of this many nodes."""
+    sizes: tuple[int, ...] = ()
+    """A round holds one of these numbers of nodes; empty: any multiple of the unit."""
     supplied: bool = False
     """A cluster puts new nodes in the place of those that go: the job outlives its last one."""
     rank_unit: int = 1

@@ -114,7 +114,10 @@ def could_grow(
 
 
 def _legal_size(here: int, policy: Policy) -> int:
-    size = min(here, policy.max_nodes) // policy.node_unit * policy.node_unit
+    most = min(here, policy.max_nodes)
+    if policy.sizes:
+        return max((s for s in policy.sizes if policy.min_nodes <= s <= most), default=0)
+    size = most // policy.node_unit * policy.node_unit
     return size if size >= policy.min_nodes else 0
 
 
@@ -167,7 +170,7 @@ def _spread_out(
                 shares[index] = min(nodes[index].slots, left // (size - done))
                 left -= shares[index]
             return _seats(nodes, shares)
-        size -= policy.node_unit
+        size = _legal_size(size - 1, policy)
     return ()
 
 

@@ -108,3 +108,13 @@ def test_no_epoch_is_used_twice_where_a_journal_was_lost() -> None:
     assert core.job.epoch == 2 << 16
     core.feed(ev.MasterStarted("uid", "two", POLICY, 2 << 16), 1.0)
     assert core.job.epoch == (2 << 16) + 1
+
+
+def test_only_certain_sizes_are_legal() -> None:
+    core = running("a", "b", "c", "d", policy=replace(POLICY, sizes=(1, 2, 4)))
+    core.feed(gone("d"), 5.0)
+    assert seats(core) == {"a", "b"}, "not three"
+    spare(core)
+    core.feed(attached("e"), 50.0)
+    core.feed(ev.Tick(), 60.0)
+    assert seats(core) == {"a", "b", "c", "e"}

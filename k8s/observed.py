@@ -1,0 +1,103 @@
+"""What is seen of a cluster, as small frozen data, from the API server's raw JSON. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+MAIN = "main"
+"""Name of the container that trains; where there is none, it is the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A worker pod."""
+
+    name: str
+    uid: str
+    slot: int
+    """Its place among the job's pods; its name has it."""
+    attempt: int
+    """How many pods had that slot before it."""
+    node: str = ""
+    """Where it was put; empty: nowhere yet."""
+    phase: str = "Pending"
+    created: float = 0.0
+    """In seconds of Unix."""
+    deleting: bool = False
+    ready: bool = False
+    conditions: tuple[tuple[str, str, str], ...] = ()
+    """Type, status and reason of each."""
+    unschedulable: str = ""
+    """The scheduler's words, where it found no place."""
+    reason: str = ""
+    """Of the whole pod: Evicted, NodeLost, ..."""
+    message: str = ""
+    waiting: str = ""
+    """Why the container does not run: ImagePullBackOff, ..."""
+    waiting_message: str = ""
+    exit_code: int | None = None
+    """The container's, once it has ended."""
+    ended: str = ""
+    """Kubernetes' reason for that: OOMKilled, Error, Completed, ..."""
+    last_words: str = ""
+    """What the container left in its termination log."""
+
+    @property
+    def over(self) -> bool:
+        """Nothing of it runs, and nothing ever will."""
+        return self.phase in ("Succeeded", "Failed") or self.exit_code is not None
+
+    @property
+    def alive(self) -> bool:
+        """It runs or will, and nobody takes it away."""
+        return not self.over and not self.deleting
+
+
+def pod(raw: Mapping[str, Any], slot: int, attempt: int) -> Pod:
+    """slot, attempt: as its labels say, which whoever made them reads."""
+    meta, status = raw.get("metadata") or {}, raw.get("status") or {}
+    conditions = tuple(
+        (c.get("type", ""), c.get("status", ""), c.get("reason") or "")
+        for c in status.get("conditions") or ()
+    )
+    scheduled: Mapping[str, Any] = next(
+        (c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {}
+    )
+    container = _main(status.get("containerStatuses") or ())
+    state = container.get("state") or {}
+    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    unplaced = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    return Pod(
+        name=meta.get("name", ""),
+        uid=meta.get("uid", ""),
+        slot=slot,
+        attempt=attempt,
+        node=(raw.get("spec") or {}).get("nodeName") or "",
+        phase=status.get("phase") or "Pending",
+        created=seconds(meta.get("creationTimestamp")),
+        deleting=bool(meta.get("deletionTimestamp")),
+        ready=("Ready", "True") in {(kind, state) for kind, state, _ in conditions},
+        conditions=conditions,
+        unschedulable=(scheduled.get("message") or "no node has room") if unplaced else "",
+        reason=status.get("reason") or "",
+        message=status.get("message") or "",
+        waiting=waiting.get("reason") or "",
+        waiting_message=waiting.get("message") or "",
+        exit_code=ended.get("exitCode"),
+        ended=ended.get("reason") or "",
+        last_words=ended.get("message") or "",
+    )
+
+
+def seconds(stamp: str | None) -> float:
+    """Of Unix; 0 where there is no time, or none that can be read."""
+    try:
+        return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
+    except ValueError:
+        return 0.0
+
+
+def _main(statuses: Any) -> Mapping[str, Any]:
+    named = [s for s in statuses if s.get("name") == MAIN]
+    return next(iter([*named, *statuses]), {})

@@ -1,0 +1,379 @@
+"""Which worker pods there should be: who is missing, who goes, who only waits. Pure.
+
+Pods are alike: a slot is a number in a name, and a place among the ranks is the master's to give. There
+are as many pods as the world's size and the hot spares together; who finds no place there is a spare. A
+replacement has the slot of the one before, the next attempt, and so a name of its own: nothing waits for
+a pod that is stuck in its end.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from elastic.k8s import causes
+from elastic.k8s.causes import Action, Cause, Past, Rule, Verdict
+from elastic.k8s.observed import Pod
+
+UNSEEN = 60.0
+"""Seconds for which a pod that was made counts though no watch has shown it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the spec says of the workers."""
+
+    replicas: int
+    least: int
+    """`elastic.min`."""
+    unit: int = 1
+    sizes: tuple[int, ...] = ()
+    """`elastic.discreteSizes`; empty: every multiple of the unit."""
+    spares: int = 0
+    pending_timeout: float = 900.0
+    pending: str = "ShrinkToMin"
+    """What happens then: ShrinkToMin, Wait or Fail."""
+    cooldown: float = 300.0
+    """Seconds from a shrink until the world grows again."""
+    drain: float = 180.0
+    """Seconds that a victim has to leave before its pod is deleted."""
+    hopeless: float = 300.0
+    """Seconds for which a container that cannot start is waited for."""
+    rules: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The cluster, and what the master knows of the pods' agents."""
+
+    pods: tuple[Pod, ...] = ()
+    attached: frozenset[str] = frozenset()
+    """Names of pods whose agent is there."""
+    lost: frozenset[str] = frozenset()
+    """Of pods whose agent the master has given up, whatever the cluster says of them."""
+    slow: frozenset[str] = frozenset()
+    step: int = 0
+    """The job's last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What the pods alone do not tell. A launcher that starts anew has the attempts of it, by the names that
+    the master's journal knows."""
+
+    pasts: Mapping[int, Past] = field(default_factory=dict[int, Past])
+    """By slot."""
+    attempts: Mapping[int, int] = field(default_factory=dict[int, int])
+    """By slot: the next one."""
+    known: Mapping[str, Pod] = field(default_factory=dict[str, Pod])
+    """By name: those whose end is still to be judged."""
+    judged: frozenset[str] = frozenset()
+    """Names of those that are there and were."""
+    made: Mapping[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
+    """By name: slot and time of pods that no watch has shown yet."""
+    done: frozenset[int] = frozenset()
+    """Slots whose pod has ended with exit code 0."""
+    leaving: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By name: when a victim was asked to leave."""
+    stuck: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By name: since when a pod cannot be placed, or its container not be started."""
+    limit: int | None = None
+    """What the world was shrunk to."""
+    limited: float = 0.0
+    """When."""
+    closed: bool = False
+    """Pods beyond that are not asked for, until the world may grow again: a part of a unit had come and
+    only held its nodes."""
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class New:
+    slot: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    memory: Memory
+    create: tuple[New, ...] = ()
+    delete: tuple[tuple[str, str], ...] = ()
+    """Names, each with the reason."""
+    withdraw: tuple[tuple[str, str], ...] = ()
+    """To drain first, all in one change."""
+    ended: tuple[tuple[Pod, Verdict], ...] = ()
+    """What is new about pods that are over or gone."""
+    size: int = 0
+    """The largest world that may be now."""
+    desired: int = 0
+    """Pods without spares."""
+    ready: int = 0
+    waiting: int = 0
+    """Ready, and beyond what a legal world of them takes."""
+    spares: int = 0
+    pending: tuple[tuple[str, str], ...] = ()
+    """Names of pods that cannot start, each with the reason."""
+    fail: tuple[str, str] | None = None
+    """The job cannot go on: a `Cause` or a word for why, and the reason."""
+    restart: str = ""
+    """Why all ranks are to start again."""
+    until: float | None = None
+    """When to look again, if nothing happens."""
+
+
+def legal(count: int, wanted: Wanted) -> int:
+    """The largest legal world of at most that many pods; 0: there is none."""
+    if wanted.sizes:
+        return max((s for s in wanted.sizes if wanted.least <= s <= count), default=0)
+    size = count // wanted.unit * wanted.unit
+    return size if size >= wanted.least else 0
+
+
+def plan(
+    wanted: Wanted, seen: Seen, memory: Memory, now: float, name: Callable[[New], str]
+) -> Plan:
+    """name: of a new pod."""
+    memory, ended = _judge(wanted, seen, memory, now)
+    live = tuple(p for p in seen.pods if p.alive and p.name not in seen.lost)
+    stuck = _stuck(live, memory, now)
+    memory = replace(memory, stuck={n: since for n, (since, _, _) in stuck.items()})
+    ready = [p for p in live if p.name in seen.attached and p.name not in memory.leaving]
+    memory = _limit(wanted, stuck, len(ready), memory, now, ended)
+    full = legal(wanted.replicas, wanted)
+    size = full if memory.limit is None else min(full, memory.limit)
+    target = (size if memory.closed else full) + wanted.spares
+    victims = _victims(live, seen, target, stuck)
+    memory, withdraw, delete = _take(wanted, victims, seen, memory, now)
+    delete += _remains(wanted, seen, live, ended)
+    create = _missing(live, victims, memory, target)
+    attempts = {**memory.attempts, **{new.slot: new.attempt + 1 for new in create}}
+    made = {**memory.made, **{name(new): (new.slot, now) for new in create}}
+    memory = replace(memory, attempts=attempts, made=made)
+    world = legal(min(len(ready), size), wanted)
+    beyond = len(ready) - world
+    return Plan(
+        memory=memory,
+        create=create,
+        delete=delete,
+        withdraw=withdraw,
+        ended=ended,
+        size=size,
+        desired=full,
+        ready=len(ready),
+        waiting=max(0, beyond - wanted.spares),
+        spares=min(beyond, wanted.spares),
+        pending=tuple((n, why) for n, (_, why, _) in stuck.items()),
+        fail=_fail(wanted, ended, stuck, memory, live, target, len(ready), now),
+        restart=next((v.reason for _, v in ended if v.action is Action.RESTART_JOB), ""),
+        until=_until(wanted, stuck, memory, now),
+    )
+
+
+def refused(memory: Memory, names: Iterable[str]) -> Memory:
+    """Pods that could not be made."""
+    gone = set(names)
+    return replace(memory, made={n: m for n, m in memory.made.items() if n not in gone})
+
+
+# --- what has happened ---------------------------------------------------------------------------
+
+
+def _judge(
+    wanted: Wanted, seen: Seen, memory: Memory, now: float
+) -> tuple[Memory, tuple[tuple[Pod, Verdict], ...]]:
+    """Each end once; of a victim that has left as it was asked to, none."""
+    here = {pod.name: pod for pod in seen.pods}
+    pasts = dict(memory.pasts)
+    if seen.step > memory.step:
+        pasts = {slot: causes.progressed(past) for slot, past in pasts.items()}
+    found: list[tuple[Pod, Verdict]] = []
+    judged, done = memory.judged & here.keys(), set(memory.done)
+    gone = [pod for n, pod in memory.known.items() if n not in here]
+    over = [p for p in seen.pods if p.name not in judged and (not p.alive or p.name in seen.lost)]
+    for pod in (*over, *gone):
+        judged |= {pod.name} & here.keys()
+        if pod.name in memory.leaving:
+            continue
+        past = pasts.get(pod.slot, Past())
+        if pod.alive and pod.name in here:
+            verdict = Verdict(
+                cause=Cause.NODE_LOST,
+                action=Action.REPLACE_ELSEWHERE,
+                counts=False,
+                reason=f"{pod.name}: nothing is heard of it",
+            )
+        else:
+            verdict = causes.judge(pod, past, wanted.rules, gone=pod.name not in here)
+        pasts[pod.slot] = causes.remember(past, pod, verdict, seen.step)
+        if verdict.action is Action.IGNORE and verdict.cause is Cause.COMPLETED:
+            done.add(pod.slot)
+        found.append((pod, verdict))
+    attempts = dict(memory.attempts)
+    for pod in seen.pods:
+        attempts[pod.slot] = max(attempts.get(pod.slot, 0), pod.attempt + 1)
+    memory = replace(
+        memory,
+        pasts=pasts,
+        attempts=attempts,
+        judged=frozenset(judged),
+        known={n: p for n, p in here.items() if n not in judged},
+        made={
+            n: (slot, at)
+            for n, (slot, at) in memory.made.items()
+            if n not in here and now < at + UNSEEN
+        },
+        leaving={n: at for n, at in memory.leaving.items() if n in here},
+        done=frozenset(done),
+        step=max(seen.step, memory.step),
+    )
+    return memory, tuple(found)
+
+
+Stuck = Mapping[str, tuple[float, str, bool]]
+"""By name: since when, why, and whether no waiting helps."""
+
+
+def _stuck(live: Sequence[Pod], memory: Memory, now: float) -> dict[str, tuple[float, str, bool]]:
+    found = {}
+    for pod in live:
+        held = causes.held_up(pod)
+        if held is None and pod.unschedulable:
+            held = (f"{pod.name}: {' '.join(pod.unschedulable.split())[:300]}", False)
+        if held is not None:
+            found[pod.name] = (memory.stuck.get(pod.name, now), *held)
+    return found
+
+
+def _limit(
+    wanted: Wanted,
+    stuck: Stuck,
+    ready: int,
+    memory: Memory,
+    now: float,
+    ended: Sequence[tuple[Pod, Verdict]],
+) -> Memory:
+    """Shrink to what is here once the rest stays away; grow once it has come, after the cooldown."""
+    full = legal(wanted.replicas, wanted)
+    shrink = any(verdict.action is Action.SHRINK for _, verdict in ended)
+    late = any(now >= since + wanted.pending_timeout for since, _, _ in stuck.values())
+    size = legal(min(ready, full), wanted)
+    if memory.limit is None:
+        if size and size < full and (shrink or (late and wanted.pending == "ShrinkToMin")):
+            surplus = ready - size > wanted.spares
+            return replace(memory, limit=size, limited=now, closed=surplus)
+        return memory
+    cool = now >= memory.limited + wanted.cooldown
+    if memory.limit >= full or (cool and (memory.closed or size > memory.limit)):
+        return replace(memory, limit=None, limited=now, closed=False)
+    return memory
+
+
+# --- what is to be done --------------------------------------------------------------------------
+
+
+def _victims(live: Sequence[Pod], seen: Seen, target: int, stuck: Stuck) -> tuple[Pod, ...]:
+    """Unhealthy ones first, then slow ones, then the highest slots."""
+
+    def rank(pod: Pod) -> tuple[bool, bool, bool, int]:
+        return (pod.name in stuck, pod.name not in seen.attached, pod.name in seen.slow, pod.slot)
+
+    return tuple(sorted(live, key=rank, reverse=True)[: max(0, len(live) - target)])
+
+
+def _take(
+    wanted: Wanted, victims: Sequence[Pod], seen: Seen, memory: Memory, now: float
+) -> tuple[Memory, tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Who has an agent is asked to leave; the others, and who does not leave in time, are deleted."""
+    reason = f"{legal(wanted.replicas, wanted)} worker pods are wanted"
+    leaving = dict(memory.leaving)
+    withdraw, delete = [], []
+    for pod in victims:
+        since = leaving.setdefault(pod.name, now)
+        if pod.name not in seen.attached or now >= since + wanted.drain:
+            delete.append((pod.name, reason))
+        elif pod.name not in memory.leaving:
+            withdraw.append((pod.name, reason))
+    late = [
+        pod.name
+        for pod in seen.pods
+        if pod.alive
+        and pod.name in memory.leaving
+        and (pod.name not in seen.attached or now >= leaving[pod.name] + wanted.drain)
+        and pod.name not in dict(delete)
+    ]
+    delete += [(name, reason) for name in late]
+    return replace(memory, leaving=leaving), tuple(withdraw), tuple(delete)
+
+
+def _remains(
+    wanted: Wanted, seen: Seen, live: Sequence[Pod], ended: Sequence[tuple[Pod, Verdict]]
+) -> tuple[tuple[str, str], ...]:
+    """What the master has lost though it seems to run, whose unit starts again, and all but a slot's last end."""
+    newest: dict[int, int] = {}
+    for pod in seen.pods:
+        newest[pod.slot] = max(newest.get(pod.slot, 0), pod.attempt)
+    units = {p.slot // wanted.unit for p, v in ended if v.action is Action.RESTART_UNIT}
+    gone = [(p.name, "its agent is lost") for p in seen.pods if p.name in seen.lost and p.alive]
+    old = [
+        (p.name, "other pods have had its slot since")
+        for p in seen.pods
+        if p.over and not p.deleting and p.attempt < newest[p.slot] - 1
+    ]
+    mates = [(p.name, "its unit starts again") for p in live if p.slot // wanted.unit in units]
+    return (*gone, *old, *mates)
+
+
+def _missing(
+    live: Sequence[Pod],
+    victims: Sequence[Pod],
+    memory: Memory,
+    target: int,
+) -> tuple[New, ...]:
+    """In the lowest slots that are free."""
+    stay = {pod.name for pod in live} - {pod.name for pod in victims} - memory.leaving.keys()
+    taken = {pod.slot for pod in live if pod.name in stay}
+    taken |= {slot for slot, _ in memory.made.values()} | memory.done
+    leaving = {pod.slot for pod in live} - taken
+    count = target - len(taken)
+    free = [slot for slot in range(target + len(leaving)) if slot not in taken | leaving]
+    return tuple(
+        New(slot=slot, attempt=memory.attempts.get(slot, 0)) for slot in free[: max(0, count)]
+    )
+
+
+def _fail(
+    wanted: Wanted,
+    ended: Sequence[tuple[Pod, Verdict]],
+    stuck: Stuck,
+    memory: Memory,
+    live: Sequence[Pod],
+    target: int,
+    ready: int,
+    now: float,
+) -> tuple[str, str] | None:
+    for _, verdict in ended:
+        if verdict.action is Action.FAIL:
+            return str(verdict.cause), verdict.reason
+    for since, why, hopeless in stuck.values():
+        if hopeless and ready < wanted.least and now >= since + wanted.hopeless:
+            return str(Cause.IMAGE), why
+    late = [why for since, why, _ in stuck.values() if now >= since + wanted.pending_timeout]
+    if late and wanted.pending == "Fail":
+        return "Unschedulable", late[0]
+    if not live and not memory.made and len(memory.done) >= target > 0:
+        count = "the worker pod" if target == 1 else f"all {target} worker pods"
+        ends = "ends" if target == 1 else "end"
+        return str(Cause.USER_ERROR), (
+            f"{count} {ends} with exit code 0 before the job is over: does their command start elastic-run?"
+        )
+    return None
+
+
+def _until(wanted: Wanted, stuck: Stuck, memory: Memory, now: float) -> float | None:
+    times = [
+        *(since + wanted.pending_timeout for since, _, _ in stuck.values()),
+        *(since + wanted.hopeless for since, _, _ in stuck.values()),
+        *(at + wanted.drain for at in memory.leaving.values()),
+        *(at + UNSEEN for _, at in memory.made.values()),
+    ]
+    if memory.limit is not None:
+        times.append(memory.limited + wanted.cooldown)
+    return min((t for t in times if t > now), default=None)

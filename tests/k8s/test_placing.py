@@ -1,0 +1,50 @@
+"""Nodes that are avoided: after proof, for a time, never too many."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic.k8s.placing import Limits, Placing, blame, expire, nodes
+
+LIMITS = Limits(most="2", ttl=100.0, confirmations=2)
+
+
+def test_one_failure_is_no_proof() -> None:
+    once = blame(Placing(), "n1", "crashed", 0.0, LIMITS)
+    assert nodes(once, 8, 1.0, LIMITS) == ()
+    twice = blame(once, "n1", "crashed", 50.0, LIMITS)
+    assert nodes(twice, 8, 51.0, LIMITS) == ("n1",)
+    assert nodes(blame(once, "n1", "crashed", 150.0, LIMITS), 8, 151.0, LIMITS) == (), "forgotten"
+
+
+def test_a_probe_is_proof_and_expires() -> None:
+    state = blame(Placing(), "n1", "faulty", 0.0, LIMITS, sure=True)
+    assert nodes(state, 8, 99.0, LIMITS) == ("n1",)
+    assert nodes(state, 8, 100.0, LIMITS) == ()
+    assert expire(state, 100.0).avoided == ()
+
+
+def test_shares_are_rounded_up() -> None:
+    assert [Limits(most="10%").count(n) for n in (1, 10, 11, 0)] == [1, 1, 2, 0]
+    assert Limits(most="0").count(100) == 0
+
+
+def test_no_place_is_nobodys_fault() -> None:
+    assert blame(Placing(), "", "lost", 0.0, LIMITS, sure=True) == Placing()
+
+
+@settings(max_examples=60)
+@given(
+    told=st.lists(
+        st.tuples(st.sampled_from("abcdef"), st.floats(0, 50), st.booleans()), max_size=30
+    ),
+    most=st.integers(0, 4),
+)
+def test_never_more_than_the_most(told: list[tuple[str, float, bool]], most: int) -> None:
+    limits, state, now = Limits(most=str(most), ttl=100.0), Placing(), 0.0
+    for node, passed, sure in told:
+        now += passed
+        state = blame(state, node, "x", now, limits, sure=sure)
+        found = nodes(state, 8, now, limits)
+        assert len(found) <= most
+        assert len(set(found)) == len(found)
+        assert not sure or not most or node in {one.node for one in state.avoided}

@@ -1,0 +1,371 @@
+"""Which worker pods there should be: tables, and a cluster that does whatever it likes."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic.k8s.causes import Action, Rule
+from elastic.k8s.observed import Pod
+from elastic.k8s.supply import Memory, New, Plan, Seen, Wanted, legal, plan, refused
+
+
+def name(new: New) -> str:
+    return f"j-worker-{new.slot}-r{new.attempt}"
+
+
+class Cluster:
+    """Pods that start at once, unless they are told otherwise."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted, self.memory, self.now = wanted, Memory(), 1000.0
+        self.pods: dict[str, Pod] = {}
+        self.attached: set[str] = set()
+        self.lost: set[str] = set()
+        self.slow: set[str] = set()
+        self.room = 10**6
+        self.made: list[str] = []
+        self.said: list[Plan] = []
+
+    def live(self) -> list[str]:
+        return sorted(n for n, p in self.pods.items() if p.alive and n not in self.lost)
+
+    def turn(self, passed: float = 0.0) -> Plan:
+        self.now += passed
+        seen = Seen(
+            pods=tuple(self.pods.values()),
+            attached=frozenset(self.attached & self.pods.keys()),
+            lost=frozenset(self.lost & self.pods.keys()),
+            slow=frozenset(self.slow),
+        )
+        told = plan(self.wanted, seen, self.memory, self.now, name)
+        self.memory = told.memory
+        self.said.append(told)
+        for gone, _ in told.delete:
+            self.pods.pop(gone, None)
+            self.attached.discard(gone)
+        for leaving, _ in told.withdraw:
+            self.pods[leaving] = replace(self.pods[leaving], exit_code=213, phase="Failed")
+            self.attached.discard(leaving)
+        for new in told.create:
+            self.add(new)
+        return told
+
+    def forget(self) -> None:
+        """As a launcher that starts anew, with the names that the master's journal has."""
+        attempts: dict[int, int] = {}
+        for made in self.made:
+            slot, _, attempt = made.removeprefix("j-worker-").partition("-r")
+            attempts[int(slot)] = max(attempts.get(int(slot), 0), int(attempt) + 1)
+        self.memory = Memory(attempts=attempts)
+
+    def add(self, new: New) -> None:
+        made = name(new)
+        assert made not in self.made, "one name, two pods"
+        self.made.append(made)
+        pod = Pod(name=made, uid=made, slot=new.slot, attempt=new.attempt, node=f"n{new.slot}")
+        if len(self.live()) < self.room:
+            self.pods[made] = replace(pod, phase="Running", ready=True)
+            self.attached.add(made)
+        else:
+            self.pods[made] = replace(pod, unschedulable="0/3 nodes are available")
+
+    def settle(self) -> Plan:
+        for _ in range(12):
+            told = self.turn()
+            if not (told.create or told.delete or told.withdraw or told.ended):
+                return told
+        raise AssertionError("it never comes to rest")
+
+    def end(self, pod: str, code: int = 137, **more: object) -> None:
+        self.pods[pod] = replace(self.pods[pod], exit_code=code, phase="Failed", **more)  # type: ignore[arg-type]
+        self.attached.discard(pod)
+
+
+def four(**more: object) -> Cluster:
+    cluster = Cluster(Wanted(replicas=4, least=2, **more))  # type: ignore[arg-type]
+    told = cluster.settle()
+    assert (told.ready, told.size, told.waiting) == (4, 4, 0)
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("count", "unit", "sizes", "size"),
+    [
+        (5, 1, (), 5),
+        (5, 2, (), 4),
+        (1, 2, (), 0),
+        (7, 1, (2, 4, 8), 4),
+        (1, 1, (2, 4), 0),
+        (9, 1, (2, 8), 8),
+    ],
+)
+def test_legal(count: int, unit: int, sizes: tuple[int, ...], size: int) -> None:
+    assert legal(count, Wanted(replicas=16, least=2, unit=unit, sizes=sizes)) == size
+
+
+def test_thirty_of_thirty_two_are_replaced_in_one_turn() -> None:
+    cluster = Cluster(Wanted(replicas=32, least=2))
+    cluster.settle()
+    for pod in cluster.live()[:30]:
+        cluster.end(pod)
+    told = cluster.turn()
+    assert len(told.create) == 30
+    assert {new.attempt for new in told.create} == {1}
+    assert len(told.ended) == 30
+
+
+def test_a_pod_that_vanished_is_replaced_under_another_name() -> None:
+    cluster = four()
+    del cluster.pods["j-worker-2-r0"]
+    told = cluster.turn()
+    assert [name(new) for new in told.create] == ["j-worker-2-r1"]
+    assert [verdict.cause for _, verdict in told.ended] == ["Deleted"]
+
+
+def test_a_pod_that_hangs_in_its_end_blocks_nothing() -> None:
+    cluster = four()
+    cluster.pods["j-worker-2-r0"] = replace(cluster.pods["j-worker-2-r0"], deleting=True)
+    assert [name(new) for new in cluster.turn().create] == ["j-worker-2-r1"]
+    cluster.turn()
+    assert "j-worker-2-r0" in cluster.pods
+
+
+def test_one_whose_agent_is_lost_is_deleted_and_replaced() -> None:
+    cluster = four()
+    cluster.lost.add("j-worker-1-r0")
+    cluster.attached.discard("j-worker-1-r0")
+    told = cluster.turn()
+    assert [n for n, _ in told.delete] == ["j-worker-1-r0"]
+    assert [v.action for _, v in told.ended] == [Action.REPLACE_ELSEWHERE]
+    assert cluster.settle().ready == 4
+
+
+def test_victims_are_those_that_do_not_start_then_slow_ones_then_the_highest() -> None:
+    cluster = four()
+    cluster.slow.add("j-worker-1-r0")
+    cluster.wanted = replace(cluster.wanted, replicas=2)
+    told = cluster.turn()
+    assert [n for n, _ in told.withdraw] == ["j-worker-1-r0", "j-worker-3-r0"]
+    assert told.size == 2
+    cluster.settle()
+    assert cluster.live() == ["j-worker-0-r0", "j-worker-2-r0"]
+    assert not any(told.ended for told in cluster.said[-2:]), "a victim's end is no failure"
+
+
+def test_a_victim_that_does_not_leave_is_deleted() -> None:
+    cluster = four(drain=60.0)
+    cluster.wanted = replace(cluster.wanted, replicas=3)
+    seen = Seen(pods=tuple(cluster.pods.values()), attached=frozenset(cluster.attached))
+    first = plan(cluster.wanted, seen, cluster.memory, 2000.0, name)
+    assert (len(first.withdraw), first.delete, first.until) == (1, (), 2060.0)
+    assert plan(cluster.wanted, seen, first.memory, 2059.0, name).delete == ()
+    late = plan(cluster.wanted, seen, first.memory, 2060.0, name)
+    assert [n for n, _ in late.delete] == ["j-worker-3-r0"]
+    assert late.withdraw == ()
+
+
+def test_scaled_down_and_up_again() -> None:
+    cluster = four()
+    for replicas in (2, 4, 3):
+        cluster.wanted = replace(cluster.wanted, replicas=replicas)
+        assert cluster.settle().ready == replicas
+
+
+def test_hot_spares_are_pods_beyond_and_filled_up() -> None:
+    cluster = Cluster(Wanted(replicas=2, least=1, spares=1))
+    told = cluster.settle()
+    assert (told.ready, told.size, told.spares, told.waiting) == (3, 2, 1, 0)
+    cluster.end("j-worker-0-r0")
+    assert [name(new) for new in cluster.turn().create] == ["j-worker-0-r1"]
+
+
+def unplaced(cluster: Cluster) -> None:
+    cluster.room = 3
+    cluster.end("j-worker-3-r0")
+    told = cluster.settle()
+    assert [n for n, _ in told.pending] == ["j-worker-3-r1"]
+
+
+def test_it_shrinks_when_pods_find_no_place_and_grows_when_they_do() -> None:
+    cluster = four(pending_timeout=900.0, cooldown=300.0)
+    unplaced(cluster)
+    assert cluster.turn(899.0).size == 4
+    told = cluster.turn(1.0)
+    assert (told.size, told.desired, told.create, told.delete) == (3, 4, (), ()), (
+        "the request stays"
+    )
+    pod = cluster.pods["j-worker-3-r1"]
+    cluster.pods[pod.name] = replace(pod, unschedulable="", phase="Running")
+    cluster.attached.add(pod.name)
+    waits = cluster.turn(299.0)
+    assert (waits.size, waits.ready, waits.waiting) == (3, 4, 1)
+    assert cluster.turn(1.0).size == 4
+
+
+def test_a_part_of_a_unit_is_released_and_asked_for_again() -> None:
+    cluster = Cluster(Wanted(replicas=4, least=2, unit=2, pending_timeout=900.0, cooldown=300.0))
+    cluster.room = 3
+    told = cluster.settle()
+    assert (told.ready, told.waiting) == (3, 1), "shown as waiting"
+    assert cluster.turn(899.0).waiting == 1
+    cluster.turn(1.0)
+    told = cluster.settle()
+    assert (told.ready, told.size, len(cluster.live())) == (2, 2, 2), "released"
+    assert cluster.turn(200.0).create == ()
+    assert len(cluster.turn(100.0).create) == 2, "after the cooldown"
+
+
+def test_a_part_of_a_unit_is_kept_as_a_spare() -> None:
+    wanted = Wanted(replicas=4, least=2, unit=2, spares=1, pending_timeout=900.0)
+    cluster = Cluster(wanted)
+    cluster.room = 3
+    cluster.settle()
+    cluster.turn(900.0)
+    told = cluster.settle()
+    assert (told.ready, told.spares, told.waiting, told.size) == (3, 1, 0, 2)
+
+
+def test_no_place_and_the_policy_is_to_fail_or_to_wait() -> None:
+    for policy, fails in (("Fail", True), ("Wait", False)):
+        cluster = four(pending_timeout=900.0, pending=policy)
+        unplaced(cluster)
+        told = cluster.turn(900.0)
+        assert (told.fail is not None) is fails
+        assert told.size == 4
+
+
+def test_an_image_that_nobody_may_have() -> None:
+    cluster = Cluster(Wanted(replicas=2, least=1, hopeless=300.0))
+    cluster.settle()
+    for n in cluster.live():
+        cluster.pods[n] = replace(
+            cluster.pods[n], waiting="InvalidImageName", phase="Pending", ready=False
+        )
+        cluster.attached.discard(n)
+    assert cluster.turn().fail is None
+    assert cluster.turn(299.0).fail is None
+    told = cluster.turn(1.0)
+    assert told.fail is not None
+    assert told.fail[0] == "ImagePullFailed"
+
+
+def test_enough_others_train_without_it() -> None:
+    cluster = four(hopeless=300.0)
+    pod = cluster.pods["j-worker-3-r0"]
+    cluster.pods[pod.name] = replace(pod, waiting="InvalidImageName", ready=False)
+    cluster.attached.discard(pod.name)
+    cluster.turn()
+    told = cluster.turn(400.0)
+    assert (told.fail, told.ready) == (None, 3)
+
+
+def test_all_workers_end_well_and_the_job_is_not_over() -> None:
+    cluster = four()
+    for number, pod in enumerate(cluster.live(), 1):
+        cluster.end(pod, 0)
+        told = cluster.turn()
+        assert told.create == (), "one that is done is not replaced"
+        assert (told.fail is not None) is (number == 4)
+    assert told.fail is not None
+    assert "start elastic-run?" in told.fail[1]
+
+
+@pytest.mark.parametrize(
+    ("action", "check"),
+    [
+        (Action.FAIL, lambda told: told.fail is not None),
+        (Action.RESTART_JOB, lambda told: told.restart),
+        (Action.SHRINK, lambda told: told.size == 2),
+        (Action.RESTART_UNIT, lambda told: [n for n, _ in told.delete] == ["j-worker-0-r0"]),
+        (Action.IGNORE, lambda told: len(told.create) == 1),
+    ],
+)
+def test_actions_of_rules(action: Action, check: object) -> None:
+    rule = Rule(name="mine", exit_codes=(42,), action=action)
+    cluster = four(unit=2, rules=(rule,))
+    cluster.end("j-worker-1-r0", 42)
+    told = cluster.turn()
+    assert callable(check)
+    assert check(told)
+    cluster.settle()
+
+
+def test_a_pod_that_was_made_and_not_seen_yet_is_not_made_again() -> None:
+    wanted = Wanted(replicas=2, least=1)
+    first = plan(wanted, Seen(), Memory(), 0.0, name)
+    assert len(first.create) == 2
+    assert plan(wanted, Seen(), first.memory, 30.0, name).create == ()
+    again = plan(wanted, Seen(), refused(first.memory, ["j-worker-0-r0"]), 30.0, name)
+    assert [new.slot for new in again.create] == [0]
+    assert len(plan(wanted, Seen(), first.memory, 61.0, name).create) == 2
+
+
+def test_who_starts_anew_makes_nothing_twice() -> None:
+    cluster = four()
+    cluster.end("j-worker-1-r0")
+    cluster.settle()
+    cluster.memory = Memory()
+    told = cluster.turn()
+    assert (told.create, told.delete, told.withdraw) == ((), (), ())
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["end", "vanish", "delete", "lose", "scale", "room", "forget", "time", "oom"]
+        ),
+        st.integers(0, 9),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    events=EVENTS,
+    unit=st.sampled_from([1, 2]),
+    spares=st.integers(0, 2),
+    pending=st.sampled_from(["ShrinkToMin", "Wait"]),
+)
+def test_whatever_happens(
+    events: list[tuple[str, int]], unit: int, spares: int, pending: str
+) -> None:
+    """No pod twice, never more than wanted, and once it is left alone it comes to rest as it should be."""
+    wanted = Wanted(replicas=4, least=2, unit=unit, spares=spares, pending=pending)
+    cluster = Cluster(wanted)
+    for what, number in events:
+        live = cluster.live()
+        pod = live[number % len(live)] if live else ""
+        if what == "end" and pod:
+            cluster.end(pod)
+        elif what == "oom" and pod:
+            cluster.end(pod, ended="OOMKilled")
+        elif what == "vanish" and pod:
+            del cluster.pods[pod]
+        elif what == "delete" and pod:
+            cluster.pods[pod] = replace(cluster.pods[pod], deleting=True)
+        elif what == "lose" and pod:
+            cluster.lost.add(pod)
+            cluster.attached.discard(pod)
+        elif what == "scale":
+            cluster.wanted = replace(cluster.wanted, replicas=max(2, number // unit * unit))
+        elif what == "room":
+            cluster.room = number
+        elif what == "forget":
+            cluster.forget()
+        elif what == "time":
+            cluster.now += 100.0 * number
+        cluster.turn()
+        assert len(cluster.live()) <= cluster.wanted.replicas + spares or cluster.memory.leaving
+    cluster.room = 10**6
+    for n, pod_ in list(cluster.pods.items()):
+        if pod_.unschedulable and pod_.alive:
+            cluster.pods[n] = replace(pod_, unschedulable="", phase="Running", ready=True)
+            cluster.attached.add(n)
+    cluster.settle()
+    cluster.now += 10_000.0
+    told = cluster.settle()
+    assert len(cluster.live()) == legal(cluster.wanted.replicas, cluster.wanted) + spares
+    assert (told.ready, told.size) == (len(cluster.live()), cluster.wanted.replicas)
