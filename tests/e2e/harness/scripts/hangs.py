@@ -93,6 +93,18 @@ def evaluate(model: torch.nn.Linear) -> None:
         model(torch.randn(64, 4, device=DEVICE)).relu().softmax(0).sort()
 
 
+def compile_anew() -> None:
+    """For longer than any step, on one rank. Without Inductor, whose first C++ takes a minute here."""
+
+    @torch.compile(backend="aot_eager")
+    def layers(value: torch.Tensor) -> torch.Tensor:
+        for number in range(1, 150):
+            value = (value.sin() * number).softmax(0) + value.cumsum(1).roll(number, 0)
+        return value
+
+    layers(torch.randn(64, 64, device=DEVICE))
+
+
 def hang(model: torch.nn.Linear) -> None:
     """Told beforehand, since nothing comes after it."""
     if HOW in LOADS:
@@ -117,6 +129,8 @@ def hang(model: torch.nn.Linear) -> None:
             os.listdir(FOLDER / "stuck")
         case "alone":
             evaluate(model)
+        case "compiles":
+            compile_anew()
         case "saves":
             torch.save([torch.zeros(1000)] * 1000, FOLDER / "saved")
 
