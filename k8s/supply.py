@@ -167,10 +167,14 @@ def plan(
     )
 
 
-def refused(memory: Memory, names: Iterable[str]) -> Memory:
-    """Pods that could not be made."""
-    gone = set(names)
-    return replace(memory, made={n: m for n, m in memory.made.items() if n not in gone})
+def refused(memory: Memory, news: Iterable[New], *, taken: bool = False) -> Memory:
+    """Pods that were not made; taken: since another object has the name, which is not tried again."""
+    attempts, gone = dict(memory.attempts), set[int]()
+    for new in news:
+        attempts[new.slot] = new.attempt + taken
+        gone.add(new.slot)
+    made = {name: (slot, at) for name, (slot, at) in memory.made.items() if slot not in gone}
+    return replace(memory, attempts=attempts, made=made)
 
 
 # --- what has happened ---------------------------------------------------------------------------

@@ -15,11 +15,12 @@ from uuid import uuid4
 from elastic.master import events as ev
 from elastic.master.control import Control
 from elastic.master.journal import Journal
+from elastic.master.launcher import Launcher
 from elastic.master.notify import Notifier
 from elastic.master.policy import Policy
 from elastic.master.report import report
 from elastic.master.shell import Shell, pause
-from elastic.master.state import Job
+from elastic.master.state import Job, Result
 from elastic.master.streams import Streams
 from elastic.proto import job_folder, master_pb2_grpc
 from elastic.proto.client import open_server
@@ -52,10 +53,14 @@ class MasterSettings:
     """Of the launcher; each life of its master has the same, and one after a result only ends."""
     notify: tuple[str, ...] = ()
     """Who is told of what goes wrong, and of the end: URLs and shell commands."""
+    job_uid: str = ""
+    """Of a new job; empty: one is made up."""
+    least_epoch: int = 0
+    """No lower one is taken: masters whose journal was lost may have had it."""
 
 
-async def serve(settings: MasterSettings) -> None:
-    """Serve one job to its end."""
+async def serve(settings: MasterSettings, launcher: Launcher | None = None) -> Result | None:
+    """Serve one job to its end, which is returned; launcher: gives it its nodes."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_mishap)
     guardian, told_to_end = os.getppid(), asyncio.Event()
@@ -67,7 +72,14 @@ async def serve(settings: MasterSettings) -> None:
     journal = await _open(settings.run_dir / job_folder.JOURNAL, again, told_to_end)
     notifier = Notifier(settings.notify, settings.run_id, process_environment())
     tell = notifier.tell if settings.notify else None
-    shell = Shell(journal, settings.policy, settings.launch, tell)
+    shell = Shell(
+        journal,
+        settings.policy,
+        settings.launch,
+        tell,
+        job_uid=settings.job_uid,
+        least_epoch=settings.least_epoch,
+    )
     streams = Streams(shell, settings.run_id, settings.run_dir)
     control = Control(
         shell, streams, journal, settings.run_id, open_admin=bool(settings.security.token)
@@ -88,20 +100,33 @@ async def serve(settings: MasterSettings) -> None:
     _write_note(settings, shell.job)
     stop = loop.create_task(_stop_when(told_to_end, shell, streams, guardian, settings.node_id))
     watch = loop.create_task(streams.watch_silence())
+    supply = None if launcher is None else loop.create_task(_supply(launcher, shell))
     await streams.over.wait()
     if shell.job.result is not None:
         _write_report(shell, settings)
         await streams.farewell(shell.job.stop_grace + 15.0)
     await notifier.close()
-    for task in (stop, watch):
-        task.cancel()
+    for task in (stop, watch, supply):
+        if task is not None:
+            task.cancel()
     await server.stop(grace=0.2)
     journal.close()
+    return shell.job.result
 
 
 async def _serve(settings: MasterSettings) -> None:
     await serve(settings)
     deafen((signal.SIGTERM,))
+
+
+async def _supply(launcher: Launcher, shell: Shell) -> None:
+    """A bug in it ends this life of the master, and its next one lists everything anew."""
+    try:
+        await launcher.run(shell)
+    except Exception:
+        log.critical("the launcher met a bug", exc_info=True)
+        logging.shutdown()
+        os._exit(CRASHED)
 
 
 async def _stop_when(

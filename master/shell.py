@@ -107,6 +107,12 @@ class Shell:
         self._catch_up()
         self._fold(event)
 
+    async def changed(self, timeout: float) -> None:
+        """Until something was decided, or so many seconds are over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self.noted.wait()
+
     def _catch_up(self) -> bool:
         """With the time in which this process stood still, and heard nobody; whether it did."""
         timer = self._timer

@@ -297,8 +297,10 @@ def test_a_pod_that_was_made_and_not_seen_yet_is_not_made_again() -> None:
     first = plan(wanted, Seen(), Memory(), 0.0, name)
     assert len(first.create) == 2
     assert plan(wanted, Seen(), first.memory, 30.0, name).create == ()
-    again = plan(wanted, Seen(), refused(first.memory, ["j-worker-0-r0"]), 30.0, name)
-    assert [new.slot for new in again.create] == [0]
+    again = plan(wanted, Seen(), refused(first.memory, first.create[:1]), 30.0, name)
+    assert again.create == (New(slot=0, attempt=0),)
+    other = plan(wanted, Seen(), refused(first.memory, first.create[:1], taken=True), 30.0, name)
+    assert other.create == (New(slot=0, attempt=1),)
     assert len(plan(wanted, Seen(), first.memory, 61.0, name).create) == 2
 
 

@@ -1,0 +1,94 @@
+"""Joins a master and its launcher on Kubernetes, which know nothing of each other."""
+
+from collections.abc import Mapping
+
+from elastic.k8s.causes import Cause as PodCause
+from elastic.k8s.causes import Verdict
+from elastic.k8s.launcher import Supplier
+from elastic.k8s.supply import Wanted
+from elastic.master import events as ev
+from elastic.master.events import NodeId
+from elastic.master.launcher import Master
+from elastic.master.nodes import NodeState
+from elastic.master.recovery import Cause
+from elastic.master.state import Why
+
+_ENDS: Mapping[str, str] = {
+    PodCause.OOM: Cause.KERNEL_OOM,
+    PodCause.IMAGE: Why.IMAGE,
+    PodCause.HARDWARE: Cause.HARDWARE,
+    PodCause.HANG: Cause.HANG,
+    "Unschedulable": Why.UNSCHEDULABLE,
+}
+"""What the job fails of, by what the pods do; else it is the script's error."""
+
+
+class Supplied:
+    """A launcher, as the master knows one; and the master, as `Supplier` knows it."""
+
+    def __init__(self, supplier: Supplier) -> None:
+        self._supplier = supplier
+        self._master: Master | None = None
+
+    async def run(self, master: Master) -> None:
+        self._master = master
+        await self._supplier.run(self, master.changed)
+
+    @property
+    def _there(self) -> Master:
+        assert self._master is not None
+        return self._master
+
+    def nodes(self) -> frozenset[str]:
+        return frozenset(self._there.job.nodes)
+
+    def attached(self) -> frozenset[str]:
+        job = self._there.job
+        return frozenset(n.node_id for n in job.nodes.values() if n.state is NodeState.ATTACHED)
+
+    def slow(self) -> frozenset[str]:
+        current = self._there.job.round
+        return frozenset(n for s in (current.stragglers if current else ()) for n in s.nodes)
+
+    def known(self) -> frozenset[str]:
+        job = self._there.job
+        seated = {seat.node_id for seat in job.round.seats} if job.round is not None else set()
+        return frozenset({*job.nodes, *seated, *(node_id for node_id, _, _ in job.spent)})
+
+    def step(self) -> int:
+        return self._there.job.ledger.step
+
+    def over(self) -> bool:
+        return self._there.job.result is not None
+
+    def removed(self, gone: list[tuple[str, Verdict]]) -> None:
+        self._there.fold(
+            ev.Removed(
+                tuple(
+                    ev.Removal(node_id=NodeId(name), cause=_charged(verdict), reason=verdict.reason)
+                    for name, verdict in gone
+                )
+            )
+        )
+
+    def withdrawn(self, leave: tuple[tuple[str, str], ...]) -> None:
+        self._there.fold(ev.Withdrawn(tuple((NodeId(name), why) for name, why in leave)))
+
+    def resized(self, least: int, most: int, wanted: Wanted) -> None:
+        policy = self._there.job.policy
+        now = None if policy is None else (policy.min_nodes, policy.max_nodes, policy.node_unit)
+        unit = 1 if wanted.sizes else wanted.unit
+        if now != (least, most, unit):
+            self._there.fold(ev.Resized(min_nodes=least, max_nodes=most, node_unit=unit))
+
+    def failed(self, cause: str, reason: str) -> None:
+        self._there.fold(ev.FailAsked(cause=_ENDS.get(cause, Cause.ERROR), reason=reason))
+
+    def restart(self, reason: str) -> None:
+        self._there.fold(ev.RestartAsked(reason))
+
+
+def _charged(verdict: Verdict) -> Cause:
+    if not verdict.counts:
+        return Cause.PREEMPTED
+    return Cause.KERNEL_OOM if verdict.cause is PodCause.OOM else Cause.NODE_LOST
