@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from scripts.kubernetes import sandbox
 from scripts.kubernetes.quantities import amount
 
 Object = dict[str, Any]
+TEMPORARY = "/run/tmp"
+"""A folder of each run's own. /tmp is this machine's: a test's scripts and files are there."""
 MESSAGE_BYTES = 4096
 """Of a termination message, as the kubelet has it."""
 
@@ -77,6 +80,8 @@ class Container:
         """Returns once the command runs, or has failed to."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "root").mkdir(exist_ok=True)
+        shutil.rmtree(folder / "tmp", ignore_errors=True)
+        (folder / "tmp").mkdir()
         message = folder / "message"
         message.write_bytes(b"")
         group = _memory_group(plan)
@@ -90,6 +95,7 @@ class Container:
             "shm_bytes": plan.shm_bytes,
             "binds": [
                 *plan.binds,
+                {"source": str(folder / "tmp"), "target": TEMPORARY, "read_only": False},
                 {"source": str(message), "target": plan.message_path, "read_only": False},
             ],
             "cgroups": [str(group)] if group else [],

@@ -26,9 +26,10 @@ from urllib3.exceptions import HTTPError
 
 from scripts.kubernetes import nodes, sandbox, scheduling, services, words
 from scripts.kubernetes.client import CORE, ApiError, Client, access
+from scripts.kubernetes.containers import TEMPORARY
 from scripts.kubernetes.environment import Lookup
 from scripts.kubernetes.garbage import Collector
-from scripts.kubernetes.mirror import Mirror
+from scripts.kubernetes.mirror import Mirror, key
 from scripts.kubernetes.pods import Pod
 from scripts.kubernetes.server import CLAIM_PORT, account_token
 
@@ -117,8 +118,11 @@ class Kubelet:
 
     def hosts(self, pod: Object, address: str) -> str:
         own = f"127.0.0.1 localhost\n{address} {pod['metadata']['name']}\n"
-        listed = self._service_objects.objects.values(), self._pod_objects.objects.values()
-        return own + services.hosts(*listed, pod["metadata"]["namespace"])
+        # Its own address is not in its status yet, and who hosts a master looks for its name first.
+        itself = {**pod, "status": {**pod.get("status", {}), "podIP": address}}
+        pods = {**self._pod_objects.objects, key(pod): itself}.values()
+        listed = self._service_objects.objects.values()
+        return own + services.hosts(listed, pods, pod["metadata"]["namespace"])
 
     def lookup(self, namespace: str) -> Lookup:
         def found(plural: str, name: str) -> Object | None:
@@ -232,7 +236,7 @@ class Kubelet:
                 for each in self._node_objects.objects.values()
                 if not self._faults.get(each["metadata"]["name"])
             ]
-            there = scheduling.by_node(ready, self._pod_objects.objects.values())
+            rooms = scheduling.rooms(ready, self._pod_objects.objects.values())
             waiting = [
                 pod
                 for pod in self._pod_objects.objects.values()
@@ -240,9 +244,9 @@ class Kubelet:
             ]
             calls = []
             for pod in sorted(waiting, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
-                name, reason = scheduling.place(pod, ready, there)
+                name, reason = scheduling.place(pod, ready, rooms)
                 if name is not None:
-                    there[name].append(pod)
+                    rooms[name].take(pod)
                     calls.append(self.call(self._bind, pod, name))
                 elif reason != _unschedulable(pod):
                     calls.append(self.call(self._refuse, pod, reason))
@@ -299,6 +303,7 @@ def _image_environment(client: Client) -> Mapping[str, str]:
     return {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": "/run",  # empty: whoever runs the tests may have a ~/.kube/config
+        "TMPDIR": TEMPORARY,
         "KUBERNETES_SERVICE_HOST": str(url.hostname),
         "KUBERNETES_SERVICE_PORT": str(url.port),
     }

@@ -10,52 +10,58 @@ Object = dict[str, Any]
 UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 
 
-def place(
-    pod: Object, nodes: Iterable[Object], there: Mapping[str, list[Object]]
-) -> tuple[str | None, str]:
-    """The node with the fewest pods among those that fit; None, and why, in the scheduler's words.
+class Room:
+    """What a node has left."""
 
-    there: the pods of each node, by its name."""
+    def __init__(self, node: Object) -> None:
+        self.free = {name: amount(value) for name, value in node["status"]["allocatable"].items()}
+        self.pods: list[Object] = []
+
+    def take(self, pod: Object) -> None:
+        """It is there now."""
+        self.pods.append(pod)
+        for name, value in requests(pod).items():
+            self.free[name] = self.free.get(name, 0) - value
+
+
+def rooms(nodes: Iterable[Object], pods: Iterable[Object]) -> dict[str, Room]:
+    """Of each node, by its name, with the pods that have not ended on it."""
+    found = {node["metadata"]["name"]: Room(node) for node in nodes}
+    for pod in pods:
+        name = pod["spec"].get("nodeName")
+        if name in found and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
+            found[name].take(pod)
+    return found
+
+
+def place(
+    pod: Object, nodes: Iterable[Object], rooms: Mapping[str, Room]
+) -> tuple[str | None, str]:
+    """The node with the fewest pods among those that fit; None, and why, in the scheduler's words."""
     reasons: Counter[str] = Counter()
     fitting = []
-    count = 0
     for node in nodes:
-        count += 1
         name = node["metadata"]["name"]
-        if reason := misfit(pod, node, there[name]):
+        if reason := misfit(pod, node, rooms[name]):
             reasons[reason] += 1
         else:
-            fitting.append((len(there[name]), name))
+            fitting.append((len(rooms[name].pods), name))
     if fitting:
         return min(fitting)[1], ""
     listed = ", ".join(f"{times} {reason}" for reason, times in sorted(reasons.items()))
-    return None, f"0/{count} nodes are available: {listed}."
+    return None, f"0/{len(rooms)} nodes are available: {listed}."
 
 
-def by_node(nodes: Iterable[Object], pods: Iterable[Object]) -> dict[str, list[Object]]:
-    """The pods that take up room on each node."""
-    there: dict[str, list[Object]] = {node["metadata"]["name"]: [] for node in nodes}
-    for pod in pods:
-        name = pod["spec"].get("nodeName")
-        if name in there and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
-            there[name].append(pod)
-    return there
-
-
-def misfit(pod: Object, node: Object, there: Iterable[Object]) -> str:
-    """Why the pod cannot go to that node, on which those are; empty where it can."""
+def misfit(pod: Object, node: Object, room: Room) -> str:
+    """Why the pod cannot go to that node; empty where it can."""
     if not _tolerated(pod, node):
         return "node(s) had taints that the pod didn't tolerate"
     if not _selected(pod, node):
         return "node(s) didn't match node selector"
-    if _repelled(pod, node, there):
+    if _repelled(pod, room.pods):
         return "node(s) didn't match pod anti-affinity rules"
-    free = {name: amount(value) for name, value in node["status"]["allocatable"].items()}
-    for other in there:
-        for name, value in requests(other).items():
-            free[name] = free.get(name, 0) - value
     for name, value in requests(pod).items():
-        if value > free.get(name, 0) + 1e-9:
+        if value > room.free.get(name, 0) + 1e-9:
             return f"Insufficient {name}"
     return ""
 
@@ -126,7 +132,7 @@ def _matches(expressions: Iterable[Object], labels: Mapping[str, str]) -> bool:
     return True
 
 
-def _repelled(pod: Object, node: Object, there: Iterable[Object]) -> bool:
+def _repelled(pod: Object, there: Iterable[Object]) -> bool:
     """By a required anti-affinity within one node."""
     affinity = (pod["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
     for term in affinity.get("requiredDuringSchedulingIgnoredDuringExecution", []):

@@ -122,7 +122,10 @@ class Cluster:
 
     def wait_phase(self, name: str, phase: str, seconds: float = 60) -> Object:
         """Until it has that phase; the pod."""
-        wait_for(f"{name} is {phase}", lambda: self.phase(name) == phase, seconds)
+        try:
+            wait_for(f"{name} is {phase}", lambda: self.phase(name) == phase, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it is {self.pod(name)}\n{self.logs()}") from error
         pod = self.pod(name)
         assert pod is not None
         return pod
@@ -156,6 +159,11 @@ class Cluster:
         """What a pod has printed so far, with all its restarts."""
         path = self.folder / "logs" / f"{name}.{container}.log"
         return path.read_text() if path.exists() else ""
+
+    def logs(self) -> str:
+        """What all pods have printed, and the kubelet."""
+        paths = [self.folder / "kubelet.log", *sorted((self.folder / "logs").glob("*.log"))]
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in paths)
 
     def ask(self, name: str, what: str, value: object) -> None:
         """An annotation of scripts.kubernetes.words on a pod."""

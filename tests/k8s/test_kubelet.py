@@ -169,6 +169,16 @@ def test_a_container_restarts_in_place(shared: Cluster) -> None:
     assert shared.log("again") == "run\n" * 3
 
 
+def test_temporary_files_are_of_one_run_alone(shared: Cluster) -> None:
+    program = "ls -A $(TMPDIR); touch $(TMPDIR)/left; echo $(TMPDIR); test -e /v/x || { touch /v/x; exit 1; }"
+    shared.start("tmp", "sh", "-c", program, restartPolicy="OnFailure",
+                 container={"volumeMounts": [{"name": "v", "mountPath": "/v"}]},
+                 volumes=[{"name": "v", "emptyDir": {}}])  # fmt: skip
+    pod = shared.wait_phase("tmp", "Succeeded")
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 1
+    assert shared.log("tmp").split() == ["/run/tmp"] * 2
+
+
 def test_deletion_is_a_sigterm_and_takes_the_object(shared: Cluster) -> None:
     shared.start(
         "polite", "sh", "-c", "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done"

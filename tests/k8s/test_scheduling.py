@@ -3,7 +3,7 @@
 import pytest
 
 from scripts.kubernetes.quantities import amount
-from scripts.kubernetes.scheduling import by_node, misfit, place, tolerates
+from scripts.kubernetes.scheduling import Room, misfit, place, rooms, tolerates
 from tests.k8s.cluster import Object
 
 TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
@@ -28,6 +28,13 @@ def pod(cpu: str = "1", *, on: str = "", phase: str = "Running", **spec: object)
     }
     if on:
         made["spec"]["nodeName"] = on
+    return made
+
+
+def room(*pods: Object) -> Room:
+    made = Room(node())
+    for each in pods:
+        made.take(each)
     return made
 
 
@@ -56,22 +63,22 @@ def affinity(operator: str, *values: str) -> Object:
     ],
 )
 def test_whether_a_pod_fits(spec: Object, of_node: Object, reason: str) -> None:
-    assert misfit(pod(**spec), node(**of_node), [pod("1", on="n")]) == reason
+    assert misfit(pod(**spec), node(**of_node), room(pod("1"))) == reason
 
 
 def test_two_that_repel_each_other() -> None:
     term = {"labelSelector": {"matchLabels": {"app": "a"}}, "topologyKey": "kubernetes.io/hostname"}
     apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     shy = pod(affinity=apart)
-    assert misfit(shy, node(), []) == ""
-    assert misfit(shy, node(), [pod()]) == "node(s) didn't match pod anti-affinity rules"
+    assert misfit(shy, node(), room()) == ""
+    assert misfit(shy, node(), room(pod())) == "node(s) didn't match pod anti-affinity rules"
 
 
 def test_the_emptiest_node_that_fits() -> None:
     nodes = [node("a"), node("b"), node("c", cpu="1")]
     pods = [pod(on="a"), pod(on="a"), pod(on="b"), pod(on="b", phase="Failed")]
-    there = by_node(nodes, pods)
-    assert {name: len(each) for name, each in there.items()} == {"a": 2, "b": 1, "c": 0}
+    there = rooms(nodes, pods)
+    assert {name: len(each.pods) for name, each in there.items()} == {"a": 2, "b": 1, "c": 0}
     assert place(pod("1"), nodes, there) == ("c", "")
     assert place(pod("2"), nodes, there) == ("b", "")
     found, why = place(pod("5"), nodes, there)
