@@ -1,17 +1,24 @@
 """Joins a master and its launcher on Kubernetes, which know nothing of each other."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from elastic.k8s.causes import Cause as PodCause
 from elastic.k8s.causes import Verdict
-from elastic.k8s.launcher import Supplier
-from elastic.k8s.supply import Wanted
+from elastic.k8s.launcher import Failure, Supplier
+from elastic.k8s.placing import Placing
+from elastic.k8s.spec import Spec
+from elastic.k8s.supply import Plan, Wanted
 from elastic.master import events as ev
 from elastic.master.events import NodeId
 from elastic.master.launcher import Master
 from elastic.master.nodes import NodeState
+from elastic.master.policy import Policy
 from elastic.master.recovery import Cause
 from elastic.master.state import Why
+from elastic.proto.elasticjob import AvoidedNode, PodFailure, Workers
+
+MOST_PENDING, MOST_AVOIDED = 10, 50
+"""That a status names."""
 
 _ENDS: Mapping[str, str] = {
     PodCause.OOM: Cause.KERNEL_OOM,
@@ -86,6 +93,64 @@ class Supplied:
 
     def restart(self, reason: str) -> None:
         self._there.fold(ev.RestartAsked(reason))
+
+
+def policy(spec: Spec) -> Policy:
+    """What the master decides by."""
+    hang, drain = spec.health_check.hang, float(spec.flash_checkpoint.drain_seconds)
+    action = "recover" if hang.action == "DumpAndRestart" else "dump"
+    sizes = tuple(sorted(spec.elastic.discrete_sizes))
+    return Policy(
+        min_nodes=spec.least,
+        max_nodes=spec.replicas,
+        node_unit=1 if sizes else spec.elastic.node_unit,
+        sizes=sizes,
+        supplied=True,
+        last_call=float(spec.elastic.last_call_seconds),
+        fault_budget=spec.failure_policy.max_restarts,
+        precheck=spec.health_check.preflight.lower(),
+        exclude_straggler=spec.health_check.exclude_stragglers,
+        hang_action=action if hang.enabled else "ignore",
+        drain_timeout=drain,
+    )
+
+
+def workers(said: Plan | None, refused: str) -> Workers:
+    """Of `status.job`."""
+    if said is None:
+        return Workers(refused=refused)
+    return Workers(
+        desired=said.desired,
+        ready=said.ready - said.waiting - said.spares,
+        waiting=said.waiting,
+        spares=said.spares,
+        pending=tuple(why for _, why in said.pending[:MOST_PENDING]),
+        refused=refused,
+    )
+
+
+def failures(found: Sequence[Failure]) -> tuple[PodFailure, ...]:
+    """The same, oldest first; what an agent left as its last words names the rank."""
+    return tuple(
+        PodFailure(
+            time=one.at,
+            pod=one.pod,
+            node=one.node,
+            rank=one.rank,
+            exit_code=one.exit_code,
+            cause=str(one.verdict.cause),
+            action=str(one.verdict.action),
+            reason=one.verdict.reason,
+        )
+        for one in found
+    )
+
+
+def avoided(placing: Placing) -> tuple[AvoidedNode, ...]:
+    return tuple(
+        AvoidedNode(node=one.node, reason=one.reason, until=one.until)
+        for one in placing.avoided[-MOST_AVOIDED:]
+    )
 
 
 def _charged(verdict: Verdict) -> Cause:

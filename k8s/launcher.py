@@ -22,6 +22,7 @@ from elastic.k8s.kernel.writes import Writer, together
 from elastic.k8s.observed import Pod, pod
 from elastic.k8s.placing import Limits, Placing
 from elastic.k8s.supply import New, Plan, Seen, Wanted
+from elastic.proto.ending import from_json
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class Failure:
     node: str
     verdict: Verdict
     exit_code: int | None
+    rank: int | None = None
+    """Of the root cause, where elastic-run has told."""
 
 
 class Told(Protocol):
@@ -212,6 +215,7 @@ class Supplier:
                     node=ended.node,
                     verdict=verdict,
                     exit_code=ended.exit_code,
+                    rank=None if (words := from_json(ended.last_words)) is None else words.rank,
                 )
                 self.failures = [*self.failures, one][-MANY:]
             if verdict.action is Action.REPLACE_ELSEWHERE:

@@ -1,0 +1,109 @@
+"""What the spec says to launcher and master, and what the launcher says to the status."""
+
+from dataclasses import replace
+
+from elastic import supplied
+from elastic.k8s.causes import Action, Cause, Past, Verdict, judge
+from elastic.k8s.launcher import Failure
+from elastic.k8s.observed import Pod
+from elastic.k8s.placing import Limits, Placing, blame
+from elastic.k8s.spec import read
+from elastic.k8s.supply import Memory, Plan
+from elastic.k8s.wanted import limits, wanted
+from elastic.master.policy import Policy
+
+SPEC = read(
+    {
+        "image": "x",
+        "worker": {"replicas": 4},
+        "elastic": {
+            "min": 2,
+            "max": 8,
+            "nodeUnit": 2,
+            "scaleUpCooldownSeconds": 7,
+            "lastCallSeconds": 3,
+        },
+        "hotSpares": {"count": 1},
+        "flashCheckpoint": {"drainSeconds": 90},
+        "healthCheck": {
+            "preflight": "Full",
+            "excludeStragglers": True,
+            "hang": {"action": "DumpOnly"},
+        },
+        "failurePolicy": {
+            "maxRestarts": 5,
+            "rules": [
+                {
+                    "name": "quiet",
+                    "match": {
+                        "exitCodes": {"operator": "NotIn", "values": [3]},
+                        "reasons": ["Error"],
+                    },
+                    "action": "Ignore",
+                    "countsTowardLimit": False,
+                }
+            ],
+        },
+        "scheduling": {"pending": {"timeoutSeconds": 60, "policy": "Fail"}},
+        "nodePolicy": {"maxAvoided": "3", "ttlSeconds": 50, "requireConfirmations": 1},
+    }
+)
+
+
+def test_of_the_launcher() -> None:
+    found = wanted(SPEC)
+    assert (found.replicas, found.least, found.unit, found.spares) == (4, 2, 2, 1)
+    assert (found.pending_timeout, found.pending, found.cooldown, found.drain) == (
+        60.0,
+        "Fail",
+        7.0,
+        150.0,
+    )
+    pod = Pod(name="p", uid="u", slot=0, attempt=0, phase="Failed", exit_code=9, ended="Error")
+    verdict = judge(pod, Past(), found.rules)
+    assert (verdict.rule, verdict.action, verdict.counts) == ("quiet", Action.IGNORE, False)
+    assert judge(replace(pod, exit_code=3), Past(), found.rules).rule == ""
+
+
+def test_of_nodes_that_are_avoided() -> None:
+    assert limits(SPEC) == Limits(most="3", ttl=50.0, confirmations=1)
+    none = replace(SPEC, node_policy=replace(SPEC.node_policy, on_fault="None"))
+    assert limits(none).count(1000) == 0
+
+
+def test_of_the_master() -> None:
+    assert supplied.policy(SPEC) == Policy(
+        min_nodes=2, max_nodes=4, node_unit=2, supplied=True, last_call=3.0, fault_budget=5, precheck="full",
+        exclude_straggler=True, hang_action="dump", drain_timeout=90.0,
+    )  # fmt: skip
+    sizes = read({"image": "x", "elastic": {"min": 2, "max": 8, "discreteSizes": [8, 2]}})
+    assert (supplied.policy(sizes).sizes, wanted(sizes).sizes) == ((2, 8), (2, 8))
+    off = read({"image": "x", "healthCheck": {"preflight": "Off", "hang": {"enabled": False}}})
+    assert (supplied.policy(off).precheck, supplied.policy(off).hang_action) == ("off", "ignore")
+
+
+def test_the_status_of_workers() -> None:
+    assert supplied.workers(None, "quota").refused == "quota"
+    pending = tuple((f"p{n}", f"p{n}: no room") for n in range(20))
+    plan = Plan(memory=Memory(), desired=4, ready=6, waiting=1, spares=1, pending=pending)
+    found = supplied.workers(plan, "")
+    assert (found.desired, found.ready, found.waiting, found.spares) == (4, 4, 1, 1)
+    assert found.pending == tuple(f"p{n}: no room" for n in range(10))
+
+
+def test_the_status_of_failures_and_nodes() -> None:
+    verdict = Verdict(cause=Cause.OOM, action=Action.REPLACE, counts=True, reason="p: no memory")
+    (told,) = supplied.failures(
+        [Failure(at=1.0, pod="p", node="n", verdict=verdict, exit_code=137, rank=3)]
+    )
+    assert (told.cause, told.action, told.rank, told.exit_code) == (
+        "OOMKilled",
+        "ReplacePod",
+        3,
+        137,
+    )
+    state = Placing()
+    for number in range(60):
+        state = blame(state, f"n{number}", "bad", 0.0, Limits(), sure=True)
+    found = supplied.avoided(state)
+    assert (len(found), found[-1].node) == (50, "n59")
