@@ -14,7 +14,7 @@ from elastic.master.launcher import Master
 from elastic.master.nodes import NodeState
 from elastic.master.policy import Policy
 from elastic.master.recovery import Cause
-from elastic.master.state import Why
+from elastic.master.state import Job, Why
 from elastic.proto.elasticjob import AvoidedNode, PodFailure, Workers
 
 MOST_PENDING, MOST_AVOIDED = 10, 50
@@ -40,6 +40,21 @@ class Supplied:
     async def run(self, master: Master) -> None:
         self._master = master
         await self._supplier.run(self, master.changed)
+
+    @property
+    def job(self) -> Job | None:
+        """None: no master has begun."""
+        return None if self._master is None else self._master.job
+
+    def drain(self, reason: str) -> None:
+        """The whole job: its ranks save, and leave."""
+        master = self._master
+        if master is None or master.job.result is not None:
+            return
+        current = master.job.round
+        change = current.change if current is not None and current.standing else None
+        if change is None or not change.ends:
+            master.fold(ev.DrainAsked(None, reason))
 
     @property
     def _there(self) -> Master:

@@ -98,7 +98,11 @@ async def serve(settings: MasterSettings, launcher: Launcher | None = None) -> R
     if shell.job.result is None:
         _put_report_aside(settings.run_dir, shell.job)
     _write_note(settings, shell.job)
-    stop = loop.create_task(_stop_when(told_to_end, shell, streams, guardian, settings.node_id))
+    if launcher is None:
+        ending = _stop_when(told_to_end, shell, streams, guardian, settings.node_id)
+    else:
+        ending = _go_when(told_to_end, streams)
+    stop = loop.create_task(ending)
     watch = loop.create_task(streams.watch_silence())
     supply = None if launcher is None else loop.create_task(_supply(launcher, shell))
     await streams.over.wait()
@@ -117,6 +121,12 @@ async def serve(settings: MasterSettings, launcher: Launcher | None = None) -> R
 async def _serve(settings: MasterSettings) -> None:
     await serve(settings)
     deafen((signal.SIGTERM,))
+
+
+async def _go_when(told_to_end: asyncio.Event, streams: Streams) -> None:
+    """A master that a cluster takes away comes back elsewhere, and ranks train on meanwhile."""
+    await told_to_end.wait()
+    streams.over.set()
 
 
 async def _supply(launcher: Launcher, shell: Shell) -> None:

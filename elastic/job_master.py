@@ -1,0 +1,281 @@
+"""The master of an ElasticJob, in the job's master pod: serves by what the operator has accepted, tells what is.
+
+One life of this program may serve several times: a job that is suspended goes on with the next attempt.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from elastic import supplied
+from elastic.k8s.kernel.api import Api
+from elastic.k8s.kernel.errors import ApiError
+from elastic.k8s.kernel.reflector import Reflector
+from elastic.k8s.kernel.writes import Writer
+from elastic.k8s.launcher import Supplier
+from elastic.k8s.resources import ELASTICJOBS
+from elastic.k8s.spec import Spec, read
+from elastic.k8s.supply import New
+from elastic.k8s.wanted import limits, wanted
+from elastic.master import endings
+from elastic.master.main import MasterSettings, serve
+from elastic.master.state import Job, Result
+from elastic.proto import elasticjob, schema
+from elastic.proto.elasticjob import Accepted, JobState, Training
+from elastic.proto.security import Security
+
+log = logging.getLogger(__name__)
+
+EVERY = 5.0
+"""Seconds between two writes of the status, but for changes of its state."""
+FRESH = 90.0
+"""Seconds without a word of the server after which nothing is written: another may serve by now."""
+
+Json = dict[str, Any]
+State = Literal["Starting", "Running", "Suspending", "Suspended", "Stopping", "Ended"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The resource, as far as it matters here."""
+
+    uid: str
+    accepted: Accepted | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    namespace: str
+    name: str
+    """Of the resource: the run id, too."""
+    folder: Path
+    """For the journal."""
+    address: str
+    """host:port, as agents dial it."""
+    listen: str = ""
+    """host:port, where that is another."""
+
+
+class JobMaster:
+    """make: the manifest of a worker pod, which keeps away from these nodes."""
+
+    def __init__(
+        self,
+        api: Api,
+        place: Place,
+        security: Security,
+        make: Callable[[str, Spec, New, tuple[str, ...]], Json],
+    ) -> None:
+        self._api, self._place, self._security, self._make = api, place, security, make
+        self._stirred = asyncio.Event()
+        self._jobs: Reflector[Seen] = Reflector(
+            api,
+            ELASTICJOBS,
+            project=_seen,
+            changed=lambda old, new: self._stirred.set(),
+            namespace=place.namespace,
+            fields=f"metadata.name={place.name}",
+        )
+        self._writer = Writer(api, manager=elasticjob.MASTER, held=self._held)
+        self._told: JobState | None = None
+        self._told_at = float("-inf")
+        self._attempt = 0
+
+    async def run(self) -> JobState:
+        """Until the job has ended, or another master has taken over; returns what was said last."""
+        watch = asyncio.create_task(self._jobs.run())
+        try:
+            await self._jobs.synced.wait()
+            while True:
+                uid, accepted = await self._accepted()
+                supplier = self._supplier(uid, read(accepted.spec))
+                pods = asyncio.create_task(supplier.watch())
+                try:
+                    over = await self._serve(uid, accepted, supplier)
+                finally:
+                    pods.cancel()
+                if over:
+                    assert self._told is not None
+                    return self._told
+        finally:
+            watch.cancel()
+
+    # --- what the operator says ------------------------------------------------------------------
+
+    def _now(self) -> tuple[str, Accepted] | None:
+        found = self._jobs.get(self._place.namespace, self._place.name)
+        return None if found is None or found.accepted is None else (found.uid, found.accepted)
+
+    async def _accepted(self) -> tuple[str, Accepted]:
+        while (now := self._now()) is None:
+            self._stirred.clear()
+            await self._stirred.wait()
+        return now
+
+    def _held(self) -> bool:
+        """This master may still write: the server is heard, and names no later attempt."""
+        now = self._now()
+        fresh = asyncio.get_running_loop().time() - self._jobs.heard < FRESH
+        return fresh and (now is None or now[1].attempt <= max(self._attempt, 1))
+
+    def _supplier(self, uid: str, spec: Spec) -> Supplier:
+        def make(new: New, avoid: tuple[str, ...]) -> Json:
+            now = self._now()
+            newest = spec if now is None else read(now[1].spec)
+            return self._make(uid, newest, new, avoid)
+
+        return Supplier(
+            self._api,
+            self._writer,
+            namespace=self._place.namespace,
+            job=self._place.name,
+            uid=uid,
+            label=elasticjob.UID_LABEL,
+            wanted=wanted(spec),
+            limits=limits(spec),
+            make=make,
+        )
+
+    # --- one attempt -----------------------------------------------------------------------------
+
+    async def _serve(self, uid: str, accepted: Accepted, supplier: Supplier) -> bool:
+        """Returns whether all is over; else the next attempt begins."""
+        self._attempt = accepted.attempt
+        spec, joined = read(accepted.spec), supplied.Supplied(supplier)
+        if accepted.wanted == "Run":
+            await self._tell(uid, self._state(accepted, "Starting", None, supplier))
+            settings = MasterSettings(
+                run_id=self._place.name,
+                address=self._place.address,
+                listen=self._place.listen,
+                run_dir=self._place.folder,
+                policy=supplied.policy(spec),
+                security=self._security,
+                launch=f"{uid}-{accepted.attempt}",
+                notify=spec.notify,
+                job_uid=uid,
+                least_epoch=accepted.attempt << 16,
+            )
+            served = asyncio.create_task(serve(settings, joined))
+            try:
+                result = await self._follow(uid, accepted, supplier, joined, served)
+            finally:
+                served.cancel()
+            accepted = self._newest(accepted)
+            if result is None or accepted.attempt != self._attempt:
+                log.warning("another master serves this job, or this one was told to go")
+                self._told = self._told or self._state(accepted, "Starting", None, supplier)
+                return True
+            if not result.resumable:
+                await self._tell(uid, self._ended(accepted, result, joined.job, supplier))
+                return True
+        return await self._rest(uid, accepted, supplier)
+
+    async def _follow(
+        self,
+        uid: str,
+        accepted: Accepted,
+        supplier: Supplier,
+        joined: supplied.Supplied,
+        served: "asyncio.Task[Result | None]",
+    ) -> Result | None:
+        while not served.done():
+            self._stirred.clear()
+            accepted = self._newest(accepted)
+            if accepted.attempt != self._attempt:
+                return None
+            spec = read(accepted.spec)
+            if supplier.wanted != wanted(spec):
+                supplier.wanted, supplier.limits = wanted(spec), limits(spec)
+                supplier.wake()
+            if accepted.wanted != "Run":
+                joined.drain("suspended" if accepted.wanted == "Suspend" else "deleted")
+            state: State = "Running" if joined.job and joined.job.last_round else "Starting"
+            if accepted.wanted != "Run":
+                state = "Suspending" if accepted.wanted == "Suspend" else "Stopping"
+            await self._tell(uid, self._state(accepted, state, joined.job, supplier))
+            waits = {served, asyncio.ensure_future(self._stirred.wait())}
+            await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits - {served}:
+                wait.cancel()
+        return served.result()
+
+    async def _rest(self, uid: str, accepted: Accepted, supplier: Supplier) -> bool:
+        """Every pod goes; after that it is suspended until the next attempt, or has ended."""
+        going: State = "Stopping" if accepted.wanted == "Stop" else "Suspending"
+        await self._tell(uid, self._state(accepted, going, None, supplier))
+        await supplier.empty()
+        if accepted.wanted == "Stop":
+            stopped = self._state(accepted, "Ended", None, supplier)
+            await self._tell(uid, replace(stopped, outcome="Stopped", reason="Stopped"))
+            return True
+        await self._tell(uid, self._state(accepted, "Suspended", None, supplier))
+        while True:
+            self._stirred.clear()
+            now = self._newest(accepted)
+            if now.wanted != "Suspend":
+                return False
+            await self._stirred.wait()
+
+    def _newest(self, accepted: Accepted) -> Accepted:
+        now = self._now()
+        return accepted if now is None else now[1]
+
+    # --- what it says ----------------------------------------------------------------------------
+
+    def _state(
+        self, accepted: Accepted, state: State, job: Job | None, supplier: Supplier
+    ) -> JobState:
+        current = None if job is None else job.round
+        standing = current is not None and current.standing
+        return JobState(
+            generation=accepted.generation,
+            attempt=self._attempt,
+            state=state,
+            workers=supplied.workers(supplier.said, supplier.refused),
+            world_size=sum(s.ranks for s in current.seats) if current and standing else 0,
+            round=job.last_round if job else 0,
+            restarts=job.restart_count if job else 0,
+            restarts_counted=job.recovery.faults if job else 0,
+            training=Training(step=job.ledger.step if job else 0),
+            last_failures=supplied.failures(supplier.failures),
+            avoided_nodes=supplied.avoided(supplier.placing),
+        )
+
+    def _ended(
+        self, accepted: Accepted, result: Result, job: Job | None, supplier: Supplier
+    ) -> JobState:
+        return replace(
+            self._state(accepted, "Ended", job, supplier),
+            outcome="Succeeded" if result.exit_code == 0 else "Failed",
+            reason=str(endings.kind_of(result.exit_code, result.cause)),
+            message=result.reason,
+            world_size=0,
+        )
+
+    async def _tell(self, uid: str, state: JobState) -> None:
+        now = asyncio.get_running_loop().time()
+        before = None if self._told is None else (self._told.state, self._told.attempt)
+        if before == (state.state, state.attempt) and now < self._told_at + EVERY:
+            return
+        if state == self._told:
+            return
+        try:
+            await self._writer.apply_status(
+                ELASTICJOBS,
+                self._place.namespace,
+                self._place.name,
+                uid,
+                {"job": schema.dump(state)},
+            )
+        except ApiError as error:
+            log.warning("the status cannot be written now: %s", error)
+            return
+        self._told, self._told_at = state, now
+
+
+def _seen(raw: Json) -> Seen:
+    return Seen(uid=raw["metadata"]["uid"], accepted=elasticjob.accepted(raw.get("status") or {}))

@@ -1,0 +1,232 @@
+"""The master's program on a real API server: it serves by `status.accepted`, and says what is in `status.job`."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.job_master import JobMaster, Place
+from elastic.k8s.kernel.api import Api
+from elastic.k8s.spec import Spec
+from elastic.k8s.supply import New
+from elastic.proto import elasticjob, env, schema
+from elastic.proto.elasticjob import Accepted, JobState
+from elastic.proto.security import Security
+from scripts.kubernetes.client import Client
+from tests.k8s.cluster import Cluster, Namespace
+from tests.k8s.test_launcher import DEADLINE, SCRIPT
+from tests.waiting import wait_for
+
+GROUP = f"/apis/{elasticjob.GROUP}/{elasticjob.VERSION}"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+@pytest.fixture
+def elasticjobs(kube: Client) -> None:
+    """The server knows ElasticJobs: by their schema, or where another test has not brought it, without."""
+    name = f"{elasticjob.PLURAL}.{elasticjob.GROUP}"
+    if any(item["metadata"]["name"] == name for item in kube.get(CRDS)["items"]):
+        return
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {
+        "name": elasticjob.VERSION, "served": True, "storage": True, "subresources": {"status": {}},
+        "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": anything, "status": anything}}},
+    }  # fmt: skip
+    names = {"plural": elasticjob.PLURAL, "kind": elasticjob.KIND}
+    kube.create(
+        CRDS,
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": name},
+            "spec": {
+                "group": elasticjob.GROUP,
+                "scope": "Namespaced",
+                "names": names,
+                "versions": [version],
+            },
+        },
+    )
+    wait_for(
+        "elasticjobs",
+        lambda: any(
+            (c["type"], c["status"]) == ("Established", "True")
+            for c in (kube.get(f"{CRDS}/{name}").get("status") or {}).get("conditions") or ()
+        ),
+    )
+
+
+@dataclass
+class Running:
+    """One ElasticJob; the operator's part is played here."""
+
+    namespace: Namespace
+    folder: Path
+    api: Api
+    command: tuple[str, ...]
+    uid: str = ""
+    address: str = field(
+        default_factory=lambda: (
+            "127." + ".".join(str(1 + secrets.randbelow(253)) for _ in range(3)) + ":29500"
+        )
+    )
+    task: "asyncio.Task[JobState] | None" = None
+
+    def accept(self, wanted: str, attempt: int = 1, replicas: int = 2) -> None:
+        spec = {"image": "local", "worker": {"replicas": replicas}, "elastic": {"min": 1, "max": 4, "lastCallSeconds": 0}}  # fmt: skip
+        spec["healthCheck"] = {"preflight": "Off"}
+        said = Accepted(generation=1, spec=spec, wanted=wanted, attempt=attempt)  # type: ignore[arg-type]
+        path = self.namespace.path(elasticjob.PLURAL, "job", GROUP)
+        self.namespace.client.merge(f"{path}/status", {"status": {"accepted": schema.dump(said)}})
+
+    def said(self) -> JobState | None:
+        found = self.namespace.find(elasticjob.PLURAL, "job", GROUP) or {}
+        return elasticjob.job_state(found.get("status") or {})
+
+    def pods(self) -> list[str]:
+        found = self.namespace.client.get(self.namespace.path("pods"))["items"]
+        return sorted(p["metadata"]["name"] for p in found)
+
+    def make(self, uid: str, spec: Spec, new: New, avoid: tuple[str, ...]) -> dict[str, Any]:
+        name = f"job-worker-{new.slot}-r{new.attempt}"
+        variables = {
+            env.POD_JOB: "job", env.POD_NAME: name, env.POD_MASTER: self.address,
+            env.POD_NODES: f"{spec.least}:{spec.most}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+        }  # fmt: skip
+        owner = {
+            "apiVersion": f"{elasticjob.GROUP}/{elasticjob.VERSION}", "kind": elasticjob.KIND, "name": "job",
+            "uid": uid, "controller": True,
+        }  # fmt: skip
+        address = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+        container = {
+            "name": "main", "image": spec.image, "command": list(self.command),
+            "env": [address, *({"name": k, "value": v} for k, v in variables.items())],
+        }  # fmt: skip
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name, "namespace": self.namespace.name, "labels": {elasticjob.UID_LABEL: uid},
+                "ownerReferences": [owner],
+            },
+            "spec": {
+                "restartPolicy": "Never", "terminationGracePeriodSeconds": 20,
+                "automountServiceAccountToken": False, "containers": [container],
+            },
+        }  # fmt: skip
+
+    def begin(self) -> None:
+        place = Place(
+            namespace=self.namespace.name,
+            name="job",
+            folder=self.folder / "master",
+            address=self.address,
+        )
+        self.task = asyncio.create_task(JobMaster(self.api, place, Security(), self.make).run())
+
+    async def until(self, what: str, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE):
+            while not await asyncio.to_thread(true):
+                assert self.task is None or not self.task.done() or true(), f"{what}: {self.task}"
+                await asyncio.sleep(0.05)
+
+    async def until_state(self, state: str) -> None:
+        await self.until(state, lambda: (said := self.said()) is not None and said.state == state)
+
+
+@contextlib.asynccontextmanager
+async def job(
+    namespace: Namespace, folder: Path, command: tuple[str, ...] = ("true",)
+) -> AsyncIterator[Running]:
+    body = {"apiVersion": f"{elasticjob.GROUP}/{elasticjob.VERSION}", "kind": elasticjob.KIND}
+    body |= {"metadata": {"name": "job"}, "spec": {"image": "local"}}  # type: ignore[dict-item]
+    made = namespace.client.create(namespace.path(elasticjob.PLURAL, group=GROUP), body)
+    async with await Api.connect(kubeconfig=str(namespace.kubeconfig)) as api:
+        running = Running(namespace, folder, api, command, uid=made["metadata"]["uid"])
+        try:
+            yield running
+        finally:
+            if running.task is not None and not running.task.done():
+                await asyncio.to_thread(running.accept, "Stop", 99)
+                await asyncio.wait([running.task], timeout=60)
+                running.task.cancel()
+                await asyncio.wait([running.task])
+
+
+@pytest.mark.usefixtures("elasticjobs")
+def test_a_job_is_suspended_goes_on_and_ends(cluster: Cluster, tmp_path: Path) -> None:
+    script, out, stop = (tmp_path / name for name in ("train.py", "out", "stop"))
+    script.write_text(SCRIPT)
+    command = (
+        "elastic-run", "--local-addr=$(IP)", "--log-dir", str(tmp_path / "logs"), str(script), str(out),
+        str(stop),
+    )  # fmt: skip
+
+    def worlds() -> list[str]:
+        return out.read_text().split() if out.exists() else []
+
+    async def body() -> None:
+        async with job(cluster.namespace, tmp_path, command) as running:
+            running.begin()
+            await asyncio.to_thread(running.accept, "Run")
+            await running.until("two train", lambda: worlds()[-1:] == ["2"])
+            await running.until_state("Running")
+            await asyncio.to_thread(running.accept, "Suspend")
+            await running.until_state("Suspended")
+            assert running.pods() == []
+            told = len(worlds())
+            await asyncio.to_thread(running.accept, "Run", 2)
+            await running.until("they train again", lambda: worlds()[told:][-1:] == ["2"])
+            said = running.said()
+            assert said is not None
+            assert said.attempt == 2
+            stop.touch()
+            assert running.task is not None
+            last = await asyncio.wait_for(running.task, DEADLINE)
+            assert (last.state, last.outcome, last.reason) == ("Ended", "Succeeded", "Finished")
+            assert running.said() == last
+
+    asyncio.run(body())
+
+
+@pytest.mark.usefixtures("elasticjobs")
+def test_pods_without_an_agent_hold_no_suspend(cluster: Cluster, tmp_path: Path) -> None:
+    async def body() -> None:
+        async with job(cluster.namespace, tmp_path, ("sleep", "1000")) as running:
+            await asyncio.to_thread(running.accept, "Run")
+            running.begin()
+            await running.until("2 pods", lambda: len(running.pods()) == 2)
+            await asyncio.to_thread(running.accept, "Suspend")
+            await running.until_state("Suspended")
+            assert running.pods() == []
+            await asyncio.to_thread(running.accept, "Stop")
+            assert running.task is not None
+            last = await asyncio.wait_for(running.task, DEADLINE)
+            assert (last.state, last.outcome) == ("Ended", "Stopped")
+
+    asyncio.run(body())
+
+
+@pytest.mark.usefixtures("elasticjobs")
+def test_one_that_is_superseded_goes_and_touches_nothing(
+    namespace: Namespace, tmp_path: Path
+) -> None:
+    async def body() -> None:
+        async with job(namespace, tmp_path) as running:
+            await asyncio.to_thread(running.accept, "Run")
+            running.begin()
+            await running.until("2 pods", lambda: len(running.pods()) == 2)
+            await asyncio.to_thread(running.accept, "Run", 2)
+            assert running.task is not None
+            await asyncio.wait_for(running.task, DEADLINE)
+            assert len(running.pods()) == 2
+            said = running.said()
+            assert said is not None
+            assert said.attempt == 1
+
+    asyncio.run(body())
