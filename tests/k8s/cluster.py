@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import uuid
@@ -181,6 +182,13 @@ class Cluster:
         pod = self.pod(name)
         assert pod is not None
         return str(pod["spec"]["nodeName"])
+
+
+def free_port() -> int:
+    """Pods share this machine's ports, and who is to host a master by name listens on all addresses."""
+    with socket.socket() as found:
+        found.bind(("0.0.0.0", 0))
+        return int(found.getsockname()[1])
 
 
 @contextlib.contextmanager

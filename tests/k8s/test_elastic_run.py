@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from elastic.proto.ending import Ended, from_json
-from tests.k8s.cluster import Cluster
+from tests.k8s.cluster import Cluster, free_port
 from tests.waiting import wait_for
 
 SCRIPT = """
@@ -39,18 +39,20 @@ def test_two_pods_train_and_a_third_takes_the_place_of_a_deleted_one(
 ) -> None:
     script, out, stop = (tmp_path / name for name in ("train.py", "out", "stop"))
     script.write_text(SCRIPT)
-    selector = {"selector": {"place": "zero"}, "clusterIP": "None", "ports": [{"port": 29400}]}
+    selector = {"selector": {"place": "zero"}, "clusterIP": "None", "ports": [{"port": 1}]}
     cluster.namespace.client.create(
         cluster.namespace.path("services"),
         {"metadata": {"name": "job"}, "spec": {**selector, "publishNotReadyAddresses": True}},
     )
+
+    port = free_port()
 
     def start(name: str, *, host: bool) -> None:
         ip = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         env = [ip, {"name": "GLOO_SOCKET_IFNAME", "value": "lo"}]
         cluster.start(
             name, "elastic-run", "--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=job",
-            "--rdzv-endpoint=job:29400", f"--rdzv-conf=is_host={int(host)}", "--local-addr=$(IP)",
+            f"--rdzv-endpoint=job:{port}", f"--rdzv-conf=is_host={int(host)}", "--local-addr=$(IP)",
             "--precheck=off", f"--node-id={name}", str(script),
             str(tmp_path / "ckpt"), str(out), str(stop),
             container={"env": [*env, {"name": "OMP_NUM_THREADS", "value": "1"}]},
@@ -81,7 +83,7 @@ def test_two_pods_train_and_a_third_takes_the_place_of_a_deleted_one(
     [
         (("--standalone",), "raise ValueError('no')", 1, Ended.USER_ERROR),
         (("--nnodes=2", "--rdzv-conf=is_host=true,join_timeout=0.5", "--rdzv-backend=c10d",
-          "--rdzv-endpoint=$(IP):29400"), "", 214, Ended.RENDEZVOUS_TIMEOUT),
+          "--rdzv-endpoint=$(IP):$(PORT)"), "", 214, Ended.RENDEZVOUS_TIMEOUT),
         (("--require-token",), "", 2, Ended.USAGE),
     ],
 )  # fmt: skip
@@ -92,7 +94,7 @@ def test_why_it_ended_is_in_the_pods_status(
     script.write_text(body)
     ip = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     cluster.start("ends", "elastic-run", "--exit-codes=detailed", *flags, str(script),
-                  container={"env": [ip]})  # fmt: skip
+                  container={"env": [ip, {"name": "PORT", "value": str(free_port())}]})  # fmt: skip
     pod = cluster.wait_phase("ends", "Failed")
     ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
     told = from_json(ended.get("message", ""))

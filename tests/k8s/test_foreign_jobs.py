@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.k8s.cluster import Cluster, Object
+from tests.k8s.cluster import Cluster, Object, free_port
 
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist
@@ -21,12 +21,12 @@ dist.destroy_process_group()
 """
 
 
-def pytorchjob(index: int) -> Mapping[str, str]:
+def pytorchjob(index: int, port: int) -> Mapping[str, str]:
     """With a Master: MASTER_ADDR and so on; the command line reads them."""
     return {
         "PYTHONUNBUFFERED": "1",
-        "MASTER_PORT": "23456",
-        "PET_MASTER_PORT": "23456",
+        "MASTER_PORT": str(port),
+        "PET_MASTER_PORT": str(port),
         "MASTER_ADDR": "job-master-0",
         "PET_MASTER_ADDR": "job-master-0",
         "WORLD_SIZE": "2",
@@ -37,11 +37,11 @@ def pytorchjob(index: int) -> Mapping[str, str]:
     }
 
 
-def elastic_pytorchjob(index: int) -> Mapping[str, str]:
+def elastic_pytorchjob(index: int, port: int) -> Mapping[str, str]:
     """With an elasticPolicy and no Master."""
     return {
         "PYTHONUNBUFFERED": "1",
-        "PET_RDZV_ENDPOINT": "job-worker-0:23456",
+        "PET_RDZV_ENDPOINT": f"job-worker-0:{port}",
         "PET_RDZV_BACKEND": "c10d",
         "PET_NNODES": "2:2",
         "PET_MAX_RESTARTS": "3",
@@ -50,23 +50,23 @@ def elastic_pytorchjob(index: int) -> Mapping[str, str]:
     }
 
 
-def trainjob(index: int) -> Mapping[str, str]:
+def trainjob(index: int, port: int) -> Mapping[str, str]:
     """The second generation; a JobSet behind it."""
     return {
         "PET_NNODES": "2",
         "PET_NPROC_PER_NODE": "1",
         "PET_NODE_RANK": str(index),
         "PET_MASTER_ADDR": "job-node-0-0.job",
-        "PET_MASTER_PORT": "29500",
+        "PET_MASTER_PORT": str(port),
         "JOB_COMPLETION_INDEX": str(index),
     }
 
 
-def platform(index: int) -> Mapping[str, str]:
+def platform(index: int, port: int) -> Mapping[str, str]:
     """WORLD_SIZE and RANK count nodes, as many a cloud platform has it."""
     return {
         "MASTER_ADDR": "job-master-0",
-        "MASTER_PORT": "29500",
+        "MASTER_PORT": str(port),
         "WORLD_SIZE": "2",
         "RANK": str(index),
     }
@@ -90,7 +90,7 @@ PASTED = (
 def test_two_nodes_of_somebody_elses_job(
     cluster: Cluster,
     tmp_path: Path,
-    variables: Callable[[int], Mapping[str, str]],
+    variables: Callable[[int, int], Mapping[str, str]],
     flags: Sequence[str],
     service: str,
     subdomain: str,
@@ -102,8 +102,9 @@ def test_two_nodes_of_somebody_elses_job(
         cluster.namespace.path("services"),
         {"metadata": {"name": service}, "spec": {**spec, "ports": [{"port": 1}]}},
     )
+    port = free_port()  # theirs are 23456 and 29500
     for index in range(2):
-        given = {**variables(index), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        given = {**variables(index, port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         given["ELASTIC_PRECHECK"] = "off"  # a health check is not what this is about
         env = [{"name": name, "value": value} for name, value in given.items()]
         named: Object = {"hostname": subdomain, "subdomain": service} if subdomain else {}
