@@ -6,6 +6,7 @@
 #   make bench    the benchmarks                            (BENCH_ARGS)
 #   make demo     a job that loses ranks, and goes on       (DEMO_ARGS)
 #   make protos   generate proto/*_pb2* again
+#   make crd      write the CRD and docs/elasticjob.md again
 #   make clean    remove .venv and every cache
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +17,7 @@ STAMP := $(VENV)/.stamp
 # -qq: errors only; the stamp is taken under a lock, so that two calls of make may run at once.
 PIP := $(PY) -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: test lint unit kubernetes soak bench demo protos clean venv
+.PHONY: test lint unit kubernetes soak bench demo protos crd clean venv
 .DELETE_ON_ERROR:
 
 test: unit
@@ -45,6 +46,9 @@ demo: $(STAMP)
 
 protos: $(STAMP)
 	$(PY) -m scripts.protos
+
+crd: $(STAMP)
+	$(PY) -m elastic.k8s.crd
 
 venv: $(STAMP)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from elastic.k8s.observed import MAIN
-from elastic.proto.schema import IntOrString, Json, Most, Pattern, Range, load
+from elastic.proto.schema import IntOrString, Json, Most, Pattern, Range, dump, load
 
 Seconds = Annotated[int, Range(0)]
 Deadline = Annotated[int, Range(1)]
@@ -179,11 +179,21 @@ class Cleanup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    name: str
+    value: str | None = None
+    value_from: Json | None = None
+    """As in a pod: a field, or a key of a Secret or ConfigMap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     suspend: bool = False
     """True: the job saves, then all of its worker pods go; false again: it goes on."""
-    managed_by: Annotated[str, Most(63)] = ""
-    """Another controller's name, to which the job is left."""
+    managed_by: Literal["elastic-runtime.dev/operator", "kueue.x-k8s.io/multikueue"] = (
+        "elastic-runtime.dev/operator"
+    )
+    """Whom the job is left to."""
     nproc_per_node: Annotated[
         IntOrString,
         Pattern(r"auto|gpu|cpu|[1-9][0-9]{0,3}", "write auto, gpu, cpu or a number of processes"),
@@ -193,7 +203,7 @@ class Spec:
     """With command, args, env and workingDir: a worker's container, where there is no worker.template."""
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
-    env: tuple[Json, ...] = ()
+    env: tuple[Variable, ...] = ()
     working_dir: str = ""
     worker: Worker = field(default_factory=Worker)
     elastic: Elastic = field(default_factory=Elastic)
@@ -232,7 +242,7 @@ class Spec:
             return self.worker.template
         container: dict[str, Any] = {"name": MAIN, "image": self.image}
         said = {
-            "command": list(self.command), "args": list(self.args), "env": list(self.env),
+            "command": list(self.command), "args": list(self.args), "env": dump(self.env),
             "workingDir": self.working_dir,
         }  # fmt: skip
         container |= {key: value for key, value in said.items() if value}

@@ -156,11 +156,24 @@ def openapi(kind: type) -> dict[str, Any]:
             schema = {"description": words, **schema}
         if one.default is MISSING and one.default_factory is MISSING:
             required.append(camel(one.name))
-        elif (default := dump(_default(one))) not in (None, [], ""):
+        elif (default := _beyond(dump(_default(one)), schema)) not in (None, [], ""):
             schema["default"] = default
         properties[camel(one.name)] = schema
     found: dict[str, Any] = {"type": "object", "properties": properties}
     return found | ({"required": required} if required else {})
+
+
+def _beyond(value: Any, schema: Mapping[str, Any]) -> Any:
+    """A default without what the defaults of its own fields are: the server fills these in, too."""
+    inner = schema.get("properties")
+    if not isinstance(value, dict) or inner is None:
+        return value
+    rest = {name: _beyond(one, inner[name]) for name, one in value.items()}
+    return {
+        name: one
+        for name, one in rest.items()
+        if one not in ([], "") and one != inner[name].get("default")
+    }
 
 
 @cache

@@ -97,23 +97,20 @@ def test_the_operator_is_not_root_and_can_change_nothing_in_its_image() -> None:
     }
 
 
-@pytest.mark.skipif(not CRD.exists(), reason="there is no CRD yet: k8s/manifests/crd.yaml")
 @pytest.mark.parametrize("keep", [True, False])
-def test_the_crd_comes_along_and_stays(tmp_path: Path, keep: bool) -> None:
-    chart = shutil.copytree(CHART, tmp_path / "chart")
-    shutil.copy(CRD, chart / "files" / "crd.yaml")
+def test_the_crd_comes_along_and_stays(keep: bool) -> None:
     crd = yaml.safe_load(CRD.read_text())
-    (found,) = of("CustomResourceDefinition", rendered(chart, crds={"enabled": True, "keep": keep}))
+    (found,) = of("CustomResourceDefinition", rendered(crds={"enabled": True, "keep": keep}))
     assert found["spec"] == crd["spec"]
     notes = found["metadata"].get("annotations", {})
     assert (notes.get("helm.sh/resource-policy") == "keep") == keep
 
 
-def test_a_chart_without_its_crd_says_so() -> None:
-    if (CHART / "files" / "crd.yaml").exists():
-        pytest.skip("it has it")
+def test_a_chart_without_its_crd_says_so(tmp_path: Path) -> None:
+    chart = shutil.copytree(CHART, tmp_path / "chart")
+    (chart / "files" / "crd.yaml").unlink()
     with pytest.raises(helm.HelmRenderError, match="make crd"):
-        rendered(crds={"enabled": True})
+        rendered(chart, crds={"enabled": True})
 
 
 PATHS = {
