@@ -5,12 +5,14 @@ One life of this program may serve several times: a job that is suspended goes o
 
 import asyncio
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from elastic import supplied
+from elastic.k8s import pods
 from elastic.k8s.kernel.api import Api
 from elastic.k8s.kernel.errors import ApiError
 from elastic.k8s.kernel.reflector import Reflector
@@ -23,12 +25,15 @@ from elastic.k8s.wanted import limits, wanted
 from elastic.master import endings
 from elastic.master.main import MasterSettings, serve
 from elastic.master.state import Job, Result
-from elastic.proto import elasticjob, schema
+from elastic.proto import elasticjob, ending, env, schema
 from elastic.proto.elasticjob import Accepted, JobState, Training
-from elastic.proto.security import Security
+from elastic.proto.ending import Ended, Ending
+from elastic.proto.errors import ElasticError, UsageError
+from elastic.proto.security import Security, read_token
 
 log = logging.getLogger(__name__)
 
+TERMINATION_LOG = Path("/dev/termination-log")
 EVERY = 5.0
 """Seconds between two writes of the status, but for changes of its state."""
 FRESH = 90.0
@@ -279,3 +284,63 @@ class JobMaster:
 
 def _seen(raw: Json) -> Seen:
     return Seen(uid=raw["metadata"]["uid"], accepted=elasticjob.accepted(raw.get("status") or {}))
+
+
+# --- the program ---------------------------------------------------------------------------------
+
+
+def place(environ: Mapping[str, str]) -> Place:
+    """What `k8s/pods.py` tells the master's pod. Raises UsageError."""
+    names = (env.MASTER_JOB, env.MASTER_ADDRESS, env.MASTER_IP, env.MASTER_FOLDER)
+    if missing := [name for name in names if not environ.get(name)]:
+        raise UsageError(
+            f"{', '.join(missing)} not set: this program runs in the master pod of an ElasticJob"
+        )
+    namespace, _, name = environ[env.MASTER_JOB].partition("/")
+    address, ip = environ[env.MASTER_ADDRESS], environ[env.MASTER_IP]
+    port = address.rpartition(":")[2]
+    return Place(
+        namespace=namespace,
+        name=name,
+        folder=Path(environ[env.MASTER_FOLDER]),
+        address=address,
+        listen=f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}",
+    )
+
+
+def last_words(state: JobState) -> Ending:
+    """Of a life that served to the job's end, or until another took over."""
+    if state.state != "Ended":
+        return Ending(kind=Ended.STOPPED, reason="another master serves this job")
+    known = {str(kind) for kind in Ended}
+    usual = Ended.FINISHED if state.outcome == "Succeeded" else Ended.USER_ERROR
+    kind = Ended(state.reason) if state.reason in known else usual
+    return Ending(kind=kind, reason=state.message, step=state.training.step)
+
+
+async def _run(here: Place, security: Security) -> JobState:
+    def make(uid: str, spec: Spec, new: New, avoid: tuple[str, ...]) -> Json:
+        owner = pods.Owner(namespace=here.namespace, name=here.name, uid=uid)
+        return pods.worker(owner, spec, new, avoid)
+
+    async with await Api.connect() as api:
+        return await JobMaster(api, here, security, make).run()
+
+
+def main() -> int:
+    """0 also where the job has failed: what ends with another code is started again by its node."""
+    logging.basicConfig(level=logging.INFO, format="elastic-master: %(message)s")
+    environ = env.process_environment()
+    env.configure_grpc()
+    try:
+        here = place(environ)
+        state = asyncio.run(_run(here, Security(token=read_token(environ, None))))
+    except ElasticError as error:
+        log.error("%s", error)
+        return 2 if isinstance(error, UsageError) else 1
+    ending.leave(TERMINATION_LOG, last_words(state))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -39,6 +39,21 @@ POD_NODES = "ELASTIC_POD_NODES"
 """`min:max` of the spec, which decides over --nnodes."""
 
 
+# --- k8s/pods.py to elastic.job_master in a master pod ---
+
+MASTER_JOB = "ELASTIC_MASTER_JOB"
+"""namespace/name of the ElasticJob that it serves."""
+
+MASTER_ADDRESS = "ELASTIC_MASTER_ADDRESS"
+"""host:port, as agents dial it."""
+
+MASTER_IP = "ELASTIC_MASTER_IP"
+"""The pod's own address, on which it listens."""
+
+MASTER_FOLDER = "ELASTIC_MASTER_FOLDER"
+"""Where the journal is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     """A worker pod of an ElasticJob, seen from inside."""

@@ -17,48 +17,10 @@ from elastic.k8s.supply import New
 from elastic.proto import elasticjob, env, schema
 from elastic.proto.elasticjob import Accepted, JobState
 from elastic.proto.security import Security
-from scripts.kubernetes.client import Client
 from tests.k8s.cluster import Cluster, Namespace
 from tests.k8s.test_launcher import DEADLINE, SCRIPT
-from tests.waiting import wait_for
 
 GROUP = f"/apis/{elasticjob.GROUP}/{elasticjob.VERSION}"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-
-
-@pytest.fixture
-def elasticjobs(kube: Client) -> None:
-    """The server knows ElasticJobs: by their schema, or where another test has not brought it, without."""
-    name = f"{elasticjob.PLURAL}.{elasticjob.GROUP}"
-    if any(item["metadata"]["name"] == name for item in kube.get(CRDS)["items"]):
-        return
-    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {
-        "name": elasticjob.VERSION, "served": True, "storage": True, "subresources": {"status": {}},
-        "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": anything, "status": anything}}},
-    }  # fmt: skip
-    names = {"plural": elasticjob.PLURAL, "kind": elasticjob.KIND}
-    kube.create(
-        CRDS,
-        {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": name},
-            "spec": {
-                "group": elasticjob.GROUP,
-                "scope": "Namespaced",
-                "names": names,
-                "versions": [version],
-            },
-        },
-    )
-    wait_for(
-        "elasticjobs",
-        lambda: any(
-            (c["type"], c["status"]) == ("Established", "True")
-            for c in (kube.get(f"{CRDS}/{name}").get("status") or {}).get("conditions") or ()
-        ),
-    )
 
 
 @dataclass
@@ -158,7 +120,7 @@ async def job(
                 await asyncio.wait([running.task])
 
 
-@pytest.mark.usefixtures("elasticjobs")
+@pytest.mark.usefixtures("crd")
 def test_a_job_is_suspended_goes_on_and_ends(cluster: Cluster, tmp_path: Path) -> None:
     script, out, stop = (tmp_path / name for name in ("train.py", "out", "stop"))
     script.write_text(SCRIPT)
@@ -194,7 +156,7 @@ def test_a_job_is_suspended_goes_on_and_ends(cluster: Cluster, tmp_path: Path) -
     asyncio.run(body())
 
 
-@pytest.mark.usefixtures("elasticjobs")
+@pytest.mark.usefixtures("crd")
 def test_pods_without_an_agent_hold_no_suspend(cluster: Cluster, tmp_path: Path) -> None:
     async def body() -> None:
         async with job(cluster.namespace, tmp_path, ("sleep", "1000")) as running:
@@ -212,7 +174,7 @@ def test_pods_without_an_agent_hold_no_suspend(cluster: Cluster, tmp_path: Path)
     asyncio.run(body())
 
 
-@pytest.mark.usefixtures("elasticjobs")
+@pytest.mark.usefixtures("crd")
 def test_one_that_is_superseded_goes_and_touches_nothing(
     namespace: Namespace, tmp_path: Path
 ) -> None:

@@ -269,7 +269,10 @@ def test_whatever_happens_there_are_as_many_as_wanted_and_none_twice(
                     with contextlib.suppress(asyncio.CancelledError):
                         await task
             names = [item for item, _ in server.store.created]
-            assert len(names) == len(set(names))
+            # A creation whose answer was lost is repeated, also where somebody has deleted what it made: then
+            # alone a name comes twice, one after the other.
+            lost = sum(action == "lose" for action, _ in actions)
+            assert len(names) - len(set(names)) <= min(lost, deleted)
             most = max([3, *(n for action, n in actions if action == "want")])
             wants = sum(action == "want" for action, _ in actions)
             assert len(names) <= most * (wants + 1) + deleted
