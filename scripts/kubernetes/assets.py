@@ -169,7 +169,7 @@ class _Build:
         shutil.rmtree(vendored)
         source = self._folder / "reflect2" / "usr/share/gocode/src" / inside
         shutil.copytree(source, vendored, ignore=shutil.ignore_patterns("*_test.go", "test"))
-        types = tree / "vendor/github.com/go-openapi/validate/type.go"
+        types = tree / "vendor/k8s.io/kube-openapi/pkg/validation/validate/type.go"
         text, odd = types.read_text(), _EMPTY_IS_NONE
         if text.count(odd) != 1:
             raise Unavailable(
