@@ -10,7 +10,8 @@ ApiError                  status, reason and the server's own words
 ├── Invalid               400 or 422: the object is no legal one
 ├── Busy                  429: later, perhaps at a time told
 ├── Broken                5xx: its own failure; what was asked for may have been done
-└── Unreachable           no answer in time, or none at all; likewise
+├── Unreachable           no answer in time, or none at all; likewise
+└── Fenced                nobody was asked: this process may not write now
 NoCluster                 neither a kubeconfig nor a pod's service account says where a cluster is
 LeaseLost                 another has the lease, or it could not be renewed in time
 """
@@ -51,6 +52,10 @@ class ApiError(ElasticError):
         """Its `details`: kind, name, causes by field."""
         self.retry_after = retry_after
         """Seconds that it asked to wait."""
+
+
+class Fenced(ApiError):
+    """Not asked at all: this process may not write now, since another may by this time."""
 
 
 class Unauthorized(ApiError):

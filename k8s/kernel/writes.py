@@ -16,8 +16,8 @@ from elastic.k8s.kernel.errors import (
     Broken,
     Busy,
     Conflict,
+    Fenced,
     Invalid,
-    LeaseLost,
     Unreachable,
 )
 from elastic.k8s.kernel.resources import Resource
@@ -184,7 +184,7 @@ class Writer:
         until, pause = _now() + self._patience, FIRST
         while True:
             if not self._held():
-                raise LeaseLost("this process does not lead any more: it writes nothing")
+                raise Fenced("this process may not write now: another may serve in its place")
             try:
                 return await call()
             except (Busy, Broken, Unreachable, Conflict) as error:

@@ -33,6 +33,7 @@ class Job:
             "image": "local",
             "command": [*command, str(self._out), str(self._stop)],
             "env": [address, *({"name": name, "value": value} for name, value in plain.items())],
+            "nprocPerNode": 1,
             "worker": {"replicas": 2},
             "elastic": {"min": 1, "max": 4, "lastCallSeconds": 0},
             "healthCheck": {"preflight": "Off"},

@@ -15,8 +15,8 @@ from elastic.k8s.kernel.errors import (
     Broken,
     Busy,
     Conflict,
+    Fenced,
     Forbidden,
-    LeaseLost,
 )
 from elastic.k8s.kernel.queue import Queue
 from elastic.k8s.kernel.reflector import Reflector
@@ -145,7 +145,7 @@ def test_who_does_not_hold_the_lease_writes_nothing_and_stops_between_two_tries(
             tries = iter([True, True, False])
             writer = Writer(api, manager="test", held=lambda: next(tries))
             server.faults.refuse(500, "POST", times=9)
-            with pytest.raises(LeaseLost):
+            with pytest.raises(Fenced):
                 await writer.create("job-uid", PODS, pod("a"))
             assert len(server.asked) == 2
             assert not server.store.items
