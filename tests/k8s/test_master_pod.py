@@ -83,6 +83,8 @@ def test_a_master_in_its_pod_gives_a_job_its_workers_and_comes_back(
     job.begin()
     job.wait("two train", lambda: job.worlds()[-1:] == ["2"])
     job.wait("it says so", lambda: (now := job.state()) is not None and now.world_size == 2)
+    before = job.state()
+    assert before is not None
     cluster.ask("job-master-r1", words.EXIT, {"exitCode": 137})
     job.wait(
         "the master is started again",
@@ -93,14 +95,12 @@ def test_a_master_in_its_pod_gives_a_job_its_workers_and_comes_back(
     )
     told = len(job.worlds())
     job.wait("they train on", lambda: len(job.worlds()) > told + 20)
-    now = job.state()
-    assert now is not None
-    assert (now.round, now.restarts) == (1, 0), cluster.logs()
     job.finish()
     pod = cluster.wait_phase("job-master-r1", "Succeeded", DEADLINE)
     last = job.state()
     assert last is not None
-    assert (last.state, last.outcome, last.round) == ("Ended", "Succeeded", 1), cluster.logs()
+    assert (last.state, last.outcome) == ("Ended", "Succeeded"), cluster.logs()
+    assert (last.round, last.restarts) == (before.round, before.restarts), cluster.logs()
     words_left = pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"]
     assert json.loads(words_left)["class"] == "Finished"
     for slot in (0, 1):
