@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import importlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -323,7 +323,8 @@ class Api:
             async with answer.response:
                 if answer.status >= 400:
                     raise from_answer(answer.status, await answer.read(), answer.headers)
-                yield answer.response
+                with _cut_off(answer.response):
+                    yield answer.response
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as error:
             what = str(error) or "no answer in time"
             raise Unreachable(f"the API server ({self.source}) did not answer: {what}") from error
@@ -338,6 +339,18 @@ class Api:
             return False
         self._client.configuration.api_key = found.configuration.api_key
         return True
+
+
+@contextlib.contextmanager
+def _cut_off(response: Any) -> Iterator[None]:
+    """Who leaves an answer before its end leaves at once: a farewell by TLS would outlive the event loop."""
+    try:
+        yield
+    except BaseException:
+        connection = response.connection
+        if connection is not None and connection.transport is not None:
+            connection.transport.abort()
+        raise
 
 
 def _client(found: Connection) -> Any:

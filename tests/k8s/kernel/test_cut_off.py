@@ -55,17 +55,28 @@ class Wire:
         """The port of this end."""
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            far_reader, far_writer = await asyncio.open_connection(host, port)
-            self._writers |= {writer, far_writer}
-            await asyncio.gather(self.carry(reader, far_writer), self.carry(far_reader, writer))
-            self._writers -= {writer, far_writer}
+            task = asyncio.current_task()
+            assert task is not None
+            carrying.add(task)
+            try:
+                far_reader, far_writer = await asyncio.open_connection(host, port)
+                self._writers |= {writer, far_writer}
+                await asyncio.gather(self.carry(reader, far_writer), self.carry(far_reader, writer))
+                self._writers -= {writer, far_writer}
+            finally:
+                writer.transport.abort()
+                carrying.discard(task)
 
+        carrying: set[asyncio.Task[None]] = set()
         server = await asyncio.start_server(connected, "127.0.0.1", 0)
         try:
             yield server.sockets[0].getsockname()[1]
         finally:
             server.close()
             self.cut()
+            for task in tuple(carrying):
+                task.cancel()
+            await asyncio.gather(*carrying, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
