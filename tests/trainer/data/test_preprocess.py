@@ -2,6 +2,7 @@
 
 import bz2
 import contextlib
+import errno
 import gzip
 import json
 import os
@@ -13,7 +14,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import psutil
@@ -31,6 +32,7 @@ from elastic.trainer.data.indexed import Indexed
 from elastic.trainer.data.preprocess import Done, preprocess
 from elastic.trainer.data.tokenizers import TextTokenizer, build
 from tests.elastic.asking import Answer, Ask
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden" / "gpt2"
@@ -325,7 +327,7 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
     program = (
         "import sys; from elastic.trainer.data.commands import data; from elastic import ctl; "
         "from elastic.proto.verbs import Context; "
-        "data(Context(out=ctl._Terminal(json=False), find=None), sys.argv[1:])"
+        "data(Context(out=ctl._Terminal('table'), find=None), sys.argv[1:])"
     )
     command = [sys.executable, "-c", program, "preprocess", f"--input={tmp_path / 'in'}"]
     command += [f"--output-prefix={tmp_path}/out", *FLAGS, "--workers=2", "--log-interval=1"]
@@ -333,7 +335,7 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
         command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stderr is not None
-        with (tmp_path / "in").open("wb") as pipe:
+        with opened(tmp_path / "in", process) as pipe:
             pipe.write(lines_of(["ab"] * 500_000))  # more than is read ahead
             pipe.flush()
             assert "Processed" in process.stderr.readline()
@@ -343,3 +345,26 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
         assert "Traceback" not in process.stderr.read().partition("KeyboardInterrupt")[2]
         assert process.wait() == -signal.SIGINT
     assert [one.name for one in tmp_path.iterdir()] == ["in"]
+
+
+def opened(pipe: Path, reader: subprocess.Popen[str]) -> IO[bytes]:
+    """For writing, once it is read; a reader that ends first, or never comes, is told of by what it wrote."""
+    found: list[int] = []
+
+    def tried() -> bool:
+        try:
+            found.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+        return bool(found) or reader.poll() is not None
+
+    try:
+        wait_for("the pipe is read", tried, 120)
+        assert found, f"it ended with {reader.returncode}"
+    except AssertionError as error:
+        reader.kill()
+        assert reader.stderr is not None
+        raise AssertionError(f"{error}: {reader.stderr.read()}") from error
+    os.set_blocking(found[0], True)
+    return os.fdopen(found[0], "wb")
