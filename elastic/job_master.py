@@ -6,6 +6,7 @@ One life of this program may serve several times: a job that is suspended goes o
 import asyncio
 import logging
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,6 +89,8 @@ class JobMaster:
         self._told: JobState | None = None
         self._told_at = float("-inf")
         self._attempt = 0
+        self._stepped: tuple[int, float | None] = (0, None)
+        """The last step, and when it was seen to be finished."""
 
     async def run(self) -> JobState:
         """Until the job has ended, or another master has taken over; returns what was said last."""
@@ -236,6 +239,9 @@ class JobMaster:
     ) -> JobState:
         current = None if job is None else job.round
         standing = current is not None and current.standing
+        ledger = job.ledger if job else None
+        if ledger and (ledger.step != self._stepped[0] or (ledger.stepping and not ledger.step)):
+            self._stepped = ledger.step, time.time()  # a script that tells no steps finishes some
         return JobState(
             generation=accepted.generation,
             attempt=self._attempt,
@@ -245,7 +251,9 @@ class JobMaster:
             round=job.last_round if job else 0,
             restarts=job.restart_count if job else 0,
             restarts_counted=job.recovery.faults if job else 0,
-            training=Training(step=job.ledger.step if job else 0),
+            active_seconds=round(time.time() - ledger.began, 1) if ledger and ledger.began else 0.0,
+            productive_seconds=round(ledger.productive, 1) if ledger else 0.0,
+            training=Training(step=ledger.step if ledger else 0, stepped_at=self._stepped[1]),
             last_failures=supplied.failures(supplier.failures),
             avoided_nodes=supplied.avoided(supplier.placing),
         )

@@ -17,7 +17,7 @@ def service(owner: Owner) -> Manifest:
         "metadata": owner.metadata(owner.host),
         "spec": {
             "selector": {UID_LABEL: owner.uid, ROLE_LABEL: "master"},
-            "ports": [{"name": "grpc", "port": PORT, "targetPort": PORT}],
+            "ports": [{"name": "grpc", "protocol": "TCP", "port": PORT, "targetPort": PORT}],
         },
     }
 

@@ -8,6 +8,7 @@ import yaml
 
 from elastic.k8s import rules
 from elastic.k8s.spec import Spec
+from elastic.k8s.status import Told
 from elastic.proto.elasticjob import GROUP, KIND, PLURAL, VERSION, Accepted, JobState
 from elastic.proto.schema import openapi
 
@@ -131,41 +132,17 @@ def _schema() -> Json:
 
 
 def _status() -> Json:
-    number, word = {"type": "integer"}, {"type": "string"}
-    moment = {"type": "string", "format": "date-time"}
-    condition: Json = {
-        "type": "object",
-        "required": ["type", "status"],
-        "properties": {
-            "type": word, "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
-            "reason": word, "message": word, "lastTransitionTime": moment,
-            "observedGeneration": number,
-        },
-    }  # fmt: skip
-    return {
-        "type": "object",
-        "properties": {
-            "observedGeneration": number,
-            "phase": word,
-            "reason": word,
-            "message": word,
-            "conditions": {
-                "type": "array",
-                "items": condition,
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["type"],
-            },
-            "replicas": number,
-            "readyReplicas": number,
-            "desiredReplicas": number,
-            "selector": word,
-            "startTime": moment,
-            "completionTime": moment,
-            "master": {"type": "object", "properties": {"pod": word, "restarts": number}},
-            "accepted": {**_plain(Accepted), "description": "By the operator, for the master."},
-            "job": {**_plain(JobState), "description": "By the master."},
-        },
+    """What the operator says, and beside it what the master does."""
+    found = _plain(Told)
+    of = found["properties"]
+    of["conditions"] |= {
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
     }
+    of["conditions"]["items"]["required"] = ["type"]
+    of["accepted"] = {**_plain(Accepted), "description": "By the operator, for the master."}
+    of["job"] = {**_plain(JobState), "description": "By the master."}
+    return {"type": "object", "properties": of}
 
 
 def _plain(kind: type) -> Json:

@@ -54,6 +54,60 @@ class Pod:
         return not self.over and not self.deleting
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Any pod of a job, the master's too, as far as the operator looks at it."""
+
+    namespace: str
+    name: str
+    uid: str
+    job: str
+    """The job's uid."""
+    role: str
+    phase: str
+    deleting: bool
+    ready: bool
+    restarts: int
+    """Of its container, in place."""
+    waiting: str
+    """Why its container does not run, and the words for it."""
+    made_from: str
+    """What its manifest was made from, in short."""
+
+    @property
+    def over(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def alive(self) -> bool:
+        return not self.over and not self.deleting
+
+
+def member(raw: Mapping[str, Any], *, role_label: str, made_from: str) -> Member:
+    """role_label, made_from: names of the label and the annotation that say so."""
+    meta, status = raw.get("metadata") or {}, raw.get("status") or {}
+    owners = (one for one in meta.get("ownerReferences") or () if one.get("controller"))
+    container = _main(status.get("containerStatuses") or ())
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    held = f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
+    return Member(
+        namespace=meta.get("namespace", ""),
+        name=meta.get("name", ""),
+        uid=meta.get("uid", ""),
+        job=next((one.get("uid", "") for one in owners), ""),
+        role=(meta.get("labels") or {}).get(role_label, ""),
+        phase=status.get("phase") or "Pending",
+        deleting=bool(meta.get("deletionTimestamp")),
+        ready=any(
+            (one.get("type"), one.get("status")) == ("Ready", "True")
+            for one in status.get("conditions") or ()
+        ),
+        restarts=int(container.get("restartCount") or 0),
+        waiting=held if waiting.get("reason") not in (None, "ContainerCreating") else "",
+        made_from=(meta.get("annotations") or {}).get(made_from, ""),
+    )
+
+
 def pod(raw: Mapping[str, Any], slot: int, attempt: int) -> Pod:
     """slot, attempt: as its labels say, which whoever made them reads."""
     meta, status = raw.get("metadata") or {}, raw.get("status") or {}

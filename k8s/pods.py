@@ -147,16 +147,20 @@ def _schedule(pod: Manifest, spec: Spec, avoid: tuple[str, ...]) -> None:
     pod["tolerations"] = [
         *(pod.get("tolerations") or []),
         *asked.tolerations,
-        *(
-            {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": PATIENCE}
-            for key in GONE
-        ),
+        *_patience(),
     ]
     affinity = copy.deepcopy(dict(asked.affinity or pod.get("affinity") or {}))
     if avoid:
         _avoid(affinity, avoid)
     if affinity:
         pod["affinity"] = affinity
+
+
+def _patience() -> list[Manifest]:
+    return [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": PATIENCE}
+        for key in GONE
+    ]
 
 
 def _avoid(affinity: Manifest, nodes: tuple[str, ...]) -> None:
@@ -252,6 +256,7 @@ def master(owner: Owner, spec: Spec, attempt: int) -> Manifest:
     pod: Manifest = {
         "restartPolicy": "OnFailure",
         "serviceAccountName": spec.master.service_account_name or owner.host,
+        "tolerations": _patience(),
         "containers": [container],
         "volumes": [{"name": FOLDER_VOLUME, **journal}],
     }

@@ -23,6 +23,8 @@ ROLE_LABEL = f"{GROUP}/role"
 FINALIZER = f"{GROUP}/graceful-stop"
 FORCE_DELETE = f"{GROUP}/force-delete"
 """Annotation: the job goes at once, whatever it has in memory only."""
+MADE_FROM = f"{GROUP}/made-from"
+"""Annotation of a master's pod: a hash of its manifest, by which another one is told."""
 
 OPERATOR, MASTER = "elasticjob-operator", "elasticjob-master"
 """Field managers."""

@@ -1,0 +1,550 @@
+"""What the operator does about one job: from what is seen of it to what is written, made and taken away. Pure.
+
+`status.accepted` comes before everything that follows from it: what is made is first written down, so that whoever
+starts anew between the two finds what was meant, and makes it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from elastic.k8s import belongings, pods, status
+from elastic.k8s.kernel.resources import (
+    BUDGETS,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    Resource,
+)
+from elastic.k8s.observed import Member, member, seconds
+from elastic.k8s.pods import Manifest, Owner
+from elastic.k8s.rules import edit_violations, violations
+from elastic.k8s.spec import Spec
+from elastic.k8s.spec import read as read_spec
+from elastic.k8s.status import Event, Facts, MasterRecord, Over, Reason, Told, Verdict
+from elastic.k8s.supply import New
+from elastic.proto import elasticjob, schema
+from elastic.proto.elasticjob import (
+    FINALIZER,
+    FORCE_DELETE,
+    MADE_FROM,
+    ROLE_LABEL,
+    Accepted,
+    JobState,
+)
+
+PATIENCE = 60.0
+"""Seconds beyond `drainSeconds` after which a master that was told to suspend or stop is not waited for."""
+MINE = "elastic-runtime.dev/operator"
+POD_GROUPS: Mapping[str, Resource] = {
+    "Volcano": Resource(group="scheduling.volcano.sh", version="v1beta1", kind="PodGroup", plural="podgroups"),
+    "Coscheduling": Resource(group="scheduling.x-k8s.io", version="v1alpha1", kind="PodGroup", plural="podgroups"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """An ElasticJob as it is seen."""
+
+    owner: Owner
+    version: str
+    """Of the object: a write that rests on it fails once it is another."""
+    generation: int
+    spec: Mapping[str, Any]
+    finalizers: tuple[str, ...] = ()
+    forced: bool = False
+    deleted_at: float | None = None
+    """In seconds of Unix; None: nobody deletes it."""
+    told: Told = field(default_factory=Told)
+    state: JobState | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Of the API server, to what was asked for this job before."""
+
+    template: str | None = None
+    """What it says of the worker's pod, by a dry run; empty: it takes it; None: not asked."""
+    master: str = ""
+    """Why it did not take the master's pod."""
+    taken: bool = False
+    """Somebody else's pod has the name of the master's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """In the order in which it is to be done."""
+
+    ask: Manifest | None = None
+    """Dry run this pod, then plan again: the rest is empty."""
+    finalizers: tuple[str, ...] | None = None
+    """To be these; None: as they are."""
+    belongings: tuple[tuple[Resource, Manifest], ...] = ()
+    """To be there, and like this."""
+    token: bool = False
+    """The job's Secret, too, with a token of its own: never changed once it is there."""
+    told: Told | None = None
+    """To be written; None: as it is."""
+    master: Manifest | None = None
+    """To be made."""
+    delete: tuple[Member, ...] = ()
+    delete_job: bool = False
+    events: tuple[Event, ...] = ()
+    again: float | None = None
+    """Seconds until it is to be looked at, whatever happens."""
+
+
+def job(raw: Mapping[str, Any]) -> Job:
+    """Raises FieldError, ProtocolMismatch: a neighbour of a version too far wrote its status."""
+    meta, said = raw["metadata"], raw.get("status") or {}
+    owner = Owner(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
+    notes = meta.get("annotations") or {}
+    elasticjob.accepted(said)  # says of which format it is
+    return Job(
+        owner=owner,
+        version=meta.get("resourceVersion", ""),
+        generation=int(meta.get("generation") or 0),
+        spec=raw.get("spec") or {},
+        finalizers=tuple(meta.get("finalizers") or ()),
+        forced=notes.get(FORCE_DELETE, "false") != "false",
+        deleted_at=seconds(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
+        told=schema.load(Told, status.read(said), "status"),
+        state=elasticjob.job_state(said),
+    )
+
+
+def pod(raw: Mapping[str, Any]) -> Member:
+    return member(raw, role_label=ROLE_LABEL, made_from=MADE_FROM)
+
+
+def reconcile(
+    seen: Job,
+    members: tuple[Member, ...],
+    answers: Answers,
+    now: float,
+    *,
+    complete: bool = False,
+    budgets: str = BUDGETS.version,
+) -> Plan:
+    """members: pods whose controller the job is. complete: look after everything that belongs to the job, also
+    where nothing seems to have changed. budgets: version of the API group policy."""
+    if seen.spec.get("managedBy", MINE) != MINE:
+        return Plan()
+    if seen.deleted_at is not None and FINALIZER not in seen.finalizers:
+        return Plan()
+    before = seen.told
+    accepted, acceptance, ask = _accept(seen, members, answers)
+    if ask is not None:
+        return Plan(ask=ask)
+    if accepted is None:
+        if seen.deleted_at is not None:
+            return Plan(finalizers=_without(seen.finalizers))
+        told = _tell(seen, members, before, None, acceptance, None, answers, now)
+        return _written(Plan(), seen, told)
+    return _keep(seen, members, answers, now, accepted, acceptance, complete, budgets)
+
+
+# --- the spec ------------------------------------------------------------------------------------
+
+
+def _accept(
+    seen: Job, members: tuple[Member, ...], answers: Answers
+) -> tuple[Accepted | None, Verdict, Manifest | None]:
+    """What the job is to be; whether that is what its spec says; a pod to ask about first."""
+    before = seen.told.accepted
+    if before is not None and (before.generation == seen.generation or seen.deleted_at is not None):
+        return before, Verdict(so=True, reason=Reason.ACCEPTED), None
+    refused = violations(seen.owner.name, seen.spec)
+    if refused:
+        return before, Verdict(so=False, reason=Reason.INVALID, message="; ".join(refused)), None
+    spec = read_spec(seen.spec)
+    old = None if before is None else read_spec(before.spec)
+    if old is not None and (refused := edit_violations(old, spec)):
+        return before, Verdict(so=False, reason=Reason.EDIT, message="; ".join(refused)), None
+    if old is None or _worker(seen.owner, old) != _worker(seen.owner, spec):
+        if answers.template is None:
+            return before, Verdict(so=None, reason=Reason.CHECKING), _worker(seen.owner, spec)
+        if answers.template:
+            return before, Verdict(so=False, reason=Reason.TEMPLATE, message=answers.template), None
+    return _accepted(seen, members, before, spec), Verdict(so=True, reason=Reason.ACCEPTED), None
+
+
+def _accepted(
+    seen: Job, members: tuple[Member, ...], before: Accepted | None, spec: Spec
+) -> Accepted:
+    fresh = Accepted(
+        generation=seen.generation,
+        spec=schema.dump(spec),
+        wanted="Suspend" if spec.suspend else "Run",
+    )
+    if before is None or before.wanted == fresh.wanted:
+        return fresh if before is None else replace(fresh, attempt=before.attempt)
+    if before.wanted == "Stop":
+        return replace(fresh, wanted="Stop", attempt=before.attempt)
+    if fresh.wanted == "Suspend" or seen.told.start_time is None:
+        return replace(fresh, attempt=before.attempt)
+    if not seen.told.holds(status.Kind.SUSPENDED):
+        return before  # it saves: it goes on once that is done
+    current = _named(members, seen.told.master.pod)
+    if current is not None and current.made_from != _made_from(seen.owner, spec):
+        # its master goes first: it would take the next attempt for its own
+        return replace(
+            fresh, wanted="Suspend", generation=before.generation, attempt=before.attempt
+        )
+    return replace(fresh, attempt=before.attempt + 1)
+
+
+def _worker(owner: Owner, spec: Spec) -> Manifest:
+    """A worker's pod as a dry run takes it; how many there are is not its matter."""
+    same = replace(
+        spec,
+        worker=replace(spec.worker, replicas=1),
+        elastic=replace(spec.elastic, min=1, max=1),
+        hot_spares=replace(spec.hot_spares, count=0),
+    )
+    found = pods.worker(owner, same, New(slot=0, attempt=0), ())
+    found["metadata"] = {**found["metadata"], "name": f"{owner.name}-check"}
+    return found
+
+
+# --- a job that was accepted ---------------------------------------------------------------------
+
+
+def _keep(
+    seen: Job,
+    members: tuple[Member, ...],
+    answers: Answers,
+    now: float,
+    accepted: Accepted,
+    acceptance: Verdict,
+    complete: bool,
+    budgets: str,
+) -> Plan:
+    spec, before = read_spec(accepted.spec), seen.told
+    workers = tuple(one for one in members if one.role == "worker")
+    state = _current(seen.state, accepted)
+    record = _count(before, members, state)
+    over = _over(seen, before, state, spec, record, now)
+    if over is not None and accepted.wanted != "Stop":
+        accepted = replace(accepted, wanted="Stop")
+    if seen.deleted_at is not None and accepted.wanted != "Stop":
+        accepted = replace(accepted, wanted="Stop")
+
+    needed = _needs_master(accepted, state, over, workers, record)
+    accepted, record, manifest = _master(
+        seen, spec, accepted, record, members, state, answers, needed=needed
+    )
+    state = _current(seen.state, accepted)
+    late = _late(seen, accepted, spec, now)
+    suspended = (
+        accepted.wanted == "Suspend"
+        and not workers
+        and (not record.pod or state is None or state.state == "Suspended" or late)
+    )
+    told = _tell(
+        seen, members, replace(before, master=record), accepted, acceptance, over, answers, now,
+        suspended=suspended, state=state,
+    )  # fmt: skip
+    delete = _surplus(seen, members, record, spec, over, accepted, late=late, suspended=suspended)
+    plan = Plan(
+        master=manifest,
+        delete=delete,
+        events=tuple(status.failures(state, now)),
+        again=_again(told, spec, accepted, seen, now),
+    )
+    if FINALIZER not in seen.finalizers and seen.deleted_at is None:
+        plan = replace(plan, finalizers=(*seen.finalizers, FINALIZER))
+    if manifest is not None or (complete and over is None):
+        plan = replace(plan, belongings=_belongings(seen.owner, spec, budgets), token=True)
+    elif (
+        over is None and before.accepted is not None and _sizes(before.accepted) != _sizes(accepted)
+    ):
+        plan = replace(plan, belongings=_sized(seen.owner, spec, budgets))
+    if seen.deleted_at is not None:
+        saved = state is not None and state.state == "Ended"
+        nothing = all(one.over or one.phase == "Pending" for one in workers)
+        if seen.forced or over is not None or saved or nothing or late:
+            return Plan(finalizers=_without(seen.finalizers))
+    ttl = spec.cleanup.ttl_seconds_after_finished
+    if told.completion_time and ttl is not None and seen.deleted_at is None:
+        left = seconds(told.completion_time) + ttl - now
+        plan = replace(plan, delete_job=left <= 0, again=_least(plan.again, max(left, 0.5)))
+    return _written(plan, seen, told)
+
+
+def _current(state: JobState | None, accepted: Accepted) -> JobState | None:
+    return state if state is not None and state.attempt == accepted.attempt else None
+
+
+def _count(told: Told, members: tuple[Member, ...], state: JobState | None) -> MasterRecord:
+    """Its restarts by now; a step that was finished lets the count begin anew."""
+    before = told.master
+    found = _named(members, before.pod)
+    restarts = before.restarts
+    if found is not None:
+        restarts = max(restarts, before.carried + found.restarts)
+    elif told.holds(status.Kind.SUSPENDED):  # it was let go: none is needed
+        before = replace(before, pod="", carried=restarts)
+    step = state.training.step if state is not None else 0
+    if step > before.step:
+        return replace(before, restarts=restarts, step=step, restarts_at_step=restarts)
+    return replace(before, restarts=restarts)
+
+
+def _over(
+    seen: Job, before: Told, state: JobState | None, spec: Spec, record: MasterRecord, now: float
+) -> Over | None:
+    """How it ended, by its master or by a limit; what has ended stays so."""
+    for kind, failed in ((status.Kind.FAILED, True), (status.Kind.COMPLETE, False)):
+        if before.holds(kind):
+            was = before.condition(kind)
+            assert was is not None
+            return Over(failed=failed, reason=was.reason, message=was.message)
+    if state is not None and state.state == "Ended" and state.outcome != "Stopped":
+        failed = state.outcome != "Succeeded"
+        return Over(failed=failed, reason=state.reason or Reason.SO, message=state.message)
+    if seen.deleted_at is not None:
+        return None
+    if record.restarts - record.restarts_at_step > spec.master.max_restarts:
+        words = f"its master was started anew {record.restarts - record.restarts_at_step} times with no step in between"
+        return Over(failed=True, reason=Reason.MASTER, message=words)
+    if (limit := spec.active_deadline_seconds) is not None and _active(before, now) >= limit:
+        words = f"it has trained for activeDeadlineSeconds ({limit})"
+        return Over(failed=True, reason=Reason.DEADLINE, message=words)
+    limit = spec.pre_running_deadline_seconds
+    running = before.accepted is not None and before.accepted.wanted == "Run"
+    if limit is None or not running or not before.start_time or not _untrained(before, state):
+        return None
+    if now - seconds(before.start_time) < limit:
+        return None
+    words = f"no step was finished in preRunningDeadlineSeconds ({limit})"
+    return Over(failed=True, reason=Reason.DEADLINE, message=words)
+
+
+def _untrained(before: Told, state: JobState | None) -> bool:
+    return before.master.step == 0 and (state is None or state.training.step == 0)
+
+
+def _active(told: Told, now: float) -> float:
+    return told.active_seconds + (now - told.active_since if told.active_since else 0.0)
+
+
+# --- the master's pod ----------------------------------------------------------------------------
+
+
+def _needs_master(
+    accepted: Accepted,
+    state: JobState | None,
+    over: Over | None,
+    workers: tuple[Member, ...],
+    record: MasterRecord,
+) -> bool:
+    if over is not None or (state is not None and state.state == "Ended"):
+        return False
+    if accepted.wanted == "Run":
+        return True
+    return bool(record.pod) and any(one.alive for one in workers)  # to let them save
+
+
+def _master(
+    seen: Job,
+    spec: Spec,
+    accepted: Accepted,
+    record: MasterRecord,
+    members: tuple[Member, ...],
+    state: JobState | None,
+    answers: Answers,
+    *,
+    needed: bool,
+) -> tuple[Accepted, MasterRecord, Manifest | None]:
+    """The pod that it has, or the one that is to be made; one that lost its pod begins another attempt, since its
+    journal may be lost with it. What never spoke is not counted: an operator that was killed left no pod."""
+    if not needed:
+        return accepted, record, None
+    current = _named(members, record.pod)
+    if record.pod and current is not None and current.alive and not answers.taken:
+        return accepted, record, None
+    if record.pod:
+        accepted = replace(accepted, attempt=accepted.attempt + 1)
+        restarts = record.restarts + (state is not None)
+        record = replace(record, restarts=restarts, carried=restarts)
+    record = replace(record, pod=pods.master_name(seen.owner, accepted.attempt))
+    manifest = pods.master(seen.owner, spec, accepted.attempt)
+    manifest["metadata"]["annotations"] = {MADE_FROM: _made_from(seen.owner, spec)}
+    return accepted, record, manifest
+
+
+def _made_from(owner: Owner, spec: Spec) -> str:
+    text = json.dumps(pods.master(owner, spec, 0), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _named(members: tuple[Member, ...], name: str) -> Member | None:
+    return next((one for one in members if one.name == name and one.role == "master"), None)
+
+
+def _surplus(
+    seen: Job,
+    members: tuple[Member, ...],
+    record: MasterRecord,
+    spec: Spec,
+    over: Over | None,
+    accepted: Accepted,
+    *,
+    late: bool,
+    suspended: bool,
+) -> tuple[Member, ...]:
+    """Pods to take away: masters of earlier attempts, or of another spec than the next one; workers once the job is
+    over, or where its master does not see to it."""
+    policy, found = spec.cleanup.pod_policy, []
+    for one in members:
+        if one.deleting:
+            continue
+        if one.role == "master":
+            old = suspended and one.made_from != _made_from(seen.owner, spec)
+            gone = not one.over and (one.name != record.pod or old or (over is not None and late))
+            gone |= over is not None and policy == "All"
+        elif over is not None:
+            gone = policy == "All" or (policy == "Running" and not one.over and late)
+        else:
+            gone = accepted.wanted != "Run" and late
+        if gone:
+            found.append(one)
+    return tuple(found)
+
+
+def _late(seen: Job, accepted: Accepted, spec: Spec, now: float) -> bool:
+    """A master that was told to suspend or to stop has had its time, or has ended."""
+    told, limit = seen.told, spec.flash_checkpoint.drain_seconds + PATIENCE
+    if seen.deleted_at is not None:
+        return now - seen.deleted_at >= limit
+    if told.completion_time:
+        ended = seen.state is not None and seen.state.state == "Ended"
+        return ended or now - seconds(told.completion_time) >= limit
+    found = told.condition(status.Kind.SUSPENDED)
+    saving = accepted.wanted == "Suspend" and found is not None and found.status == "Unknown"
+    return saving and found is not None and now - seconds(found.last_transition_time) >= limit
+
+
+# --- what belongs to it --------------------------------------------------------------------------
+
+
+def _belongings(owner: Owner, spec: Spec, budgets: str) -> tuple[tuple[Resource, Manifest], ...]:
+    found: list[tuple[Resource, Manifest]] = [(SERVICES, belongings.service(owner))]
+    if not spec.master.service_account_name:
+        of = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS)
+        found += zip(of, belongings.account(owner), strict=True)
+    return (*found, *_sized(owner, spec, budgets))
+
+
+def _sized(owner: Owner, spec: Spec, budgets: str) -> tuple[tuple[Resource, Manifest], ...]:
+    """What names the job's smallest size."""
+    found: list[tuple[Resource, Manifest]] = []
+    if (budget := belongings.budget(owner, spec, f"policy/{budgets}")) is not None:
+        found.append((replace(BUDGETS, version=budgets), budget))
+    if (group := belongings.pod_group(owner, spec)) is not None:
+        found.append((POD_GROUPS[spec.scheduling.gang.provider], group))
+    return tuple(found)
+
+
+def _sizes(accepted: Accepted) -> object:
+    return accepted.spec.get("elastic"), accepted.spec.get("worker", {}).get("disruptionBudget")
+
+
+# --- what is said --------------------------------------------------------------------------------
+
+
+def _tell(
+    seen: Job,
+    members: tuple[Member, ...],
+    before: Told,
+    accepted: Accepted | None,
+    acceptance: Verdict,
+    over: Over | None,
+    answers: Answers,
+    now: float,
+    *,
+    suspended: bool = False,
+    state: JobState | None = None,
+) -> Told:
+    workers = tuple(one for one in members if one.role == "worker")
+    replicas = read_spec(accepted.spec).replicas if accepted is not None else 0
+    facts = Facts(
+        accepted=accepted,
+        acceptance=acceptance,
+        state=state,
+        workers=workers,
+        master=_named(members, before.master.pod),
+        replicas=replicas,
+        suspended=suspended,
+        over=over,
+        refused=answers.master,
+    )
+    found = tuple(status.conditions(facts, seen.told, seen.generation, now))
+    word, message = status.reason(facts, found)
+    trains = state is not None and state.world_size > 0 and over is None
+    since = before.active_since
+    told = replace(
+        before,
+        observed_generation=seen.generation,
+        phase=status.phase(facts, found, deleting=seen.deleted_at is not None),
+        reason=word,
+        message=message,
+        conditions=found,
+        replicas=sum(one.alive for one in workers),
+        ready_replicas=state.workers.ready if state is not None and over is None else 0,
+        desired_replicas=replicas,
+        selector=status.selector(seen.owner.uid),
+        active_seconds=before.active_seconds
+        if trains or not since
+        else before.active_seconds + now - since,
+        active_since=(since or now) if trains else None,
+        accepted=accepted,
+    )
+    began = before.accepted is not None and before.accepted.wanted == "Run"
+    if (
+        accepted is not None
+        and accepted.wanted == "Run"
+        and (not before.start_time or (not began and _untrained(before, state)))
+    ):
+        told = replace(told, start_time=status.stamp(now))
+    if over is not None and not before.completion_time:
+        told = replace(told, completion_time=status.stamp(now))
+    return told
+
+
+def _written(plan: Plan, seen: Job, told: Told) -> Plan:
+    if told == seen.told:
+        return plan
+    return replace(
+        plan, told=told, events=(*plan.events, *status.events(seen.told, told.conditions))
+    )
+
+
+def _again(told: Told, spec: Spec, accepted: Accepted, seen: Job, now: float) -> float | None:
+    """Until the first limit that may be reached."""
+    left: list[float] = []
+    if spec.active_deadline_seconds is not None and told.active_since:
+        left.append(spec.active_deadline_seconds - _active(told, now))
+    if spec.pre_running_deadline_seconds is not None and told.start_time and told.master.step == 0:
+        left.append(seconds(told.start_time) + spec.pre_running_deadline_seconds - now)
+    if (
+        told.holds(status.Kind.TRAINING)
+        and seen.state is not None
+        and seen.state.training.stepped_at
+    ):
+        left.append(seen.state.training.stepped_at + status.STALE - now)
+    if accepted.wanted != "Run":
+        left.append(5.0)
+    return max(0.5, min(left)) if left else None
+
+
+def _least(one: float | None, other: float) -> float:
+    return other if one is None else min(one, other)
+
+
+def _without(finalizers: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(one for one in finalizers if one != FINALIZER)
