@@ -408,7 +408,8 @@ def _surplus(
             gone = not one.over and (one.name != record.pod or old or (over is not None and late))
             gone |= over is not None and policy == "All"
         elif over is not None:
-            gone = policy == "All" or (policy == "Running" and not one.over and late)
+            ended = seen.state is not None and seen.state.state == "Ended"
+            gone = policy == "All" or (policy == "Running" and not one.over and (ended or late))
         else:
             gone = accepted.wanted != "Run" and late
         if gone:
@@ -417,13 +418,12 @@ def _surplus(
 
 
 def _late(seen: Job, accepted: Accepted, spec: Spec, now: float) -> bool:
-    """A master that was told to suspend or to stop has had its time, or has ended."""
+    """A master that was told to suspend or to stop has had its time."""
     told, limit = seen.told, spec.flash_checkpoint.drain_seconds + PATIENCE
     if seen.deleted_at is not None:
         return now - seen.deleted_at >= limit
     if told.completion_time:
-        ended = seen.state is not None and seen.state.state == "Ended"
-        return ended or now - seconds(told.completion_time) >= limit
+        return now - seconds(told.completion_time) >= limit
     found = told.condition(status.Kind.SUSPENDED)
     saving = accepted.wanted == "Suspend" and found is not None and found.status == "Unknown"
     return saving and found is not None and now - seconds(found.last_transition_time) >= limit
