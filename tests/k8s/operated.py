@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,15 +93,23 @@ def operated(space: Namespace, folder: Path) -> Iterator[Operator]:
 class Job:
     """An ElasticJob that writes what it does into a folder."""
 
-    def __init__(self, cluster: Cluster, folder: Path, name: str = "job", **spec: Any) -> None:
-        """spec: fields beside, or in place of, the usual ones."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        name: str = "job",
+        train: Sequence[str] | None = None,
+        **spec: Any,
+    ) -> None:
+        """train: arguments of elastic-run; SCRIPT's by default. spec: fields beside, or in place of, the usual ones."""
         self.cluster, self.space, self.name = cluster, cluster.namespace, name
         self.folder = folder / name
         self.folder.mkdir()
         self.out, self._stop = self.folder / "out", self.folder / "stop"
         script = self.folder / "train.py"
         script.write_text(SCRIPT)
-        self.spec = usual([str(script), str(self.out), str(self._stop)], self.folder) | spec
+        arguments = [str(script), str(self.out), str(self._stop)] if train is None else [*train]
+        self.spec = usual(arguments, self.folder) | spec
         self.space.client.create(self.space.path(elasticjob.PLURAL, group=GROUP), self.body())
 
     def body(self) -> Object:

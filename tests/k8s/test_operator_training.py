@@ -1,0 +1,78 @@
+"""A GPT in exact mode as an ElasticJob, through what people do to it: its steps are those of the run that was left
+alone, bit for bit, and none is done twice where its ranks had time to save."""
+
+from pathlib import Path
+from typing import Any
+
+from elastic.trainer.watch import jsonl
+from tests.k8s.cluster import Cluster
+from tests.k8s.operated import Job, operated
+from tests.trainer.launch import finish, start, steps, training
+
+STEPS = 130
+LENGTH = f"--train-iters={STEPS}"
+
+
+class Trained(Job):
+    """One that trains a small GPT on three pods; nothing is saved but in memory."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        script = training(folder, "scaled", LENGTH, script=("-m", "tests.k8s.paced"))
+        self.metrics = folder / "scaled.jsonl"
+        super().__init__(
+            cluster,
+            folder,
+            train=script,
+            worker={"replicas": 3},
+            workingDir=str(Path(__file__).parents[2]),
+        )
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Of each step that was done, in order, a repeated one too."""
+        if not self.metrics.exists():
+            return []
+        return [line for line in jsonl.read(self.metrics) if line["kind"] == "step"]
+
+    def step(self) -> int:
+        return max((int(line["iteration"]) for line in self.lines()), default=0)
+
+    def wait_world(self, ranks: int) -> int:
+        """Until so many have done steps; the last of these."""
+        told = len(self.lines())
+
+        def done() -> bool:
+            state = self.state()
+            return state is not None and state.world_size == ranks and len(self.lines()) > told + 3
+
+        self.wait(f"{ranks} train", done)
+        return self.step()
+
+
+def test_scaled_lost_and_suspended_it_ends_with_the_same_bits(
+    crd: None, cluster: Cluster, tmp_path: Path
+) -> None:
+    with operated(cluster.namespace, tmp_path):
+        job = Trained(cluster, tmp_path)
+        job.wait_world(3)
+        job.scale(2)
+        job.wait_world(2)
+        job.scale(4)
+        job.wait_world(4)
+        victim = job.names()[-1]
+        path = job.space.path("pods", victim)
+        job.space.client.delete(path, gracePeriodSeconds=0)
+        job.wait_world(4)
+        assert victim not in job.names()
+        job.edit(suspend=True)
+        job.wait("it is suspended", lambda: job.holds("Suspended"))
+        assert (job.names(), job.status()["phase"]) == ([], "Suspended")
+        before = job.lines()
+        job.edit(suspend=False)
+        job.wait("it goes on", lambda: len(job.lines()) > len(before))
+        first = job.lines()[len(before)]
+        assert first["iteration"] == before[-1]["iteration"] + 1, "steps are lost"
+        job.wait("it is complete", lambda: job.holds("Complete"))
+    finish(start(tmp_path, "whole", LENGTH, nproc=2))
+    whole = steps(tmp_path, "whole")
+    assert sorted(whole) == sorted(steps(tmp_path, "scaled"))
+    assert whole == steps(tmp_path, "scaled")
