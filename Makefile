@@ -6,7 +6,7 @@
 #   make bench    the benchmarks                            (BENCH_ARGS)
 #   make demo     a job that loses ranks, and goes on       (DEMO_ARGS)
 #   make protos   generate proto/*_pb2* again
-#   make crd      write the CRD and docs/elasticjob.md again
+#   make crd      write the CRD, k8s/manifests and docs/elasticjob.md again
 #   make clean    remove .venv and every cache
 PYTHON ?= python3
 VENV ?= .venv
@@ -49,6 +49,7 @@ protos: $(STAMP)
 
 crd: $(STAMP)
 	$(PY) -m elastic.k8s.crd
+	$(PY) -m scripts.kubernetes.manifests
 
 venv: $(STAMP)
 

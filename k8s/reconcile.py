@@ -162,7 +162,9 @@ def _accept(
         return before, Verdict(so=False, reason=Reason.INVALID, message="; ".join(refused)), None
     spec = read_spec(seen.spec)
     old = None if before is None else read_spec(before.spec)
-    if old is not None and (refused := edit_violations(old, spec)):
+    if before is not None and old is not None and (refused := edit_violations(old, spec)):
+        if spec.suspend and before.wanted == "Run":  # that is done whatever else is asked for
+            before = replace(before, wanted="Suspend", spec={**before.spec, "suspend": True})
         return before, Verdict(so=False, reason=Reason.EDIT, message="; ".join(refused)), None
     if old is None or _worker(seen.owner, old) != _worker(seen.owner, spec):
         if answers.template is None:

@@ -40,6 +40,8 @@ from elastic.master.state import (
     trained,
 )
 
+MOST_ROUNDS = 1 << 32
+"""No job has so many: who tells of one says nothing true."""
 KEEP_FAILURES = 256
 """Failures of a round that are kept, where they are mere followers of another."""
 
@@ -128,6 +130,7 @@ def _cleared(job: Job) -> Job:
 def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
     ids = [arrival.node_id for arrival in event.nodes]
     reasons = [f"{names(sorted(set(ids)))} attached"] if ids else []
+    job = replace(job, last_round=_last_round(job, event))
     for arrival in event.nodes:
         before = job.nodes.get(arrival.node_id)
         if before is None or before.incarnation == arrival.incarnation:
@@ -147,6 +150,13 @@ def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
         job = probe(job, due, now, policy)
         reasons.append(f"probing {names([node.node_id for node in due])}")
     return job, (ev.Tell(frozenset(ids)),), "; ".join(filter(None, reasons))
+
+
+def _last_round(job: Job, event: ev.Attached) -> int:
+    """A master whose predecessor's journal is lost begins behind the rounds that agents were in: these take no order
+    of an earlier one."""
+    told = [one.report.round for one in event.nodes if one.report.round < MOST_ROUNDS]
+    return max([job.last_round, *told])
 
 
 def _detached(job: Job, event: ev.Detached, now: float, policy: Policy) -> Step:

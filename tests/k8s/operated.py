@@ -104,7 +104,7 @@ class Job:
         """train: arguments of elastic-run; SCRIPT's by default. spec: fields beside, or in place of, the usual ones."""
         self.cluster, self.space, self.name = cluster, cluster.namespace, name
         self.folder = folder / name
-        self.folder.mkdir()
+        self.folder.mkdir(parents=True)
         self.out, self._stop = self.folder / "out", self.folder / "stop"
         script = self.folder / "train.py"
         script.write_text(SCRIPT)

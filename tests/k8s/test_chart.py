@@ -8,6 +8,7 @@ import helm_python as helm
 import pytest
 import yaml
 
+from scripts.kubernetes import manifests
 from tests.k8s.cluster import Namespace
 
 CHART = Path(__file__).parents[2] / "k8s" / "chart"
@@ -35,7 +36,7 @@ def test_helm_has_nothing_to_say_against_it() -> None:
     "values",
     [
         {"replica": 3}, {"replicas": "3"}, {"namespaces": ["Team"]}, {"image": {"tag": "x"}, "x": 1},
-        {"crds": {"enable": True}}, {"metrics": {"port": 80}}, {"nodes": {"watch": "yes"}},
+        {"crds": {"enable": True}}, {"metrics": {"port": 80}}, {"nodes": {"watch": True}},
     ],
 )  # fmt: skip
 def test_values_that_mean_nothing_are_refused(values: dict[str, Any]) -> None:
@@ -68,21 +69,14 @@ def test_each_namespace_of_jobs_gets_a_role_and_is_named_to_the_operator() -> No
     assert not of("PodDisruptionBudget", bodies)  # it would keep the only one for ever
 
 
-@pytest.mark.parametrize(
-    ("nodes", "verbs"),
-    [
-        ({}, None),
-        ({"watch": True}, ["get", "list", "watch"]),
-        ({"taint": True}, ["get", "list", "watch", "patch"]),
-    ],
-)
-def test_nodes_are_an_option(nodes: dict[str, bool], verbs: list[str] | None) -> None:
-    bodies = rendered(nodes=nodes, aggregateRoles=False)
-    found = of("ClusterRole", bodies)
-    assert [role["rules"][0]["verbs"] for role in found] == ([verbs] if verbs else [])
-    (deployment,) = of("Deployment", bodies)
-    args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert ("--allow-node-taint" in args) == bool(nodes.get("taint"))
+def test_alone_it_looks_after_its_own_namespace() -> None:
+    (deployment,) = of("Deployment", rendered())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["--health-address", "$(POD_IP)", "--health-port", "8080"]
+
+
+def test_the_manifests_are_what_the_chart_makes() -> None:
+    assert manifests.FILE.read_text() == manifests.text(), "make crd"
 
 
 def test_the_operator_is_not_root_and_can_change_nothing_in_its_image() -> None:

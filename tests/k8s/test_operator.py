@@ -48,3 +48,103 @@ def test_a_program_that_is_in_no_pod_says_so(cluster: Cluster) -> None:
     pod = cluster.wait_phase("lost", "Failed")
     assert pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 2
     assert "runs in the master pod of an ElasticJob\n" in cluster.log("lost")
+
+
+def test_what_is_wrong_with_a_spec_is_a_condition_and_a_running_job_stays_as_it_was(
+    replica: Operator, cluster: Cluster, tmp_path: Path
+) -> None:
+    """The test server evaluates no CEL: the operator says it."""
+    bad = Job(cluster, tmp_path, "bad", elastic={"min": 3, "max": 2})
+    bad.wait("it is refused", lambda: bad.condition("Accepted").get("reason") == "InvalidSpec")
+    assert "elastic" in bad.condition("Accepted")["message"]
+    pod = {
+        "containers": [
+            {"name": "main", "image": "local", "volumeMounts": [{"name": "x", "mountPath": "/x"}]}
+        ]
+    }
+    shape = {
+        "image": None,
+        "command": None,
+        "env": None,
+        "worker": {"replicas": 1, "template": {"spec": pod}},
+    }
+    odd = Job(cluster, tmp_path, "odd", **shape)
+    odd.wait(
+        "it is refused", lambda: odd.condition("Accepted").get("reason") == "InvalidPodTemplate"
+    )
+    assert 'Not found: "x"' in odd.condition("Accepted")["message"]
+    assert (bad.pods("master"), odd.pods("master")) == ([], [])
+    good = Job(cluster, tmp_path, "good", worker={"replicas": 1})
+    good.wait_steps(1)
+    good.edit(env=[*good.spec["env"], {"name": "MORE", "value": "1"}])
+    good.wait("it is refused", lambda: good.condition("Accepted").get("reason") == "EditRefused")
+    assert "while the job is suspended only" in good.condition("Accepted")["message"]
+    good.wait_steps(1)
+    assert good.names() == ["good-worker-0-r0"]
+    good.edit(suspend=True)
+    good.wait("it is suspended", lambda: good.holds("Suspended"))
+    assert good.names() == []
+    good.edit(suspend=False)
+    good.wait_steps(1)
+    (found,) = good.pods()
+    variables = found["spec"]["containers"][0]["env"]
+    assert {"name": "MORE", "value": "1"} in variables
+    bad.edit(elastic={"min": 1, "max": 2}, suspend=True)
+    bad.wait("it is legal now", lambda: bad.holds("Accepted") and bad.holds("Suspended"))
+    assert bad.pods("master") == []
+
+
+def test_a_deleted_job_saves_first_and_everything_of_it_goes(
+    replica: Operator, cluster: Cluster, tmp_path: Path
+) -> None:
+    job = Job(cluster, tmp_path)
+    job.wait_steps(2)
+    old = job.raw()["metadata"]["uid"]
+    master = job.pods("master")[0]["metadata"]["name"]
+    job.space.client.delete(job.path)
+    job.wait("it is gone", lambda: not job.raw())
+    job.wait("its pods are gone", lambda: not job.names() and not job.names("master"))
+    kinds = ("services", "job-master"), ("secrets", "job-token"), ("serviceaccounts", "job-master")
+    job.wait("all of it is gone", lambda: all(job.space.find(*one) is None for one in kinds))
+    assert "drained" in cluster.log(master, "master") or "ask" in cluster.log(master, "master")
+    again = Job(cluster, tmp_path / "again", worker={"replicas": 1})
+    again.wait_steps(1)
+    assert again.raw()["metadata"]["uid"] != old
+
+
+def test_a_master_whose_pod_is_lost_is_followed_by_another_and_ranks_train_on(
+    replica: Operator, cluster: Cluster, tmp_path: Path
+) -> None:
+    job = Job(cluster, tmp_path)
+    job.wait_steps(2)
+    workers = job.names()
+    job.space.client.delete(job.space.path("pods", "job-master-r1"), gracePeriodSeconds=0)
+    job.wait("another one serves", lambda: (now := job.state()) is not None and now.attempt == 2)
+    assert job.names("master") == ["job-master-r2"]
+    job.wait_steps(2)
+    assert job.names() == workers
+    status = job.status()
+    assert status["master"]["restarts"] == 1
+    assert status["accepted"]["attempt"] == 2
+    job.finish()
+    job.wait("it is complete", lambda: job.holds("Complete"))
+
+
+def test_deadlines_and_what_is_left_of_a_job(
+    replica: Operator, cluster: Cluster, tmp_path: Path
+) -> None:
+    late = Job(
+        cluster, tmp_path, "late", worker={"replicas": 1}, activeDeadlineSeconds=3,
+        cleanup={"ttlSecondsAfterFinished": 5},
+    )  # fmt: skip
+    never = Job(
+        cluster, tmp_path, "never", worker={"replicas": 1}, preRunningDeadlineSeconds=3,
+        command=["sleep", "1000"],
+    )  # fmt: skip
+    for one in (late, never):
+        one.wait("its time is over", lambda one=one: one.holds("Failed"))
+        assert one.condition("Failed")["reason"] == "DeadlineExceeded"
+        assert one.status()["phase"] == "Failed"
+    assert never.raw()["metadata"]["finalizers"]
+    late.wait("it takes itself away", lambda: not late.raw())
+    never.wait("its pods end", lambda: not never.names())

@@ -25,9 +25,9 @@ app.kubernetes.io/component: operator
 {{- if .Values.namespaces }}{{ .Values.namespaces | toJson }}{{ else }}{{ list .Release.Namespace | toJson }}{{ end -}}
 {{- end -}}
 
+{{- /* It looks after its own namespace where none is named, and has its Lease there. */ -}}
 {{- define "elastic.arguments" -}}
-{{- $arguments := list "--lease-namespace" .Release.Namespace "--health-port" (.Values.metrics.port | toString) -}}
-{{- range include "elastic.namespaces" . | fromJsonArray }}{{ $arguments = concat $arguments (list "--namespace" .) }}{{ end -}}
-{{- if .Values.nodes.taint }}{{ $arguments = append $arguments "--allow-node-taint" }}{{ end -}}
+{{- $arguments := list "--health-address" "$(POD_IP)" "--health-port" (.Values.metrics.port | toString) -}}
+{{- range .Values.namespaces }}{{ $arguments = concat $arguments (list "--namespace" .) }}{{ end -}}
 {{- $arguments | toJson -}}
 {{- end -}}
