@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_what_is_wrong_with_a_spec_is_a_condition_and_a_running_job_stays_as_it_
             {"name": "main", "image": "local", "volumeMounts": [{"name": "x", "mountPath": "/x"}]}
         ]
     }
-    shape = {
+    shape: dict[str, Any] = {
         "image": None,
         "command": None,
         "env": None,
@@ -130,6 +131,10 @@ def test_a_master_whose_pod_is_lost_is_followed_by_another_and_ranks_train_on(
     job.wait("it is complete", lambda: job.holds("Complete"))
 
 
+def wait_failed(job: Job) -> None:
+    job.wait("its time is over", lambda: job.holds("Failed"))
+
+
 def test_deadlines_and_what_is_left_of_a_job(
     replica: Operator, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -142,7 +147,7 @@ def test_deadlines_and_what_is_left_of_a_job(
         command=["sleep", "1000"],
     )  # fmt: skip
     for one in (late, never):
-        one.wait("its time is over", lambda one=one: one.holds("Failed"))
+        wait_failed(one)
         assert one.condition("Failed")["reason"] == "DeadlineExceeded"
         assert one.status()["phase"] == "Failed"
     assert never.raw()["metadata"]["finalizers"]
