@@ -1,6 +1,6 @@
 """How fast a job's launcher replaces pods, and what a thousand of them cost, on a real API server.
 
-    python -m benchmarks.kubernetes [lost] [thousand]
+    python -m benchmarks.kubernetes [lost] [thousand] [jobs] [pods]
 
 No kubelet runs: pods are objects, so what is measured is ours and the server's, not an image's start. The
 master is a real one, without agents.
@@ -19,15 +19,35 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from elastic.k8s.crd import manifest
 from elastic.k8s.kernel.api import Api
+from elastic.k8s.kernel.health import Health
+from elastic.k8s.kernel.lease import Lease
+from elastic.k8s.kernel.pacing import Pace
 from elastic.k8s.kernel.writes import Writer
 from elastic.k8s.launcher import Supplier, Told
+from elastic.k8s.operator import BURST, QPS, Key, Operator
 from elastic.k8s.placing import Limits
+from elastic.k8s.pods import Owner, worker
+from elastic.k8s.spec import read
 from elastic.k8s.supply import New, Wanted
 from elastic.master import events as ev
 from elastic.master.main import MasterSettings, serve
 from elastic.master.policy import Policy
-from elastic.proto.elasticjob import UID_LABEL
+from elastic.proto.elasticjob import (
+    GROUP,
+    KIND,
+    PLURAL,
+    ROLE_LABEL,
+    UID_LABEL,
+    VERSION,
+    JobState,
+    Training,
+    Workers,
+)
+from elastic.proto.schema import dump
 from elastic.proto.security import Security
 from elastic.supplied import Supplied
 from scripts.kubernetes import assets
@@ -35,8 +55,12 @@ from scripts.kubernetes.client import CORE, Client, access
 from scripts.kubernetes.server import Server
 from scripts.kubernetes.server import serve as serve_api
 
-PARTS = ("lost", "thousand")
+PARTS = ("lost", "thousand", "jobs", "pods")
 LOST, OF, TIMES = 30, 32, 5
+JOBS, PODS_OF_ONE = 200, 1000
+ROUND = 5.0
+"""Seconds between two words of a master."""
+ELASTICJOBS = f"/apis/{GROUP}/{VERSION}"
 
 
 class Timed(Supplier):
@@ -148,14 +172,145 @@ async def thousand(server: Server, client: Client) -> None:
         )
 
 
+# --- the operator ----------------------------------------------------------------------------------
+
+
+class Clocked(Operator):
+    """Notes how long it looks at each job, all calls to the server with it."""
+
+    took: list[float]
+
+    async def _look(self, key: Key) -> float | None:
+        began = time.perf_counter()
+        try:
+            return await super()._look(key)
+        finally:
+            self.took.append(time.perf_counter() - began)
+
+
+@contextlib.asynccontextmanager
+async def operator(server: Server, namespace: str) -> AsyncIterator[Clocked]:
+    """In a namespace; the masters' part is played by who uses it."""
+    async with await Api.connect(kubeconfig=str(server.kubeconfig), pace=Pace(QPS, BURST)) as api:
+        lease = Lease(api, namespace, "operator", "benchmark")
+        one = Clocked(api, [namespace], lease, Health("operator"))
+        one.took = []
+        running = asyncio.create_task(one.run())
+        try:
+            yield one
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+class Cast:
+    """Jobs in a namespace, and what their masters say."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self.namespace = client, f"b{uuid.uuid4().hex[:8]}"
+        client.create(f"{CORE}/namespaces", {"metadata": {"name": self.namespace}})
+        accounts = f"{CORE}/namespaces/{self.namespace}/serviceaccounts"
+        client.create(accounts, {"metadata": {"name": "default"}})
+        self._jobs = f"{ELASTICJOBS}/namespaces/{self.namespace}/{PLURAL}"
+
+    def make(self, name: str, replicas: int) -> str:
+        spec = {"image": "simulated", "worker": {"replicas": replicas}, "elastic": {"min": 1}}
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+        return str(self._client.create(self._jobs, body)["metadata"]["uid"])
+
+    def masters(self) -> int:
+        found = self._client.get(
+            f"{CORE}/namespaces/{self.namespace}/pods", labelSelector=f"{ROLE_LABEL}=master"
+        )
+        return len(found["items"])
+
+    def say(self, name: str, step: int, pods: int) -> None:
+        now = time.time()
+        state = JobState(
+            generation=1, attempt=1, state="Running", world_size=pods, round=1,
+            workers=Workers(desired=pods, ready=pods), training=Training(step=step, stepped_at=now),
+        )  # fmt: skip
+        self._client.merge(f"{self._jobs}/{name}/status", {"status": {"job": dump(state)}})
+
+    def pod(self, job: str, uid: str, slot: int) -> None:
+        owner = Owner(namespace=self.namespace, name=job, uid=uid)
+        body = worker(owner, read({"image": "i"}), New(slot=slot, attempt=0), ())
+        self._client.create(f"{CORE}/namespaces/{self.namespace}/pods", body)
+
+
+def crd(client: Client) -> None:
+    client.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", manifest())
+
+
+def said(one: Clocked, what: str) -> None:
+    took = sorted(one.took)
+    process = psutil.Process()
+    print(
+        f"{what}: a job is looked at in {took[len(took) // 2] * 1e3:.1f} ms (median), "
+        f"{took[len(took) * 99 // 100] * 1e3:.0f} ms (p99 of {len(took)}); resident "
+        f"{process.memory_info().rss >> 20} MiB with the benchmark in it"
+    )
+
+
+async def jobs(server: Server, client: Client) -> None:
+    """200 of them, each of whose masters says something every 5 s."""
+    cast = Cast(client)
+    async with operator(server, cast.namespace) as one:
+        began = time.perf_counter()
+        for number in range(JOBS):
+            await asyncio.to_thread(cast.make, f"job-{number}", 4)
+        made = time.perf_counter() - began
+        async with asyncio.timeout(300):
+            while await asyncio.to_thread(cast.masters) < JOBS:
+                await asyncio.sleep(0.2)
+        print(
+            f"  {JOBS} jobs made in {made:.1f} s; all have a master after {time.perf_counter() - began:.1f} s"
+        )
+        said(one, f"{JOBS} jobs begin")
+        one.took.clear()
+        for step in range(1, 7):
+            began = time.perf_counter()
+            for number in range(JOBS):
+                await asyncio.to_thread(cast.say, f"job-{number}", step, 4)
+            await asyncio.sleep(max(0.0, ROUND - (time.perf_counter() - began)))
+        said(one, f"{JOBS} jobs train")
+
+
+async def pods(server: Server, client: Client) -> None:
+    """One job of a thousand pods."""
+    cast = Cast(client)
+    async with operator(server, cast.namespace) as one:
+        uid = await asyncio.to_thread(cast.make, "job", PODS_OF_ONE)
+        async with asyncio.timeout(60):
+            while not await asyncio.to_thread(cast.masters):
+                await asyncio.sleep(0.1)
+        one.took.clear()
+        for slot in range(PODS_OF_ONE):
+            await asyncio.to_thread(cast.pod, "job", uid, slot)
+        for step in range(1, 21):
+            await asyncio.to_thread(cast.say, "job", step, PODS_OF_ONE)
+            await asyncio.sleep(0.1)
+        said(one, f"a job of {PODS_OF_ONE} pods")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", nargs="*", choices=(*PARTS, []), help="all without any")
     parts = parser.parse_args().part or PARTS
     with tempfile.TemporaryDirectory() as folder, serve_api(Path(folder), assets.find()) as server:
         client = Client(access(server.kubeconfig))
+        crd(client)
         for part in parts:
-            asyncio.run({"lost": lost, "thousand": thousand}[part](server, client))
+            asyncio.run(
+                {"lost": lost, "thousand": thousand, "jobs": jobs, "pods": pods}[part](
+                    server, client
+                )
+            )
         client.close()
 
 

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 LEASE = "elasticjob-operator"
 RESYNC = 600.0
 """Seconds after which everything that belongs to a job is looked after again, whoever took it away."""
-QPS, BURST = 50.0, 100
+QPS, BURST = 100.0, 200
 REMEMBERED = 4096
 """Events and answers that are not asked for again."""
 
@@ -72,6 +72,7 @@ class Operator:
         """By uid, of the spec that is looked at."""
         self._completed: dict[str, float] = {}
         self._told: OrderedDict[str, None] = OrderedDict()
+        self._events: asyncio.Queue[tuple[pods.Owner, Event]] = asyncio.Queue(REMEMBERED)
         self._budgets = BUDGETS.version
         selector = elasticjob.UID_LABEL
         self._jobs = {
@@ -128,7 +129,9 @@ class Operator:
         for cache in self._jobs.values():
             for one in cache:
                 self._job_changed(None, one)
-        await self._queue.run(self._look)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._note_all())
+            group.create_task(self._queue.run(self._look))
 
     async def _served(self) -> str:
         """The version of policy: v1 came with 1.21, when v1beta1 was on its way out."""
@@ -219,17 +222,20 @@ class Operator:
         owner = seen.owner
         if plan.finalizers is not None:
             await self._finalize(seen, plan.finalizers)
-        for resource, body in plan.belongings:
-            await self._have(resource, body)
+        have = [self._have(resource, body) for resource, body in plan.belongings]
         if plan.token:
-            await self._make(SECRETS, belongings.token(owner, secrets.token_urlsafe(32)))
+            have.append(
+                self._have(SECRETS, belongings.token(owner, secrets.token_urlsafe(32)), again=False)
+            )
+        await asyncio.gather(*have)
         if plan.told is not None:
             await self._tell(seen, plan.told)
         if plan.master is not None:
             await self._begin(owner, plan.master, answers)
         await together(plan.delete, lambda one: self._take(owner, one))
         for event in plan.events:
-            await self._note(owner, event)
+            with contextlib.suppress(asyncio.QueueFull):
+                self._events.put_nowait((owner, event))
         if plan.delete_job:
             self._fence()
             with contextlib.suppress(Absent, Conflict):
@@ -242,20 +248,21 @@ class Operator:
         with contextlib.suppress(Conflict, Absent):  # it is looked at again as what it is by then
             await self._api.merge(ELASTICJOBS, seen.owner.namespace, seen.owner.name, body)
 
-    async def _have(self, resource: Resource, body: Json) -> None:
-        """It is there, and as `body` says; another's of that name is not touched."""
+    async def _have(self, resource: Resource, body: Json, *, again: bool = True) -> None:
+        """It is there, and as `body` says; not again: as it was made at first. Another's of that name is not touched."""
         meta = body["metadata"]
-        found = await self._make(resource, body)
-        wanted = {**body, "metadata": {**meta, "uid": found["metadata"]["uid"]}}
-        await self._writer.apply(resource, meta["namespace"], meta["name"], wanted)
-
-    async def _make(self, resource: Resource, body: Json) -> Json:
-        """It is there, as it was made at first."""
-        meta = body["metadata"]
+        space, name, uid = meta["namespace"], meta["name"], meta["ownerReferences"][0]["uid"]
+        self._fence()
         try:
-            return await self._writer.create(meta["ownerReferences"][0]["uid"], resource, body)
-        finally:  # no cache will show it
-            self._writer.expectations.not_created(meta["namespace"], meta["name"])
+            await self._api.create(resource, space, body)
+        except AlreadyExists:
+            try:
+                found = await self._writer.create(uid, resource, body)  # which tells whose it is
+            finally:
+                self._writer.expectations.not_created(space, name)  # no cache will show it
+            if again:
+                wanted = {**body, "metadata": {**meta, "uid": found["metadata"]["uid"]}}
+                await self._writer.apply(resource, space, name, wanted)
 
     def _fence(self) -> None:
         if not self._lease.held():
@@ -281,6 +288,11 @@ class Operator:
 
     async def _take(self, owner: pods.Owner, one: Member) -> None:
         await self._writer.delete(owner.uid, PODS, one.namespace, one.name, one.uid)
+
+    async def _note_all(self) -> None:
+        """After what matters more."""
+        while True:
+            await self._note(*await self._events.get())
 
     async def _note(self, owner: pods.Owner, event: Event) -> None:
         """Best effort, and each once."""

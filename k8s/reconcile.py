@@ -36,6 +36,8 @@ from elastic.proto.elasticjob import (
     JobState,
 )
 
+LOOK = 5.0
+"""Seconds after which a job that is to stop is looked at again."""
 PATIENCE = 60.0
 """Seconds beyond `drainSeconds` after which a master that was told to suspend or stop is not waited for."""
 MINE = "elastic-runtime.dev/operator"
@@ -244,7 +246,13 @@ def _keep(
     suspended = (
         accepted.wanted == "Suspend"
         and not workers
-        and (not record.pod or state is None or state.state == "Suspended" or late)
+        and (
+            not record.pod
+            or state is None
+            or state.state == "Suspended"
+            or late
+            or before.holds(status.Kind.SUSPENDED)
+        )
     )
     told = _tell(
         seen, members, replace(before, master=record), accepted, acceptance, over, answers, now,
@@ -255,7 +263,7 @@ def _keep(
         master=manifest,
         delete=delete,
         events=tuple(status.failures(state, now)),
-        again=_again(told, spec, accepted, seen, now),
+        again=_again(told, spec, seen, members, now),
     )
     if FINALIZER not in seen.finalizers and seen.deleted_at is None:
         plan = replace(plan, finalizers=(*seen.finalizers, FINALIZER))
@@ -526,7 +534,9 @@ def _written(plan: Plan, seen: Job, told: Told) -> Plan:
     )
 
 
-def _again(told: Told, spec: Spec, accepted: Accepted, seen: Job, now: float) -> float | None:
+def _again(
+    told: Told, spec: Spec, seen: Job, members: tuple[Member, ...], now: float
+) -> float | None:
     """Until the first limit that may be reached."""
     left: list[float] = []
     if spec.active_deadline_seconds is not None and told.active_since:
@@ -539,8 +549,9 @@ def _again(told: Told, spec: Spec, accepted: Accepted, seen: Job, now: float) ->
         and seen.state.training.stepped_at
     ):
         left.append(seen.state.training.stepped_at + status.STALE - now)
-    if accepted.wanted != "Run":
-        left.append(5.0)
+    asked = told.accepted is not None and told.accepted.wanted != "Run"
+    if asked and not told.holds(status.Kind.SUSPENDED) and any(not one.over for one in members):
+        left.append(LOOK)
     return max(0.5, min(left)) if left else None
 
 

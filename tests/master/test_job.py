@@ -63,6 +63,15 @@ def test_one_of_two_starts_after_the_last_call() -> None:
     assert core.seats() == ["a"]
 
 
+def test_a_master_without_a_journal_begins_behind_the_rounds_of_its_agents() -> None:
+    """They take no order of an earlier round; 2**63 is nobody's."""
+    core = Core(Policy(min_nodes=2, max_nodes=2))
+    core.attach("a", report=ev.Report(round=7, phase=NodePhase.RUNNING))
+    core.attach("b", report=ev.Report(round=1 << 63))
+    assert core.seats() == ["a", "b"]
+    assert core.reason() == "b attached; round 8: 2 nodes, 2 ranks"
+
+
 def test_what_is_above_max_waits_as_a_spare_and_takes_a_lost_nodes_place_at_once() -> None:
     core = running("a", "b", "c", max_nodes=2, min_nodes=2)
     assert core.order("c").kind == "wait"

@@ -1,0 +1,622 @@
+"""What the operator does about a job, step by step, in a cluster that is a few tuples."""
+
+import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from elastic.k8s import reconcile as it
+from elastic.k8s import status
+from elastic.k8s.observed import Member
+from elastic.k8s.reconcile import Answers, Plan
+from elastic.k8s.status import Kind, Phase, Reason
+from elastic.proto import schema
+from elastic.proto.elasticjob import FINALIZER, FORCE_DELETE, MADE_FROM, JobState, Training, Workers
+
+POD = {"image": "i"}
+DRAIN = 120.0
+T0 = 1_700_000_000.0
+
+
+@dataclass
+class World:
+    """One job, its pods and its clock; `look` is what the operator does."""
+
+    spec: dict[str, Any] = field(default_factory=lambda: {**POD, "worker": {"replicas": 2}})
+    now: float = T0
+    generation: int = 1
+    status: dict[str, Any] = field(default_factory=dict)
+    finalizers: list[str] = field(default_factory=list)
+    annotations: dict[str, str] = field(default_factory=dict)
+    deleted_at: float | None = None
+    pods: dict[str, Member] = field(default_factory=dict)
+    template: str = ""
+    """The server's words against its pods."""
+    made: list[str] = field(default_factory=list)
+    """Every master's pod that ever was."""
+    gone: bool = False
+
+    def raw(self) -> dict[str, Any]:
+        meta = {
+            "name": "job", "namespace": "n", "uid": "u", "generation": self.generation,
+            "finalizers": list(self.finalizers), "annotations": self.annotations,
+        }  # fmt: skip
+        if self.deleted_at is not None:
+            meta["deletionTimestamp"] = status.stamp(self.deleted_at)
+        return {
+            "metadata": meta,
+            "spec": copy.deepcopy(self.spec),
+            "status": copy.deepcopy(self.status),
+        }
+
+    def plan(self, answers: Answers | None = None) -> Plan:
+        seen = it.job(self.raw())
+        answers = answers or Answers()
+        found = it.reconcile(seen, tuple(self.pods.values()), answers, self.now)
+        if found.ask is not None:
+            answers = replace(answers, template=self.template)
+            found = it.reconcile(seen, tuple(self.pods.values()), answers, self.now)
+            assert found.ask is None
+        return found
+
+    def look(self, steps: int = 99) -> Plan:
+        """Plan, and do the first `steps` of it, as an operator that dies then does."""
+        plan = self.plan()
+        todo = [self._finalize, self._write, self._make, self._take, self._end]
+        for one in todo[:steps]:
+            one(plan)
+        return plan
+
+    def settle(self) -> None:
+        for _ in range(20):
+            plan = self.look()
+            if (
+                plan.told is None
+                and plan.master is None
+                and not plan.delete
+                and plan.finalizers is None
+            ):
+                return
+        raise AssertionError(f"it never rests: {plan}")
+
+    def _finalize(self, plan: Plan) -> None:
+        if plan.finalizers is not None:
+            self.finalizers = list(plan.finalizers)
+            self.gone = self.deleted_at is not None and not self.finalizers
+
+    def _write(self, plan: Plan) -> None:
+        if plan.told is not None:
+            job = self.status.get("job")
+            self.status = schema.dump(plan.told)
+            if job is not None:
+                self.status["job"] = job
+
+    def _make(self, plan: Plan) -> None:
+        if plan.master is not None:
+            assert plan.token
+            assert plan.belongings
+            name = plan.master["metadata"]["name"]
+            assert name not in self.pods
+            assert name not in self.made, "a name comes twice"
+            self.made.append(name)
+            note = plan.master["metadata"]["annotations"][MADE_FROM]
+            self.pods[name] = pod(name, "master", made_from=note)
+
+    def _take(self, plan: Plan) -> None:
+        for one in plan.delete:
+            self.pods.pop(one.name, None)
+
+    def _end(self, plan: Plan) -> None:
+        if plan.delete_job:
+            self.deleted_at = self.now
+
+    # --- what others do ----------------------------------------------------------------------
+
+    def edit(self, **spec: Any) -> None:
+        self.spec = {**self.spec, **spec}
+        self.generation += 1
+
+    def say(self, state: str, **more: Any) -> None:
+        """As the master of the current attempt."""
+        found = JobState(
+            generation=self.generation, attempt=self.accepted["attempt"], state=state, **more  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.status["job"] = schema.dump(found)
+
+    def train(self, step: int = 5) -> None:
+        """Two pods of workers, that do steps."""
+        for slot in range(2):
+            name = f"job-worker-{slot}-r0"
+            self.pods[name] = pod(name, "worker")
+        self.say(
+            "Running", world_size=2, round=1, workers=Workers(desired=2, ready=2),
+            training=Training(step=step, stepped_at=self.now),
+        )  # fmt: skip
+
+    def lose_workers(self) -> None:
+        self.pods = {n: p for n, p in self.pods.items() if p.role == "master"}
+
+    @property
+    def accepted(self) -> dict[str, Any]:
+        return dict(self.status["accepted"])
+
+    def condition(self, kind: Kind) -> dict[str, Any]:
+        return next(dict(c) for c in self.status["conditions"] if c["type"] == kind)
+
+    def holds(self, kind: Kind) -> bool:
+        return bool(self.condition(kind)["status"] == "True")
+
+    def masters(self) -> list[str]:
+        return [p.name for p in self.pods.values() if p.role == "master" and p.alive]
+
+
+def pod(name: str, role: str, **more: Any) -> Member:
+    usual = Member(
+        namespace="n", name=name, uid=name, job="u", role=role, phase="Running", deleting=False,
+        ready=True, restarts=0, waiting="", made_from="",
+    )  # fmt: skip
+    return replace(usual, **more)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def trains(world: World) -> World:
+    world.settle()
+    world.train()
+    world.settle()
+    return world
+
+
+def test_a_first_look_asks_about_the_pod_and_then_makes_all_of_it(world: World) -> None:
+    seen = it.job(world.raw())
+    asked = it.reconcile(seen, (), Answers(), world.now)
+    assert asked.ask is not None
+    assert asked == Plan(ask=asked.ask)
+    plan = world.look()
+    assert plan.finalizers == (FINALIZER,)
+    assert plan.master is not None
+    assert [resource.kind for resource, _ in plan.belongings] == [
+        "Service", "ServiceAccount", "Role", "RoleBinding", "PodDisruptionBudget",
+    ]  # fmt: skip
+    assert world.masters() == ["job-master-r1"]
+    assert world.accepted["wanted"] == "Run"
+    assert world.accepted["spec"]["worker"]["replicas"] == 2
+    assert world.holds(Kind.ACCEPTED)
+    world.settle()
+    assert world.plan().told is None
+
+
+def test_every_condition_is_there_and_keeps_its_time(world: World) -> None:
+    world.settle()
+    kinds = [c["type"] for c in world.status["conditions"]]
+    assert kinds == list(Kind)
+    first = world.condition(Kind.ACCEPTED)["lastTransitionTime"]
+    world.now += 50
+    world.train()
+    world.settle()
+    assert world.condition(Kind.ACCEPTED)["lastTransitionTime"] == first
+    assert world.condition(Kind.READY)["lastTransitionTime"] == status.stamp(world.now)
+    assert world.holds(Kind.TRAINING)
+    assert world.status["phase"] == Phase.RUNNING
+    assert (world.status["readyReplicas"], world.status["replicas"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"elastic": {"min": 3, "max": 2}}, "min"),
+        ({"worker": {"replicas": 0}}, "spec.worker.replicas"),
+        ({"worker": "two"}, "spec.worker"),
+        ({"image": ""}, "image"),
+    ],
+)
+def test_a_bad_spec_is_a_condition_and_nothing_is_made(
+    world: World, spec: dict[str, Any], words: str
+) -> None:
+    world.edit(**spec)
+    plan = world.look()
+    assert (plan.master, plan.belongings, plan.finalizers) == (None, (), None)
+    found = world.condition(Kind.ACCEPTED)
+    assert (found["status"], found["reason"]) == ("False", Reason.INVALID)
+    assert words in found["message"]
+    assert (world.status["phase"], world.status["reason"]) == (Phase.PENDING, Reason.INVALID)
+    assert "accepted" not in world.status
+    world.edit(**{**POD, "worker": {"replicas": 2}, "elastic": {}})
+    world.settle()
+    assert world.masters() == ["job-master-r1"]
+
+
+def test_a_template_that_the_server_refuses(world: World) -> None:
+    world.template = "the server says no"
+    world.settle()
+    assert world.condition(Kind.ACCEPTED)["reason"] == Reason.TEMPLATE
+    assert world.condition(Kind.ACCEPTED)["message"] == "the server says no"
+    assert world.pods == {}
+
+
+def test_a_refused_edit_leaves_the_job_as_it_was(trains: World) -> None:
+    before = trains.accepted
+    trains.edit(image="other")
+    trains.settle()
+    assert trains.accepted == before
+    assert trains.condition(Kind.ACCEPTED)["reason"] == Reason.EDIT
+    assert trains.status["phase"] == Phase.RUNNING
+    assert trains.status["observedGeneration"] == trains.generation
+
+
+def test_a_suspend_is_obeyed_whatever_else_is_asked_for(trains: World) -> None:
+    trains.edit(image="other", suspend=True)
+    trains.settle()
+    assert trains.accepted["wanted"] == "Suspend"
+    assert trains.status["phase"] == Phase.SUSPENDING
+
+
+def test_it_resizes_until_that_many_train(world: World) -> None:
+    world.spec = {**POD, "worker": {"replicas": 2}, "elastic": {"min": 1, "max": 4}}
+    world.settle()
+    world.train()
+    world.settle()
+    world.edit(worker={"replicas": 3})
+    world.settle()
+    assert (world.status["phase"], world.status["desiredReplicas"]) == (Phase.RESIZING, 3)
+    assert not world.holds(Kind.DEGRADED)
+    world.say("Running", world_size=3, round=2, workers=Workers(desired=3, ready=3))
+    world.settle()
+    assert world.status["phase"] == Phase.RUNNING
+
+
+def test_one_that_was_never_to_run_has_no_master(world: World) -> None:
+    world.edit(suspend=True)
+    world.settle()
+    assert (world.pods, world.status["phase"]) == ({}, Phase.SUSPENDED)
+    assert world.finalizers == [FINALIZER]
+    world.edit(suspend=False)
+    world.settle()
+    assert world.masters() == ["job-master-r1"]
+    assert world.accepted["attempt"] == 1
+
+
+def suspend(world: World) -> None:
+    world.edit(suspend=True)
+    world.settle()
+    assert world.status["phase"] == Phase.SUSPENDING
+    assert world.condition(Kind.SUSPENDED)["status"] == "Unknown"
+    world.lose_workers()
+    world.say("Suspended")
+    world.settle()
+    assert world.status["phase"] == Phase.SUSPENDED
+
+
+def test_suspended_and_resumed_it_has_the_same_master_and_another_attempt(trains: World) -> None:
+    suspend(trains)
+    trains.edit(suspend=False)
+    trains.settle()
+    assert trains.masters() == ["job-master-r1"]
+    assert (trains.accepted["wanted"], trains.accepted["attempt"]) == ("Run", 2)
+    assert not trains.holds(Kind.SUSPENDED)
+
+
+def test_resumed_too_soon_it_saves_first(trains: World) -> None:
+    trains.edit(suspend=True)
+    trains.settle()
+    trains.edit(suspend=False)
+    trains.settle()
+    assert trains.accepted["wanted"] == "Suspend"
+    trains.lose_workers()
+    trains.say("Suspended")
+    trains.settle()
+    assert (trains.accepted["wanted"], trains.accepted["attempt"]) == ("Run", 2)
+
+
+def test_what_is_edited_meanwhile_gets_a_master_of_its_own(trains: World) -> None:
+    suspend(trains)
+    trains.edit(image="other")
+    trains.settle()
+    assert trains.masters() == [], "it would take the next attempt for its own"
+    trains.edit(suspend=False)
+    trains.settle()
+    assert trains.masters() == ["job-master-r2"]
+    assert trains.accepted["attempt"] == 2
+    assert trains.status["master"]["restarts"] == 0
+
+
+def test_edited_and_resumed_at_once(trains: World) -> None:
+    suspend(trains)
+    trains.edit(image="other", suspend=False)
+    trains.settle()
+    assert trains.masters() == ["job-master-r2"]
+    assert trains.accepted["spec"]["image"] == "other"
+
+
+def test_a_master_that_does_not_suspend_is_not_waited_for(trains: World) -> None:
+    trains.edit(suspend=True)
+    trains.settle()
+    trains.now += DRAIN + it.PATIENCE - 1
+    assert trains.plan().delete == ()
+    trains.now += 2
+    assert [one.name for one in trains.plan().delete] == ["job-worker-0-r0", "job-worker-1-r0"]
+    trains.settle()
+    assert trains.holds(Kind.SUSPENDED)
+
+
+@pytest.mark.parametrize("how", ["gone", "deleting", "Failed"])
+def test_a_lost_master_is_followed_by_another_attempts(trains: World, how: str) -> None:
+    name = "job-master-r1"
+    if how == "gone":
+        del trains.pods[name]
+    elif how == "deleting":
+        trains.pods[name] = replace(trains.pods[name], deleting=True)
+    else:
+        trains.pods[name] = replace(trains.pods[name], phase="Failed")
+    trains.settle()
+    assert trains.masters() == ["job-master-r2"]
+    assert trains.accepted["attempt"] == 2
+    assert trains.status["master"]["restarts"] == 1
+    assert trains.status["phase"] == Phase.RECOVERING
+
+
+def test_masters_that_come_to_nothing_fail_the_job(trains: World) -> None:
+    trains.edit(suspend=True)
+    name = trains.masters()[0]
+    trains.edit(suspend=False)
+    for restarts in (9, 10):
+        trains.pods[name] = replace(trains.pods[name], restarts=restarts)
+        trains.settle()
+        assert not trains.holds(Kind.FAILED)
+    trains.train(step=6)
+    trains.settle()
+    trains.pods[name] = replace(trains.pods[name], restarts=20)
+    trains.settle()
+    assert not trains.holds(Kind.FAILED), "a step lets the count begin anew"
+    trains.pods[name] = replace(trains.pods[name], restarts=21)
+    trains.settle()
+    assert trains.condition(Kind.FAILED)["reason"] == Reason.MASTER
+    assert trains.accepted["wanted"] == "Stop"
+
+
+def test_masters_of_earlier_attempts_go(trains: World) -> None:
+    trains.pods["job-master-r0"] = pod("job-master-r0", "master")
+    trains.settle()
+    assert trains.masters() == ["job-master-r1"]
+
+
+def test_a_name_that_is_taken_is_passed_over(world: World) -> None:
+    world.look(steps=2)
+    plan = world.plan(Answers(taken=True))
+    assert plan.master is not None
+    assert plan.master["metadata"]["name"] == "job-master-r2"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "phase"),
+    [("Succeeded", Kind.COMPLETE, Phase.SUCCEEDED), ("Failed", Kind.FAILED, Phase.FAILED)],
+)
+def test_an_end(trains: World, outcome: str, kind: Kind, phase: Phase) -> None:
+    trains.say("Ended", outcome=outcome, reason="Why", message="so")
+    trains.settle()
+    assert trains.holds(kind)
+    assert (trains.status["phase"], trains.status["reason"]) == (phase, "Why")
+    assert trains.status["message"] == "so"
+    del trains.pods["job-master-r1"]
+    trains.now += 9999
+    trains.settle()
+    assert trains.masters() == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"),
+    [
+        ("None", {"job-master-r1", "job-worker-0-r0", "job-worker-1-r0"}),
+        ("Running", {"job-master-r1", "job-worker-1-r0"}),
+        ("All", set()),
+    ],
+)
+def test_what_is_left_of_it(world: World, policy: str, left: set[str]) -> None:
+    world.edit(cleanup={"podPolicy": policy})
+    world.settle()
+    world.train()
+    world.pods["job-worker-1-r0"] = replace(world.pods["job-worker-1-r0"], phase="Succeeded")
+    world.say("Ended", outcome="Succeeded", reason="Finished")
+    world.settle()
+    assert set(world.pods) == left
+
+
+def test_it_takes_itself_away(world: World) -> None:
+    world.edit(cleanup={"ttlSecondsAfterFinished": 60})
+    world.settle()
+    world.train()
+    world.say("Ended", outcome="Succeeded", reason="Finished")
+    world.settle()
+    world.pods = {}
+    plan = world.plan()
+    assert (plan.delete_job, plan.again) == (False, 60)
+    world.now += 61
+    world.look()
+    assert world.deleted_at is not None
+    world.look()
+    assert world.gone
+
+
+def test_only_training_counts_toward_the_deadline(world: World) -> None:
+    world.edit(activeDeadlineSeconds=100)
+    world.settle()
+    world.now += 500
+    world.train()
+    world.settle()
+    world.now += 60
+    suspend(world)
+    world.now += 1000
+    world.edit(suspend=False)
+    world.settle()
+    world.now += 500
+    world.train(step=9)
+    world.settle()
+    plan = world.plan()
+    assert plan.again == pytest.approx(40)
+    world.now += 39
+    world.settle()
+    assert not world.holds(Kind.FAILED)
+    world.now += 2
+    world.settle()
+    assert world.condition(Kind.FAILED)["reason"] == Reason.DEADLINE
+    assert world.accepted["wanted"] == "Stop"
+
+
+def test_no_step_in_time(world: World) -> None:
+    world.edit(preRunningDeadlineSeconds=100)
+    world.settle()
+    assert world.plan().again == 100
+    world.now += 101
+    world.settle()
+    assert world.condition(Kind.FAILED)["reason"] == Reason.DEADLINE
+
+
+def test_steps_in_time(world: World) -> None:
+    world.edit(preRunningDeadlineSeconds=100)
+    world.settle()
+    world.now += 50
+    world.train()
+    world.settle()
+    world.now += 1000
+    world.settle()
+    assert not world.holds(Kind.FAILED)
+
+
+def test_a_deleted_job_is_held_until_its_ranks_have_saved(trains: World) -> None:
+    trains.deleted_at = trains.now
+    trains.settle()
+    assert trains.accepted["wanted"] == "Stop"
+    assert (trains.gone, trains.status["phase"]) == (False, Phase.STOPPING)
+    trains.say("Ended", outcome="Stopped")
+    trains.look()
+    assert trains.gone
+
+
+@pytest.mark.parametrize("why", ["forced", "late", "idle"])
+def test_a_deleted_job_that_is_not_held(trains: World, why: str) -> None:
+    trains.deleted_at = trains.now
+    if why == "forced":
+        trains.annotations = {FORCE_DELETE: "true"}
+    elif why == "late":
+        trains.now += DRAIN + it.PATIENCE
+    else:
+        trains.lose_workers()
+    trains.look()
+    assert trains.gone
+
+
+def test_a_job_of_somebody_else_is_left_alone(world: World) -> None:
+    world.edit(managedBy="kueue.x-k8s.io/multikueue")
+    assert world.plan() == Plan()
+
+
+def test_events_tell_of_what_became_otherwise(trains: World) -> None:
+    assert trains.plan().events == ()
+    trains.edit(image="other")
+    (event,) = trains.look().events
+    assert (event.reason, event.warns) == (Reason.EDIT, True)
+    assert trains.look().events == ()
+
+
+def test_what_the_server_says_of_the_master_is_told(world: World) -> None:
+    world.look(steps=2)
+    plan = world.plan(Answers(master="exceeded quota"))
+    assert plan.told is not None
+    assert (plan.told.reason, plan.told.message) == (Reason.QUOTA, "exceeded quota")
+
+
+class Operated(RuleBasedStateMachine):
+    """Anything happens, and operators die between any two of their steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.world.spec = {**POD, "worker": {"replicas": 2}, "elastic": {"min": 1, "max": 4}}
+        self.attempts = [0]
+        self.over = False
+
+    @rule(steps=st.integers(0, 5))
+    def look(self, steps: int) -> None:
+        self.world.look(steps)
+        if "accepted" in self.world.status:
+            self.attempts.append(self.world.accepted["attempt"])
+
+    @rule(seconds=st.floats(0, 400))
+    def wait(self, seconds: float) -> None:
+        self.world.now += seconds
+
+    @rule(replicas=st.integers(0, 6))
+    def scale(self, replicas: int) -> None:
+        self.world.edit(worker={"replicas": replicas})
+
+    @rule(on=st.booleans())
+    def suspend(self, on: bool) -> None:
+        self.world.edit(suspend=on)
+
+    @rule(image=st.sampled_from(["i", "other", ""]))
+    def change(self, image: str) -> None:
+        self.world.edit(image=image)
+
+    @precondition(lambda self: self.world.masters())
+    @rule(how=st.sampled_from(["gone", "deleting", "over", "again"]))
+    def lose(self, how: str) -> None:
+        name = self.world.masters()[-1]
+        found = self.world.pods.pop(name)
+        if how == "deleting":
+            self.world.pods[name] = replace(found, deleting=True)
+        elif how == "over":
+            self.world.pods[name] = replace(found, phase="Failed")
+        elif how == "again":
+            self.world.pods[name] = replace(found, restarts=found.restarts + 1)
+
+    @precondition(lambda self: self.world.masters() and "accepted" in self.world.status)
+    @rule(step=st.integers(0, 100), ends=st.sampled_from(["", "", "", "Succeeded", "Failed"]))
+    def serve(self, step: int, ends: str) -> None:
+        """A master does what it was told to."""
+        wanted = self.world.accepted["wanted"]
+        if wanted == "Run" and ends:
+            self.world.say("Ended", outcome=ends, reason="Why")
+        elif wanted == "Run":
+            self.world.train(step)
+        else:
+            self.world.lose_workers()
+            if wanted == "Suspend":
+                self.world.say("Suspended")
+            else:
+                self.world.say("Ended", outcome="Stopped")
+
+    @invariant()
+    def attempts_go_up_and_what_is_over_stays_so(self) -> None:
+        assert self.attempts == sorted(self.attempts)
+        told = it.job(self.world.raw()).told
+        over = told.holds(Kind.COMPLETE) or told.holds(Kind.FAILED)
+        assert over or not self.over
+        self.over = over
+        assert not (told.holds(Kind.COMPLETE) and told.holds(Kind.FAILED))
+
+    def teardown(self) -> None:
+        """Left alone, it comes to rest, with one master where one is needed."""
+        world = self.world
+        world.edit(**POD, worker={"replicas": 2}, suspend=False)
+        for _ in range(4):
+            world.settle()
+            if self.world.masters() and world.accepted["wanted"] != "Run":
+                self.serve(0, "")
+            world.now += DRAIN + it.PATIENCE
+        world.settle()
+        told = it.job(world.raw()).told
+        if not (told.holds(Kind.COMPLETE) or told.holds(Kind.FAILED)):
+            assert world.masters() == [told.master.pod]
+            assert world.accepted["wanted"] == "Run"
+
+
+Operated.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestOperated = Operated.TestCase
