@@ -5,6 +5,7 @@
 #   make soak     the tests that run for minutes to hours
 #   make bench    the benchmarks                            (BENCH_ARGS)
 #   make demo     a job that loses ranks, and goes on       (DEMO_ARGS)
+#   make demo-k8s  an ElasticJob on an API server and pods of this machine, through faults; as root
 #   make protos   generate proto/*_pb2* again
 #   make crd      write the CRD, k8s/manifests and docs/elasticjob.md again
 #   make clean    remove .venv and every cache
@@ -17,7 +18,7 @@ STAMP := $(VENV)/.stamp
 # -qq: errors only; the stamp is taken under a lock, so that two calls of make may run at once.
 PIP := $(PY) -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: test lint unit kubernetes soak bench demo protos crd clean venv
+.PHONY: test lint unit kubernetes soak bench demo demo-k8s protos crd clean venv
 .DELETE_ON_ERROR:
 
 test: unit
@@ -43,6 +44,9 @@ bench: $(STAMP)
 
 demo: $(STAMP)
 	$(PY) scripts/demo.py $(DEMO_ARGS)
+
+demo-k8s: kubernetes
+	$(PY) -m scripts.demo_k8s
 
 protos: $(STAMP)
 	$(PY) -m scripts.protos

@@ -9,7 +9,7 @@ from tests.k8s.cluster import Cluster
 from tests.k8s.operated import Job, operated
 from tests.trainer.launch import finish, start, steps, training
 
-STEPS = 130
+STEPS = 100
 LENGTH = f"--train-iters={STEPS}"
 
 
