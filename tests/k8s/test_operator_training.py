@@ -9,7 +9,7 @@ from tests.k8s.cluster import Cluster
 from tests.k8s.operated import Job, operated
 from tests.trainer.launch import finish, start, steps, training
 
-STEPS = 100
+STEPS = 130
 LENGTH = f"--train-iters={STEPS}"
 
 
@@ -38,13 +38,13 @@ class Trained(Job):
 
     def wait_world(self, ranks: int) -> int:
         """Until so many have done steps; the last of these."""
+
+        def theirs() -> bool:
+            return (state := self.state()) is not None and state.world_size == ranks
+
+        self.wait(f"there are {ranks}", theirs)
         told = len(self.lines())
-
-        def done() -> bool:
-            state = self.state()
-            return state is not None and state.world_size == ranks and len(self.lines()) > told + 3
-
-        self.wait(f"{ranks} train", done)
+        self.wait(f"{ranks} train", lambda: theirs() and len(self.lines()) > told + 3)
         return self.step()
 
 
@@ -61,8 +61,9 @@ def test_scaled_lost_and_suspended_it_ends_with_the_same_bits(
         victim = job.names()[-1]
         path = job.space.path("pods", victim)
         job.space.client.delete(path, gracePeriodSeconds=0)
+        job.wait("it is replaced", lambda: victim not in job.names() and len(job.names()) == 4)
+        job.wait("3 train", lambda: (now := job.state()) is not None and now.world_size != 4)
         job.wait_world(4)
-        assert victim not in job.names()
         job.edit(suspend=True)
         job.wait("it is suspended", lambda: job.holds("Suspended"))
         assert (job.names(), job.status()["phase"]) == ([], "Suspended")
