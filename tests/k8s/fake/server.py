@@ -71,6 +71,8 @@ class Server:
         store = self.store
         if request.method == "GET":
             return store.get(place) if name else self._list(request)
+        if request.query.get("dryRun"):
+            return body
         if request.method == "POST":
             return await store.create(place, body)
         if request.method == "PUT":
@@ -181,6 +183,8 @@ def _place(path: str) -> tuple[str, str, str]:
     """Collection, namespace and name of a path; a subresource is taken for the object itself."""
     parts = path.strip("/").split("/")
     rest = parts[2:] if parts[0] == "api" else parts[3:]
+    if not rest:
+        raise Refusal(404, "NotFound", "no such group is served")
     group = "/".join(parts[1 : len(parts) - len(rest)])
     namespace = ""
     if rest[0] == "namespaces" and len(rest) > 2:

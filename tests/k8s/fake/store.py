@@ -143,4 +143,6 @@ def merge(item: Json, patch: Json) -> None:
 def matches(item: Json, selector: str) -> bool:
     labels = item["metadata"].get("labels") or {}
     wanted = (part.partition("=") for part in selector.split(",") if part)
-    return all(labels.get(name) == value for name, _, value in wanted)
+    return all(
+        labels.get(name) == value if equal else name in labels for name, equal, value in wanted
+    )
