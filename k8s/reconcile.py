@@ -133,8 +133,8 @@ def reconcile(
 ) -> Plan:
     """members: pods whose controller the job is. complete: look after everything that belongs to the job, also
     where nothing seems to have changed. budgets: version of the API group policy."""
-    if seen.spec.get("managedBy", MINE) != MINE:
-        return Plan()
+    if seen.spec.get("managedBy", MINE) != MINE and seen.told.accepted is None:
+        return Plan()  # once it was accepted, that is an edit like others, and refused
     if seen.deleted_at is not None and FINALIZER not in seen.finalizers:
         return Plan()
     before = seen.told
