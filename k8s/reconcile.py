@@ -371,15 +371,18 @@ def _master(
     needed: bool,
 ) -> tuple[Accepted, MasterRecord, Manifest | None]:
     """The pod that it has, or the one that is to be made; one that lost its pod begins another attempt, since its
-    journal may be lost with it. What never spoke is not counted: an operator that was killed left no pod."""
+    journal may be lost with it. What neither spoke nor was seen to end is not counted: an operator that was killed
+    left no pod. One that the server refused was never there: it is tried again as it is, so that the pauses between
+    two tries are not cut short by what is written about them."""
     if not needed:
         return accepted, record, None
     current = _named(members, record.pod)
     if record.pod and current is not None and current.alive and not answers.taken:
         return accepted, record, None
-    if record.pod:
+    if record.pod and (current is not None or not answers.master):
         accepted = replace(accepted, attempt=accepted.attempt + 1)
-        restarts = record.restarts + (state is not None)
+        ended = current is not None and current.over
+        restarts = record.restarts + (state is not None or ended)
         record = replace(record, restarts=restarts, carried=restarts)
     record = replace(record, pod=pods.master_name(seen.owner, accepted.attempt))
     manifest = pods.master(seen.owner, spec, accepted.attempt)
