@@ -193,7 +193,11 @@ def _accepted(
     if not seen.told.holds(status.Kind.SUSPENDED):
         return before  # it saves: it goes on once that is done
     current = _named(members, seen.told.master.pod)
-    if current is not None and current.made_from != _made_from(seen.owner, spec):
+    if (
+        current is not None
+        and not current.over
+        and current.made_from != _made_from(seen.owner, spec)
+    ):
         # its master goes first: it would take the next attempt for its own
         return replace(
             fresh, wanted="Suspend", generation=before.generation, attempt=before.attempt
