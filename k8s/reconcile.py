@@ -251,7 +251,8 @@ def _keep(
         accepted.wanted == "Suspend"
         and not workers
         and (
-            not record.pod
+            (mine := _named(members, record.pod)) is None
+            or mine.over
             or state is None
             or state.state == "Suspended"
             or late
@@ -260,7 +261,7 @@ def _keep(
     )
     told = _tell(
         seen, members, replace(before, master=record), accepted, acceptance, over, answers, now,
-        suspended=suspended, state=state,
+        suspended=suspended, state=None if suspended else state,
     )  # fmt: skip
     delete = _surplus(seen, members, record, spec, over, accepted, late=late, suspended=suspended)
     plan = Plan(
