@@ -303,7 +303,9 @@ def _count(told: Told, members: tuple[Member, ...], state: JobState | None) -> M
         restarts = max(restarts, before.carried + found.restarts)
     elif told.holds(status.Kind.SUSPENDED):  # it was let go: none is needed
         before = replace(before, pod="", carried=restarts)
-    step = state.training.step if state is not None else 0
+    step = 0
+    if state is not None:  # a script that tells no steps has finished one, at least
+        step = state.training.step or int(state.training.stepped_at is not None)
     if step > before.step:
         return replace(before, restarts=restarts, step=step, restarts_at_step=restarts)
     return replace(before, restarts=restarts)
@@ -331,16 +333,12 @@ def _over(
         return Over(failed=True, reason=Reason.DEADLINE, message=words)
     limit = spec.pre_running_deadline_seconds
     running = before.accepted is not None and before.accepted.wanted == "Run"
-    if limit is None or not running or not before.start_time or not _untrained(before, state):
+    if limit is None or not running or not before.start_time or record.step:
         return None
     if now - seconds(before.start_time) < limit:
         return None
     words = f"no step was finished in preRunningDeadlineSeconds ({limit})"
     return Over(failed=True, reason=Reason.DEADLINE, message=words)
-
-
-def _untrained(before: Told, state: JobState | None) -> bool:
-    return before.master.step == 0 and (state is None or state.training.step == 0)
 
 
 def _active(told: Told, now: float) -> float:
@@ -526,7 +524,7 @@ def _tell(
     if (
         accepted is not None
         and accepted.wanted == "Run"
-        and (not before.start_time or (not began and _untrained(before, state)))
+        and (not before.start_time or (not began and before.master.step == 0))
     ):
         told = replace(told, start_time=status.stamp(now))
     if over is not None and not before.completion_time:
@@ -549,8 +547,10 @@ def _again(
     left: list[float] = []
     if spec.active_deadline_seconds is not None and told.active_since:
         left.append(spec.active_deadline_seconds - _active(told, now))
-    if spec.pre_running_deadline_seconds is not None and told.start_time and told.master.step == 0:
-        left.append(seconds(told.start_time) + spec.pre_running_deadline_seconds - now)
+    runs = told.accepted is not None and told.accepted.wanted == "Run"
+    limit = spec.pre_running_deadline_seconds
+    if limit is not None and runs and told.start_time and told.master.step == 0:
+        left.append(seconds(told.start_time) + limit - now)
     if (
         told.holds(status.Kind.TRAINING)
         and seen.state is not None

@@ -96,7 +96,7 @@ class MasterRecord:
     carried: int = 0
     """Of those: by pods before this one."""
     step: int = 0
-    """The last that was seen finished."""
+    """The last that was seen finished; 1 for a script that tells no numbers."""
     restarts_at_step: int = 0
     """`restarts` at that time: what came after counts toward master.maxRestarts."""
 
