@@ -281,7 +281,7 @@ def _keep(
     if seen.deleted_at is not None:
         saved = state is not None and state.state == "Ended"
         nothing = all(one.over or one.phase == "Pending" for one in workers)
-        if seen.forced or over is not None or saved or nothing or late:
+        if seen.forced or saved or nothing or late:
             return Plan(finalizers=_without(seen.finalizers))
     ttl = spec.cleanup.ttl_seconds_after_finished
     if told.completion_time and ttl is not None and seen.deleted_at is None:
@@ -416,16 +416,17 @@ def _surplus(
     """Pods to take away: masters of earlier attempts, or of another spec than the next one; workers once the job is
     over, or where its master does not see to it."""
     policy, found = spec.cleanup.pod_policy, []
+    ended = seen.state is not None and seen.state.state == "Ended"
+    left = over is not None and (ended or late)  # until then its master sees to them: they save
     for one in members:
         if one.deleting:
             continue
         if one.role == "master":
             old = suspended and one.made_from != _made_from(seen.owner, spec)
             gone = not one.over and (one.name != record.pod or old or (over is not None and late))
-            gone |= over is not None and policy == "All"
+            gone |= left and policy == "All"
         elif over is not None:
-            ended = seen.state is not None and seen.state.state == "Ended"
-            gone = policy == "All" or (policy == "Running" and not one.over and (ended or late))
+            gone = left and (policy == "All" or (policy == "Running" and not one.over))
         else:
             gone = accepted.wanted != "Run" and late
         if gone:
@@ -436,8 +437,8 @@ def _surplus(
 def _late(seen: Job, accepted: Accepted, spec: Spec, now: float) -> bool:
     """A master that was told to suspend or to stop has had its time."""
     told, limit = seen.told, spec.flash_checkpoint.drain_seconds + PATIENCE
-    if seen.deleted_at is not None:
-        return now - seen.deleted_at >= limit
+    if seen.deleted_at is not None and now - seen.deleted_at >= limit:
+        return True
     if told.completion_time:
         return now - seconds(told.completion_time) >= limit
     found = told.condition(status.Kind.SUSPENDED)
