@@ -159,21 +159,27 @@ def _accept(
     before = seen.told.accepted
     if before is not None and (before.generation == seen.generation or seen.deleted_at is not None):
         return before, Verdict(so=True, reason=Reason.ACCEPTED), None
+    kept = _suspended(before) if seen.spec.get("suspend") is True else before
     refused = violations(seen.owner.name, seen.spec)
     if refused:
-        return before, Verdict(so=False, reason=Reason.INVALID, message="; ".join(refused)), None
+        return kept, Verdict(so=False, reason=Reason.INVALID, message="; ".join(refused)), None
     spec = read_spec(seen.spec)
     old = None if before is None else read_spec(before.spec)
-    if before is not None and old is not None and (refused := edit_violations(old, spec)):
-        if spec.suspend and before.wanted == "Run":  # that is done whatever else is asked for
-            before = replace(before, wanted="Suspend", spec={**before.spec, "suspend": True})
-        return before, Verdict(so=False, reason=Reason.EDIT, message="; ".join(refused)), None
+    if old is not None and (refused := edit_violations(old, spec)):
+        return kept, Verdict(so=False, reason=Reason.EDIT, message="; ".join(refused)), None
     if old is None or _worker(seen.owner, old) != _worker(seen.owner, spec):
         if answers.template is None:
             return before, Verdict(so=None, reason=Reason.CHECKING), _worker(seen.owner, spec)
         if answers.template:
-            return before, Verdict(so=False, reason=Reason.TEMPLATE, message=answers.template), None
+            return kept, Verdict(so=False, reason=Reason.TEMPLATE, message=answers.template), None
     return _accepted(seen, members, before, spec), Verdict(so=True, reason=Reason.ACCEPTED), None
+
+
+def _suspended(before: Accepted | None) -> Accepted | None:
+    """That is done whatever else an edit asks for."""
+    if before is None or before.wanted != "Run":
+        return before
+    return replace(before, wanted="Suspend", spec={**before.spec, "suspend": True})
 
 
 def _accepted(
