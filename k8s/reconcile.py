@@ -280,10 +280,10 @@ def _keep(
         plan = replace(plan, finalizers=(*seen.finalizers, FINALIZER))
     if manifest is not None or (complete and over is None):
         plan = replace(plan, belongings=_belongings(seen.owner, spec, budgets), token=True)
-    elif (
-        over is None and before.accepted is not None and _sizes(before.accepted) != _sizes(accepted)
-    ):
-        plan = replace(plan, belongings=_sized(seen.owner, spec, budgets))
+    elif over is None and before.accepted is not None:
+        sized = _sized(seen.owner, spec, budgets)
+        if sized != _sized(seen.owner, read_spec(before.accepted.spec), budgets):
+            plan = replace(plan, belongings=sized)
     if seen.deleted_at is not None:
         saved = state is not None and state.state == "Ended"
         nothing = all(one.over or one.phase == "Pending" for one in workers)
@@ -471,10 +471,6 @@ def _sized(owner: Owner, spec: Spec, budgets: str) -> tuple[tuple[Resource, Mani
     if (group := belongings.pod_group(owner, spec)) is not None:
         found.append((POD_GROUPS[spec.scheduling.gang.provider], group))
     return tuple(found)
-
-
-def _sizes(accepted: Accepted) -> object:
-    return accepted.spec.get("elastic"), accepted.spec.get("worker", {}).get("disruptionBudget")
 
 
 # --- what is said --------------------------------------------------------------------------------
