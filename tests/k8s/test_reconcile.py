@@ -533,6 +533,187 @@ def test_what_the_server_says_of_the_master_is_told(world: World) -> None:
     assert (plan.told.reason, plan.told.message) == (Reason.QUOTA, "exceeded quota")
 
 
+# --- found by looking for what could go wrong ------------------------------------------------------
+
+
+def test_a_job_of_ours_stays_ours(trains: World) -> None:
+    trains.edit(managedBy="kueue.x-k8s.io/multikueue")
+    trains.settle()
+    found = trains.condition(Kind.ACCEPTED)
+    assert (found["status"], found["reason"]) == ("False", Reason.EDIT)
+    assert "spec.managedBy" in found["message"]
+    trains.deleted_at = trains.now
+    trains.say("Ended", outcome="Stopped")
+    trains.look()
+    assert trains.gone, "nobody else takes our finalizer away"
+
+
+def test_a_master_that_was_refused_is_tried_again_under_its_name(world: World) -> None:
+    """A new attempt each time would be a write each time, which is looked at, at once: without a pause."""
+    world.look(steps=2)
+    answers = Answers(master="exceeded quota")
+    plan = world.plan(answers)
+    world._write(plan)
+    assert world.accepted["attempt"] == 1
+    assert world.holds(Kind.ACCEPTED)
+    plan = world.plan(answers)
+    assert plan.told is None
+    assert plan.master is not None
+    assert plan.master["metadata"]["name"] == "job-master-r1"
+
+
+def test_a_master_that_ended_while_suspended_does_not_hold_up_another(trains: World) -> None:
+    suspend(trains)
+    trains.pods["job-master-r1"] = replace(trains.pods["job-master-r1"], phase="Failed")
+    trains.settle()
+    trains.edit(image="other", suspend=False)
+    trains.settle()
+    (name,) = trains.masters()
+    assert name != "job-master-r1"
+    assert trains.accepted["wanted"] == "Run"
+
+
+def test_who_is_not_waited_for_trains_no_more(world: World) -> None:
+    """Its last words say that it does."""
+    world.edit(activeDeadlineSeconds=1000)
+    world.settle()
+    world.train()
+    world.settle()
+    world.edit(suspend=True)
+    world.settle()
+    world.now += DRAIN + it.PATIENCE + 1
+    world.settle()
+    assert world.holds(Kind.SUSPENDED)
+    assert (world.holds(Kind.READY), world.holds(Kind.TRAINING)) == (False, False)
+    assert world.status["readyReplicas"] == 0
+    assert "activeSince" not in world.status
+    world.now += 5000
+    world.settle()
+    assert not world.holds(Kind.FAILED)
+
+
+def test_with_neither_master_nor_workers_it_is_suspended(trains: World) -> None:
+    trains.edit(suspend=True)
+    trains.settle()
+    trains.pods = {}
+    trains.settle()
+    assert trains.status["phase"] == Phase.SUSPENDED
+    trains.edit(suspend=False)
+    trains.settle()
+    assert trains.masters() == ["job-master-r2"]
+
+
+@pytest.mark.parametrize("why", ["invalid", "template"])
+def test_a_suspend_is_obeyed_whatever_is_wrong(trains: World, why: str) -> None:
+    if why == "invalid":
+        trains.edit(elastic={"min": 3, "max": 2}, suspend=True)
+    else:
+        trains.template = "the server says no"
+        trains.edit(flashCheckpoint={"drainSeconds": 7}, suspend=True)
+    trains.settle()
+    assert trains.accepted["wanted"] == "Suspend"
+    assert trains.condition(Kind.ACCEPTED)["status"] == "False"
+    before = trains.accepted["spec"]
+    assert before["flashCheckpoint"]["drainSeconds"] == DRAIN
+    assert before["elastic"]["min"] == 2
+
+
+def test_a_script_without_steps_is_in_time(world: World) -> None:
+    """It finishes some, of which no number is told."""
+    world.edit(preRunningDeadlineSeconds=100)
+    world.settle()
+    world.now += 50
+    world.train(step=0)
+    world.settle()
+    world.now += 100
+    world.settle()
+    assert world.holds(Kind.TRAINING)
+    assert not world.holds(Kind.FAILED)
+    del world.pods["job-master-r1"]
+    world.settle()
+    assert not world.holds(Kind.FAILED), "also while its next master has not spoken"
+
+
+@pytest.mark.parametrize("how", ["suspended", "over"])
+def test_a_limit_that_is_of_no_matter_any_more_wakes_nobody(world: World, how: str) -> None:
+    world.edit(preRunningDeadlineSeconds=100, cleanup={"podPolicy": "All"})
+    world.settle()
+    world.say("Starting")
+    world.settle()
+    if how == "suspended":
+        world.edit(suspend=True)
+        world.settle()
+        world.say("Suspended")
+    world.now += 200
+    world.settle()
+    world.now += DRAIN + it.PATIENCE
+    world.settle()
+    assert world.holds(Kind.SUSPENDED if how == "suspended" else Kind.FAILED)
+    assert world.plan().again is None
+
+
+def test_masters_that_end_before_they_speak_fail_the_job(world: World) -> None:
+    """As where each node refuses them: there is no end to it otherwise."""
+    world.settle()
+    for _ in range(30):
+        for name in world.masters():
+            world.pods[name] = replace(world.pods[name], phase="Failed")
+        world.settle()
+    assert world.condition(Kind.FAILED)["reason"] == Reason.MASTER
+    assert len(world.made) == 12
+
+
+@pytest.mark.parametrize("policy", ["All", "Running"])
+def test_a_deadline_lets_the_ranks_save(world: World, policy: str) -> None:
+    world.edit(activeDeadlineSeconds=100, cleanup={"podPolicy": policy})
+    world.settle()
+    world.train()
+    world.settle()
+    world.now += 100
+    world.settle()
+    assert world.accepted["wanted"] == "Stop"
+    assert len(world.pods) == 3, "its master sees to it"
+    world.now += DRAIN + it.PATIENCE
+    world.settle()
+    assert world.pods == {}
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_deleted_after_its_deadline_its_ranks_save_all_the_same(world: World, saved: bool) -> None:
+    world.edit(activeDeadlineSeconds=100, cleanup={"ttlSecondsAfterFinished": 0})
+    world.settle()
+    world.train()
+    world.settle()
+    world.now += 100
+    world.settle()
+    assert world.deleted_at is not None
+    world.look()
+    assert not world.gone
+    if saved:
+        world.say("Ended", outcome="Stopped")
+    else:
+        world.now += DRAIN + it.PATIENCE
+    world.look()
+    assert world.gone
+
+
+def test_a_gang_that_is_asked_for_while_suspended(trains: World) -> None:
+    suspend(trains)
+    trains.edit(scheduling={"gang": {"provider": "Volcano"}}, suspend=False)
+    plan = trains.look()
+    assert [resource.kind for resource, _ in plan.belongings][-1] == "PodGroup"
+
+
+def test_a_number_that_is_edited_is_its_budgets_too(world: World) -> None:
+    world.edit(elastic={"min": 1, "max": 4})
+    world.settle()
+    world.edit(elastic={"min": 2, "max": 4})
+    ((resource, body),) = world.look().belongings
+    assert (resource.kind, body["spec"]["minAvailable"]) == ("PodDisruptionBudget", 2)
+    world.edit(worker={"replicas": 3})
+    assert world.look().belongings == ()
+
+
 class Operated(RuleBasedStateMachine):
     """Anything happens, and operators die between any two of their steps."""
 
