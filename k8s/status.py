@@ -225,6 +225,8 @@ def _scheduled(facts: Facts) -> Verdict:
     pending = facts.state.workers.pending if facts.state else ()
     if facts.over is not None or (facts.accepted and facts.accepted.wanted != "Run"):
         return Verdict(so=False, reason=Reason.ASKED)
+    if facts.accepted is None:
+        return Verdict(so=None, reason=Reason.WAITING)
     if pending:
         image = any("Image" in words or "Container" in words for words in pending)
         reason = Reason.IMAGE if image else Reason.UNSCHEDULABLE
