@@ -24,12 +24,14 @@ from elastic.k8s.kernel.errors import (
     Absent,
     AlreadyExists,
     ApiError,
+    Broken,
     Conflict,
     Fenced,
     Forbidden,
     Invalid,
     LeaseLost,
     NoCluster,
+    Unreachable,
 )
 from elastic.k8s.kernel.health import Cache, Health
 from elastic.k8s.kernel.lease import Lease
@@ -282,6 +284,8 @@ class Operator:
         except AlreadyExists:
             self._answers[owner.uid] = replace(answers, template=None, taken=True)
             raise
+        except (Unreachable, Broken):
+            raise  # it may be there: nobody has refused it
         except ApiError as error:
             self._answers[owner.uid] = Answers(master=str(error))
             raise

@@ -133,8 +133,8 @@ def reconcile(
 ) -> Plan:
     """members: pods whose controller the job is. complete: look after everything that belongs to the job, also
     where nothing seems to have changed. budgets: version of the API group policy."""
-    if seen.spec.get("managedBy", MINE) != MINE:
-        return Plan()
+    if seen.spec.get("managedBy", MINE) != MINE and seen.told.accepted is None:
+        return Plan()  # once it was accepted, that is an edit like others, and refused
     if seen.deleted_at is not None and FINALIZER not in seen.finalizers:
         return Plan()
     before = seen.told
@@ -159,21 +159,27 @@ def _accept(
     before = seen.told.accepted
     if before is not None and (before.generation == seen.generation or seen.deleted_at is not None):
         return before, Verdict(so=True, reason=Reason.ACCEPTED), None
+    kept = _suspended(before) if seen.spec.get("suspend") is True else before
     refused = violations(seen.owner.name, seen.spec)
     if refused:
-        return before, Verdict(so=False, reason=Reason.INVALID, message="; ".join(refused)), None
+        return kept, Verdict(so=False, reason=Reason.INVALID, message="; ".join(refused)), None
     spec = read_spec(seen.spec)
     old = None if before is None else read_spec(before.spec)
-    if before is not None and old is not None and (refused := edit_violations(old, spec)):
-        if spec.suspend and before.wanted == "Run":  # that is done whatever else is asked for
-            before = replace(before, wanted="Suspend", spec={**before.spec, "suspend": True})
-        return before, Verdict(so=False, reason=Reason.EDIT, message="; ".join(refused)), None
+    if old is not None and (refused := edit_violations(old, spec)):
+        return kept, Verdict(so=False, reason=Reason.EDIT, message="; ".join(refused)), None
     if old is None or _worker(seen.owner, old) != _worker(seen.owner, spec):
         if answers.template is None:
             return before, Verdict(so=None, reason=Reason.CHECKING), _worker(seen.owner, spec)
         if answers.template:
-            return before, Verdict(so=False, reason=Reason.TEMPLATE, message=answers.template), None
+            return kept, Verdict(so=False, reason=Reason.TEMPLATE, message=answers.template), None
     return _accepted(seen, members, before, spec), Verdict(so=True, reason=Reason.ACCEPTED), None
+
+
+def _suspended(before: Accepted | None) -> Accepted | None:
+    """That is done whatever else an edit asks for."""
+    if before is None or before.wanted != "Run":
+        return before
+    return replace(before, wanted="Suspend", spec={**before.spec, "suspend": True})
 
 
 def _accepted(
@@ -193,7 +199,11 @@ def _accepted(
     if not seen.told.holds(status.Kind.SUSPENDED):
         return before  # it saves: it goes on once that is done
     current = _named(members, seen.told.master.pod)
-    if current is not None and current.made_from != _made_from(seen.owner, spec):
+    if (
+        current is not None
+        and not current.over
+        and current.made_from != _made_from(seen.owner, spec)
+    ):
         # its master goes first: it would take the next attempt for its own
         return replace(
             fresh, wanted="Suspend", generation=before.generation, attempt=before.attempt
@@ -247,7 +257,8 @@ def _keep(
         accepted.wanted == "Suspend"
         and not workers
         and (
-            not record.pod
+            (mine := _named(members, record.pod)) is None
+            or mine.over
             or state is None
             or state.state == "Suspended"
             or late
@@ -256,7 +267,7 @@ def _keep(
     )
     told = _tell(
         seen, members, replace(before, master=record), accepted, acceptance, over, answers, now,
-        suspended=suspended, state=state,
+        suspended=suspended, state=None if suspended else state,
     )  # fmt: skip
     delete = _surplus(seen, members, record, spec, over, accepted, late=late, suspended=suspended)
     plan = Plan(
@@ -269,14 +280,14 @@ def _keep(
         plan = replace(plan, finalizers=(*seen.finalizers, FINALIZER))
     if manifest is not None or (complete and over is None):
         plan = replace(plan, belongings=_belongings(seen.owner, spec, budgets), token=True)
-    elif (
-        over is None and before.accepted is not None and _sizes(before.accepted) != _sizes(accepted)
-    ):
-        plan = replace(plan, belongings=_sized(seen.owner, spec, budgets))
+    elif over is None and before.accepted is not None:
+        sized = _sized(seen.owner, spec, budgets)
+        if sized != _sized(seen.owner, read_spec(before.accepted.spec), budgets):
+            plan = replace(plan, belongings=sized)
     if seen.deleted_at is not None:
         saved = state is not None and state.state == "Ended"
         nothing = all(one.over or one.phase == "Pending" for one in workers)
-        if seen.forced or over is not None or saved or nothing or late:
+        if seen.forced or saved or nothing or late:
             return Plan(finalizers=_without(seen.finalizers))
     ttl = spec.cleanup.ttl_seconds_after_finished
     if told.completion_time and ttl is not None and seen.deleted_at is None:
@@ -298,7 +309,9 @@ def _count(told: Told, members: tuple[Member, ...], state: JobState | None) -> M
         restarts = max(restarts, before.carried + found.restarts)
     elif told.holds(status.Kind.SUSPENDED):  # it was let go: none is needed
         before = replace(before, pod="", carried=restarts)
-    step = state.training.step if state is not None else 0
+    step = 0
+    if state is not None:  # a script that tells no steps has finished one, at least
+        step = state.training.step or int(state.training.stepped_at is not None)
     if step > before.step:
         return replace(before, restarts=restarts, step=step, restarts_at_step=restarts)
     return replace(before, restarts=restarts)
@@ -326,16 +339,12 @@ def _over(
         return Over(failed=True, reason=Reason.DEADLINE, message=words)
     limit = spec.pre_running_deadline_seconds
     running = before.accepted is not None and before.accepted.wanted == "Run"
-    if limit is None or not running or not before.start_time or not _untrained(before, state):
+    if limit is None or not running or not before.start_time or record.step:
         return None
     if now - seconds(before.start_time) < limit:
         return None
     words = f"no step was finished in preRunningDeadlineSeconds ({limit})"
     return Over(failed=True, reason=Reason.DEADLINE, message=words)
-
-
-def _untrained(before: Told, state: JobState | None) -> bool:
-    return before.master.step == 0 and (state is None or state.training.step == 0)
 
 
 def _active(told: Told, now: float) -> float:
@@ -371,15 +380,18 @@ def _master(
     needed: bool,
 ) -> tuple[Accepted, MasterRecord, Manifest | None]:
     """The pod that it has, or the one that is to be made; one that lost its pod begins another attempt, since its
-    journal may be lost with it. What never spoke is not counted: an operator that was killed left no pod."""
+    journal may be lost with it. What neither spoke nor was seen to end is not counted: an operator that was killed
+    left no pod. One that the server refused was never there: it is tried again as it is, so that the pauses between
+    two tries are not cut short by what is written about them."""
     if not needed:
         return accepted, record, None
     current = _named(members, record.pod)
     if record.pod and current is not None and current.alive and not answers.taken:
         return accepted, record, None
-    if record.pod:
+    if record.pod and (current is not None or not answers.master):
         accepted = replace(accepted, attempt=accepted.attempt + 1)
-        restarts = record.restarts + (state is not None)
+        ended = current is not None and current.over
+        restarts = record.restarts + (state is not None or ended)
         record = replace(record, restarts=restarts, carried=restarts)
     record = replace(record, pod=pods.master_name(seen.owner, accepted.attempt))
     manifest = pods.master(seen.owner, spec, accepted.attempt)
@@ -410,16 +422,17 @@ def _surplus(
     """Pods to take away: masters of earlier attempts, or of another spec than the next one; workers once the job is
     over, or where its master does not see to it."""
     policy, found = spec.cleanup.pod_policy, []
+    ended = seen.state is not None and seen.state.state == "Ended"
+    left = over is not None and (ended or late)  # until then its master sees to them: they save
     for one in members:
         if one.deleting:
             continue
         if one.role == "master":
             old = suspended and one.made_from != _made_from(seen.owner, spec)
             gone = not one.over and (one.name != record.pod or old or (over is not None and late))
-            gone |= over is not None and policy == "All"
+            gone |= left and policy == "All"
         elif over is not None:
-            ended = seen.state is not None and seen.state.state == "Ended"
-            gone = policy == "All" or (policy == "Running" and not one.over and (ended or late))
+            gone = left and (policy == "All" or (policy == "Running" and not one.over))
         else:
             gone = accepted.wanted != "Run" and late
         if gone:
@@ -430,8 +443,8 @@ def _surplus(
 def _late(seen: Job, accepted: Accepted, spec: Spec, now: float) -> bool:
     """A master that was told to suspend or to stop has had its time."""
     told, limit = seen.told, spec.flash_checkpoint.drain_seconds + PATIENCE
-    if seen.deleted_at is not None:
-        return now - seen.deleted_at >= limit
+    if seen.deleted_at is not None and now - seen.deleted_at >= limit:
+        return True
     if told.completion_time:
         return now - seconds(told.completion_time) >= limit
     found = told.condition(status.Kind.SUSPENDED)
@@ -458,10 +471,6 @@ def _sized(owner: Owner, spec: Spec, budgets: str) -> tuple[tuple[Resource, Mani
     if (group := belongings.pod_group(owner, spec)) is not None:
         found.append((POD_GROUPS[spec.scheduling.gang.provider], group))
     return tuple(found)
-
-
-def _sizes(accepted: Accepted) -> object:
-    return accepted.spec.get("elastic"), accepted.spec.get("worker", {}).get("disruptionBudget")
 
 
 # --- what is said --------------------------------------------------------------------------------
@@ -518,7 +527,7 @@ def _tell(
     if (
         accepted is not None
         and accepted.wanted == "Run"
-        and (not before.start_time or (not began and _untrained(before, state)))
+        and (not before.start_time or (not began and before.master.step == 0))
     ):
         told = replace(told, start_time=status.stamp(now))
     if over is not None and not before.completion_time:
@@ -541,8 +550,10 @@ def _again(
     left: list[float] = []
     if spec.active_deadline_seconds is not None and told.active_since:
         left.append(spec.active_deadline_seconds - _active(told, now))
-    if spec.pre_running_deadline_seconds is not None and told.start_time and told.master.step == 0:
-        left.append(seconds(told.start_time) + spec.pre_running_deadline_seconds - now)
+    runs = told.accepted is not None and told.accepted.wanted == "Run"
+    limit = spec.pre_running_deadline_seconds
+    if limit is not None and runs and told.start_time and told.master.step == 0:
+        left.append(seconds(told.start_time) + limit - now)
     if (
         told.holds(status.Kind.TRAINING)
         and seen.state is not None

@@ -96,7 +96,7 @@ class MasterRecord:
     carried: int = 0
     """Of those: by pods before this one."""
     step: int = 0
-    """The last that was seen finished."""
+    """The last that was seen finished; 1 for a script that tells no numbers."""
     restarts_at_step: int = 0
     """`restarts` at that time: what came after counts toward master.maxRestarts."""
 
@@ -225,11 +225,13 @@ def _scheduled(facts: Facts) -> Verdict:
     pending = facts.state.workers.pending if facts.state else ()
     if facts.over is not None or (facts.accepted and facts.accepted.wanted != "Run"):
         return Verdict(so=False, reason=Reason.ASKED)
+    if facts.accepted is None:
+        return Verdict(so=None, reason=Reason.WAITING)
     if pending:
         image = any("Image" in words or "Container" in words for words in pending)
         reason = Reason.IMAGE if image else Reason.UNSCHEDULABLE
         return Verdict(so=False, reason=reason, message="; ".join(pending))
-    if facts.master is not None and facts.master.waiting:
+    if facts.master is not None and facts.master.waiting and not _crashes(facts.master):
         words = f"{facts.master.name}: {facts.master.waiting}"
         return Verdict(so=False, reason=Reason.IMAGE, message=words)
     placed = sum(one.phase == "Running" and not one.deleting for one in facts.workers)
@@ -279,7 +281,12 @@ def _resizing(facts: Facts, before: Told) -> Verdict:
 
 def _recovering(facts: Facts, trains: bool) -> Verdict:
     state, accepted = facts.state, facts.accepted
-    if facts.over is not None or accepted is None or accepted.wanted != "Run" or trains:
+    if facts.over is not None or accepted is None or accepted.wanted != "Run":
+        return Verdict(so=False)
+    if facts.master is not None and _crashes(facts.master):
+        words = f"{facts.master.name}: {facts.master.waiting}"
+        return Verdict(so=True, reason=Reason.MASTER, message=words)
+    if trains:
         return Verdict(so=False)
     if state is None:  # a master of this attempt has not come yet
         resumed = accepted.attempt > 1 and any(one.alive for one in facts.workers)
@@ -289,6 +296,11 @@ def _recovering(facts: Facts, trains: bool) -> Verdict:
     last = state.last_failures[-1:] or ()
     reason, words = next(((one.cause, one.reason) for one in last), (Reason.WAITING, ""))
     return Verdict(so=True, reason=reason, message=words)
+
+
+def _crashes(master: Member) -> bool:
+    """It ran, and waits to be started again; ranks may train meanwhile."""
+    return master.waiting.startswith("CrashLoopBackOff")
 
 
 def _suspended(facts: Facts) -> Verdict:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from elastic.k8s import reconcile as it
 from elastic.k8s import status
 from elastic.k8s.observed import Member
 from elastic.k8s.reconcile import Answers, Plan
-from elastic.k8s.status import Kind, Phase, Reason
+from elastic.k8s.status import Kind, Phase, Reason, Told
 from elastic.proto import schema
 from elastic.proto.elasticjob import FINALIZER, FORCE_DELETE, MADE_FROM, JobState, Training, Workers
 
@@ -121,20 +121,18 @@ class World:
         self.generation += 1
 
     def say(self, state: str, **more: Any) -> None:
-        """As the master of the current attempt."""
-        found = JobState(
-            generation=self.generation, attempt=self.accepted["attempt"], state=state, **more  # type: ignore[arg-type]
-        )  # fmt: skip
-        self.status["job"] = schema.dump(found)
+        """As the master of the current attempt, or of the one that is named."""
+        usual = {"generation": self.generation, "attempt": self.accepted["attempt"]}
+        self.status["job"] = schema.dump(JobState(**{**usual, "state": state, **more}))
 
-    def train(self, step: int = 5) -> None:
+    def train(self, step: int = 5, **more: Any) -> None:
         """Two pods of workers, that do steps."""
         for slot in range(2):
             name = f"job-worker-{slot}-r0"
             self.pods[name] = pod(name, "worker")
         self.say(
             "Running", world_size=2, round=1, workers=Workers(desired=2, ready=2),
-            training=Training(step=step, stepped_at=self.now),
+            training=Training(step=step, stepped_at=self.now), **more,
         )  # fmt: skip
 
     def lose_workers(self) -> None:
@@ -533,21 +531,237 @@ def test_what_the_server_says_of_the_master_is_told(world: World) -> None:
     assert (plan.told.reason, plan.told.message) == (Reason.QUOTA, "exceeded quota")
 
 
+# --- found by looking for what could go wrong ------------------------------------------------------
+
+
+def test_a_job_of_ours_stays_ours(trains: World) -> None:
+    trains.edit(managedBy="kueue.x-k8s.io/multikueue")
+    trains.settle()
+    found = trains.condition(Kind.ACCEPTED)
+    assert (found["status"], found["reason"]) == ("False", Reason.EDIT)
+    assert "spec.managedBy" in found["message"]
+    trains.deleted_at = trains.now
+    trains.say("Ended", outcome="Stopped")
+    trains.look()
+    assert trains.gone, "nobody else takes our finalizer away"
+
+
+def test_a_master_that_was_refused_is_tried_again_under_its_name(world: World) -> None:
+    """A new attempt each time would be a write each time, which is looked at, at once: without a pause."""
+    world.look(steps=2)
+    answers = Answers(master="exceeded quota")
+    plan = world.plan(answers)
+    world._write(plan)
+    assert world.accepted["attempt"] == 1
+    assert world.holds(Kind.ACCEPTED)
+    plan = world.plan(answers)
+    assert plan.told is None
+    assert plan.master is not None
+    assert plan.master["metadata"]["name"] == "job-master-r1"
+
+
+def test_a_master_that_ended_while_suspended_does_not_hold_up_another(trains: World) -> None:
+    suspend(trains)
+    trains.pods["job-master-r1"] = replace(trains.pods["job-master-r1"], phase="Failed")
+    trains.settle()
+    trains.edit(image="other", suspend=False)
+    trains.settle()
+    (name,) = trains.masters()
+    assert name != "job-master-r1"
+    assert trains.accepted["wanted"] == "Run"
+
+
+def test_who_is_not_waited_for_trains_no_more(world: World) -> None:
+    """Its last words say that it does."""
+    world.edit(activeDeadlineSeconds=1000)
+    world.settle()
+    world.train()
+    world.settle()
+    world.edit(suspend=True)
+    world.settle()
+    world.now += DRAIN + it.PATIENCE + 1
+    world.settle()
+    assert world.holds(Kind.SUSPENDED)
+    assert (world.holds(Kind.READY), world.holds(Kind.TRAINING)) == (False, False)
+    assert world.status["readyReplicas"] == 0
+    assert "activeSince" not in world.status
+    world.now += 5000
+    world.settle()
+    assert not world.holds(Kind.FAILED)
+
+
+def test_with_neither_master_nor_workers_it_is_suspended(trains: World) -> None:
+    trains.edit(suspend=True)
+    trains.settle()
+    trains.pods = {}
+    trains.settle()
+    assert trains.status["phase"] == Phase.SUSPENDED
+    trains.edit(suspend=False)
+    trains.settle()
+    assert trains.masters() == ["job-master-r2"]
+
+
+@pytest.mark.parametrize("why", ["invalid", "template"])
+def test_a_suspend_is_obeyed_whatever_is_wrong(trains: World, why: str) -> None:
+    if why == "invalid":
+        trains.edit(elastic={"min": 3, "max": 2}, suspend=True)
+    else:
+        trains.template = "the server says no"
+        trains.edit(flashCheckpoint={"drainSeconds": 7}, suspend=True)
+    trains.settle()
+    assert trains.accepted["wanted"] == "Suspend"
+    assert trains.condition(Kind.ACCEPTED)["status"] == "False"
+    before = trains.accepted["spec"]
+    assert before["flashCheckpoint"]["drainSeconds"] == DRAIN
+    assert before["elastic"]["min"] == 2
+
+
+def test_a_script_without_steps_is_in_time(world: World) -> None:
+    """It finishes some, of which no number is told."""
+    world.edit(preRunningDeadlineSeconds=100)
+    world.settle()
+    world.now += 50
+    world.train(step=0)
+    world.settle()
+    world.now += 100
+    world.settle()
+    assert world.holds(Kind.TRAINING)
+    assert not world.holds(Kind.FAILED)
+    del world.pods["job-master-r1"]
+    world.settle()
+    assert not world.holds(Kind.FAILED), "also while its next master has not spoken"
+
+
+@pytest.mark.parametrize("how", ["suspended", "over"])
+def test_a_limit_that_is_of_no_matter_any_more_wakes_nobody(world: World, how: str) -> None:
+    world.edit(preRunningDeadlineSeconds=100, cleanup={"podPolicy": "All"})
+    world.settle()
+    world.say("Starting")
+    world.settle()
+    if how == "suspended":
+        world.edit(suspend=True)
+        world.settle()
+        world.say("Suspended")
+    world.now += 200
+    world.settle()
+    world.now += DRAIN + it.PATIENCE
+    world.settle()
+    assert world.holds(Kind.SUSPENDED if how == "suspended" else Kind.FAILED)
+    assert world.plan().again is None
+
+
+def test_masters_that_end_before_they_speak_fail_the_job(world: World) -> None:
+    """As where each node refuses them: there is no end to it otherwise."""
+    world.settle()
+    for _ in range(30):
+        for name in world.masters():
+            world.pods[name] = replace(world.pods[name], phase="Failed")
+        world.settle()
+    assert world.condition(Kind.FAILED)["reason"] == Reason.MASTER
+    assert len(world.made) == 12
+
+
+@pytest.mark.parametrize("policy", ["All", "Running"])
+def test_a_deadline_lets_the_ranks_save(world: World, policy: str) -> None:
+    world.edit(activeDeadlineSeconds=100, cleanup={"podPolicy": policy})
+    world.settle()
+    world.train()
+    world.settle()
+    world.now += 100
+    world.settle()
+    assert world.accepted["wanted"] == "Stop"
+    assert len(world.pods) == 3, "its master sees to it"
+    world.now += DRAIN + it.PATIENCE
+    world.settle()
+    assert world.pods == {}
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_deleted_after_its_deadline_its_ranks_save_all_the_same(world: World, saved: bool) -> None:
+    world.edit(activeDeadlineSeconds=100, cleanup={"ttlSecondsAfterFinished": 0})
+    world.settle()
+    world.train()
+    world.settle()
+    world.now += 100
+    world.settle()
+    assert world.deleted_at is not None
+    world.look()
+    assert not world.gone
+    if saved:
+        world.say("Ended", outcome="Stopped")
+    else:
+        world.now += DRAIN + it.PATIENCE
+    world.look()
+    assert world.gone
+
+
+def test_a_gang_that_is_asked_for_while_suspended(trains: World) -> None:
+    suspend(trains)
+    trains.edit(scheduling={"gang": {"provider": "Volcano"}}, suspend=False)
+    plan = trains.look()
+    assert [resource.kind for resource, _ in plan.belongings][-1] == "PodGroup"
+
+
+def test_a_number_that_is_edited_is_its_budgets_too(world: World) -> None:
+    world.edit(elastic={"min": 1, "max": 4})
+    world.settle()
+    world.edit(elastic={"min": 2, "max": 4})
+    ((resource, body),) = world.look().belongings
+    assert (resource.kind, body["spec"]["minAvailable"]) == ("PodDisruptionBudget", 2)
+    world.edit(worker={"replicas": 3})
+    assert world.look().belongings == ()
+
+
 class Operated(RuleBasedStateMachine):
-    """Anything happens, and operators die between any two of their steps."""
+    """Anything happens, and operators die between any two of their steps; masters do as they are told."""
 
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
-        self.world.spec = {**POD, "worker": {"replicas": 2}, "elastic": {"min": 1, "max": 4}}
-        self.attempts = [0]
-        self.over = False
+        self.serves: dict[str, int] = {}
+        """By pod: the attempt that its master serves."""
+        self.heard: dict[str, dict[str, Any]] = {}
+        """By pod: what its master last heard of `status.accepted`."""
+        self.resting: set[str] = set()
+        """Pods whose masters wait for the next attempt."""
+        self.served: dict[int, set[str]] = {}
+        """By attempt: pods that ever served it."""
+        self.before: Told | None = None
+
+    @initialize(
+        policy=st.sampled_from(["Running", "All", "None"]),
+        ttl=st.sampled_from([None, 0, 900]),
+        active=st.sampled_from([None, 500]),
+        early=st.sampled_from([None, 500]),
+    )
+    def begin(self, policy: str, ttl: int | None, active: int | None, early: int | None) -> None:
+        asked = {
+            "activeDeadlineSeconds": active, "preRunningDeadlineSeconds": early,
+            "cleanup": {"podPolicy": policy} | ({} if ttl is None else {"ttlSecondsAfterFinished": ttl}),
+        }  # fmt: skip
+        self.world.spec = {
+            **POD, "worker": {"replicas": 2}, "elastic": {"min": 1, "max": 4},
+            **{key: value for key, value in asked.items() if value is not None},
+        }  # fmt: skip
+
+    # --- the operator ------------------------------------------------------------------------
 
     @rule(steps=st.integers(0, 5))
     def look(self, steps: int) -> None:
         self.world.look(steps)
-        if "accepted" in self.world.status:
-            self.attempts.append(self.world.accepted["attempt"])
+
+    @rule()
+    def rest(self) -> None:
+        """Nothing more happens: it comes to rest, until the time at which it wants to look again."""
+        self.world.settle()
+        again, now = self.world.plan().again, self.world.now
+        assert again is None or again >= 0.5
+        self.world.now += 0.99 * (again or 10_000)
+        plan = self.world.plan()
+        assert (plan.told, plan.delete, plan.master, plan.delete_job) == (None, (), None, False)
+        self.world.now = now
+
+    # --- people ------------------------------------------------------------------------------
 
     @rule(seconds=st.floats(0, 400))
     def wait(self, seconds: float) -> None:
@@ -561,9 +775,21 @@ class Operated(RuleBasedStateMachine):
     def suspend(self, on: bool) -> None:
         self.world.edit(suspend=on)
 
-    @rule(image=st.sampled_from(["i", "other", ""]))
-    def change(self, image: str) -> None:
-        self.world.edit(image=image)
+    @rule(image=st.sampled_from(["i", "other", ""]), on=st.booleans())
+    def change(self, image: str, on: bool) -> None:
+        self.world.edit(image=image, suspend=on)
+
+    @rule(words=st.sampled_from(["", "the server says no"]))
+    def refuse(self, words: str) -> None:
+        self.world.template = words
+
+    @precondition(lambda self: self.world.deleted_at is None and self.world.finalizers)
+    @rule(sure=st.integers(0, 5))
+    def delete(self, sure: int) -> None:
+        if sure == 5:
+            self.world.deleted_at = self.world.now
+
+    # --- nodes -------------------------------------------------------------------------------
 
     @precondition(lambda self: self.world.masters())
     @rule(how=st.sampled_from(["gone", "deleting", "over", "again"]))
@@ -576,47 +802,124 @@ class Operated(RuleBasedStateMachine):
             self.world.pods[name] = replace(found, phase="Failed")
         elif how == "again":
             self.world.pods[name] = replace(found, restarts=found.restarts + 1)
+            for table in (self.serves, self.heard):
+                table.pop(name, None)
+            self.resting.discard(name)
+
+    @rule()
+    def leave(self) -> None:
+        """Pods that are being deleted are gone."""
+        self.world.pods = {n: p for n, p in self.world.pods.items() if not p.deleting}
+
+    # --- masters, as in elastic/job_master.py ------------------------------------------------
 
     @precondition(lambda self: self.world.masters() and "accepted" in self.world.status)
-    @rule(step=st.integers(0, 100), ends=st.sampled_from(["", "", "", "Succeeded", "Failed"]))
-    def serve(self, step: int, ends: str) -> None:
-        """A master does what it was told to."""
-        wanted = self.world.accepted["wanted"]
-        if wanted == "Run" and ends:
-            self.world.say("Ended", outcome=ends, reason="Why")
-        elif wanted == "Run":
-            self.world.train(step)
-        else:
-            self.world.lose_workers()
+    @rule(
+        step=st.integers(0, 100),
+        ends=st.sampled_from(["", "", "", "Succeeded", "Failed"]),
+        fresh=st.sampled_from([True, True, False]),
+    )
+    def serve(self, step: int, ends: str, fresh: bool) -> None:
+        """fresh: it has heard the newest; one that begins always has."""
+        for name in self.world.masters():
+            if fresh or name not in self.heard:
+                self.heard[name] = self.world.accepted
+            self._act(name, step, ends)
+
+    def _act(self, name: str, step: int, ends: str) -> None:
+        world, heard = self.world, self.heard[name]
+        wanted, attempt = heard["wanted"], heard["attempt"]
+        if name in self.resting:
             if wanted == "Suspend":
-                self.world.say("Suspended")
-            else:
-                self.world.say("Ended", outcome="Stopped")
+                return
+        elif self.serves.get(name, attempt) != attempt:
+            self._leave_pod(name)
+            return
+        self.resting.discard(name)
+        self.serves[name] = attempt
+        if wanted == "Run":
+            self.served.setdefault(attempt, set()).add(name)
+            if not ends:
+                world.train(step, attempt=attempt)
+                return
+            world.say("Ended", outcome=ends, reason="Why", attempt=attempt)
+        else:
+            world.lose_workers()
+            if wanted == "Suspend":
+                self.resting.add(name)
+                world.say("Suspended", attempt=attempt)
+                return
+            world.say("Ended", outcome="Stopped", attempt=attempt)
+        self._leave_pod(name)
+
+    def _leave_pod(self, name: str) -> None:
+        self.world.pods[name] = replace(self.world.pods[name], phase="Succeeded")
+
+    # --- what always holds -------------------------------------------------------------------
 
     @invariant()
-    def attempts_go_up_and_what_is_over_stays_so(self) -> None:
-        assert self.attempts == sorted(self.attempts)
-        told = it.job(self.world.raw()).told
-        over = told.holds(Kind.COMPLETE) or told.holds(Kind.FAILED)
-        assert over or not self.over
-        self.over = over
-        assert not (told.holds(Kind.COMPLETE) and told.holds(Kind.FAILED))
+    def no_attempt_has_two_masters(self) -> None:
+        assert all(len(pods) == 1 for pods in self.served.values()), self.served
+
+    @invariant()
+    def what_is_told_goes_on_from_what_was(self) -> None:
+        told, before = it.job(self.world.raw()).told, self.before
+        if told.conditions:
+            assert [one.type for one in told.conditions] == list(Kind)
+            assert all(one.last_transition_time for one in told.conditions)
+            assert not (told.holds(Kind.COMPLETE) and told.holds(Kind.FAILED))
+            assert not (told.holds(Kind.SUSPENDED) and told.holds(Kind.READY))
+            assert told.phase in list(Phase)
+        if before is not None and before.accepted is not None:
+            assert told.accepted is not None
+            assert told.accepted.attempt >= before.accepted.attempt
+            assert told.accepted.generation >= before.accepted.generation
+            assert before.accepted.wanted != "Stop" or told.accepted.wanted == "Stop"
+            assert told.active_seconds >= before.active_seconds
+            assert told.master.restarts >= before.master.restarts
+            for kind in (Kind.COMPLETE, Kind.FAILED):
+                assert told.holds(kind) or not before.holds(kind)
+        for old, new in zip(before.conditions if before else (), told.conditions, strict=False):
+            same = old.status == new.status
+            assert not same or old.last_transition_time == new.last_transition_time
+        self.before = told
+
+    @invariant()
+    def a_job_that_is_gone_left_nobody_unsaved(self) -> None:
+        world = self.world
+        if not world.gone or world.deleted_at is None:
+            return
+        told, state = it.job(world.raw()).told, it.job(world.raw()).state
+        late = world.now - (world.deleted_at or 0) >= DRAIN + it.PATIENCE or bool(
+            told.completion_time
+        )
+        trains = any(one.role == "worker" and one.alive for one in world.pods.values())
+        assert late or not trains or (state is not None and state.state == "Ended")
 
     def teardown(self) -> None:
         """Left alone, it comes to rest, with one master where one is needed."""
         world = self.world
+        world.template = ""
         world.edit(**POD, worker={"replicas": 2}, suspend=False)
-        for _ in range(4):
+        for _ in range(6):
+            self.leave()
             world.settle()
-            if self.world.masters() and world.accepted["wanted"] != "Run":
-                self.serve(0, "")
-            world.now += DRAIN + it.PATIENCE
+            if world.gone:
+                return
+            if world.masters():
+                self.serve(0, "", True)
+            world.now += DRAIN + it.PATIENCE if not world.masters() else 1.0
+            self.no_attempt_has_two_masters()
+            self.what_is_told_goes_on_from_what_was()
         world.settle()
         told = it.job(world.raw()).told
-        if not (told.holds(Kind.COMPLETE) or told.holds(Kind.FAILED)):
-            assert world.masters() == [told.master.pod]
+        over = told.holds(Kind.COMPLETE) or told.holds(Kind.FAILED)
+        if world.deleted_at is None and not over:
             assert world.accepted["wanted"] == "Run"
+            assert world.masters() == [told.master.pod]
+            assert self.serves[told.master.pod] == world.accepted["attempt"]
+            assert told.phase == Phase.RUNNING
 
 
-Operated.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Operated.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestOperated = Operated.TestCase
