@@ -54,6 +54,9 @@ LEASE = "elasticjob-operator"
 RESYNC = 600.0
 """Seconds after which everything that belongs to a job is looked after again, whoever took it away."""
 QPS, BURST = 100.0, 200
+SHOWN = 120.0
+"""Seconds after which a status that was written and the cache does not show is not waited for: a watch that is silent
+is begun anew long before."""
 REMEMBERED = 4096
 """Events and answers that are not asked for again."""
 
@@ -73,6 +76,9 @@ class Operator:
         self._answers: dict[str, Answers] = {}
         """By uid, of the spec that is looked at."""
         self._completed: dict[str, float] = {}
+        self._written: dict[str, tuple[int, float]] = {}
+        """By uid: the version of the job's last status of ours, and until when the cache is waited for. What is older
+        names a master that was followed by another since."""
         self._told: OrderedDict[str, None] = OrderedDict()
         self._events: asyncio.Queue[tuple[pods.Owner, Event]] = asyncio.Queue(REMEMBERED)
         self._budgets = BUDGETS.version
@@ -160,7 +166,7 @@ class Operator:
                 self._uids[one.owner.uid] = key
                 self._queue.add(key)
         if old is not None and new is None:
-            for table in (self._uids, self._answers, self._completed):
+            for table in (self._uids, self._answers, self._completed, self._written):
                 table.pop(old.owner.uid, None)
 
     def _pod_changed(self, old: Member | None, new: Member | None) -> None:
@@ -194,7 +200,8 @@ class Operator:
         if seen is None:
             return None
         uid = seen.owner.uid
-        if self._writer.expectations.pending(uid, asyncio.get_running_loop().time()):
+        moment = asyncio.get_running_loop().time()
+        if self._writer.expectations.pending(uid, moment) or self._is_stale(seen, moment):
             return 1.0
         now = time.time()
         last = self._completed.setdefault(uid, now - random.random() * RESYNC)
@@ -211,6 +218,10 @@ class Operator:
         if complete:
             self._completed[uid] = now
         return RESYNC if plan.again is None else min(plan.again, RESYNC)
+
+    def _is_stale(self, seen: Job, moment: float) -> bool:
+        version, until = self._written.get(seen.owner.uid, (0, 0.0))
+        return moment < until and int(seen.version) < version
 
     async def _asked(self, body: Json) -> str:
         """The server's words against a pod; empty: it would take it."""
@@ -229,7 +240,9 @@ class Operator:
             have.append(
                 self._have(SECRETS, belongings.token(owner, secrets.token_urlsafe(32)), again=False)
             )
-        await asyncio.gather(*have)
+        for answer in await asyncio.gather(*have, return_exceptions=True):  # none goes on behind
+            if isinstance(answer, BaseException):
+                raise answer
         if plan.told is not None:
             await self._tell(seen, plan.told)
         if plan.master is not None:
@@ -247,7 +260,7 @@ class Operator:
         """Of that version alone: they are one list, that others write, too."""
         body = {"metadata": {"finalizers": list(finalizers), "resourceVersion": seen.version}}
         self._fence()
-        with contextlib.suppress(Conflict, Absent):  # it is looked at again as what it is by then
+        with contextlib.suppress(Absent):
             await self._api.merge(ELASTICJOBS, seen.owner.namespace, seen.owner.name, body)
 
     async def _have(self, resource: Resource, body: Json, *, again: bool = True) -> None:
@@ -273,9 +286,11 @@ class Operator:
     async def _tell(self, seen: Job, told: Told) -> None:
         owner = seen.owner
         with contextlib.suppress(Absent):
-            await self._writer.apply_status(
+            found = await self._writer.apply_status(
                 ELASTICJOBS, owner.namespace, owner.name, owner.uid, schema.dump(told)
             )
+            until = asyncio.get_running_loop().time() + SHOWN
+            self._written[owner.uid] = int(found["metadata"]["resourceVersion"]), until
 
     async def _begin(self, owner: pods.Owner, body: Json, answers: Answers) -> None:
         """The master's pod; why there is none is said in the job's status."""

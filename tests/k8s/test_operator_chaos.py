@@ -1,18 +1,24 @@
 """An operator that is killed at any moment, and two of them: what there is in the end is what there should be."""
 
 import random
+import re
 import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 
+from elastic.k8s.operator import LEASE
 from elastic.proto import elasticjob
-from tests.k8s.cluster import Cluster, Namespace
-from tests.k8s.operated import GROUP, allow_operator, start_operator
+from scripts.kubernetes.client import CORE
+from tests.k8s.cluster import RBAC, Cluster, Namespace
+from tests.k8s.operated import GROUP, Operator, allow_operator, start_operator
 from tests.waiting import wait_for
 
+LEASES = "/apis/coordination.k8s.io/v1"
+LEADS = "this process leads"
 SPEC = {
     "image": "simulated", "worker": {"replicas": 2}, "elastic": {"min": 1, "max": 4},
     "flashCheckpoint": {"drainSeconds": 1},
@@ -87,15 +93,27 @@ class Jobs:
             found, pod = self.masters(name), status.get("master", {}).get("pod")
             if runs and found != [pod]:
                 return f"{name} has the masters {found}, not {pod}"
-            things = ("services", f"{name}-master"), ("secrets", f"{name}-token")
-            for plural, thing in (*things, ("serviceaccounts", f"{name}-master")):
-                if runs and self._space.find(plural, thing) is None:
-                    return f"{name} has no {thing}"
+            if runs and (lacking := self._lacking(name, jobs[name]["metadata"]["uid"])):
+                return f"{name} has no {lacking}"
         owners = Counter(
             one["metadata"]["labels"].get(elasticjob.JOB_LABEL) for one in self._pods()
             if not one["metadata"].get("deletionTimestamp")
         )  # fmt: skip
         return f"pods of nobody: {owners}" if set(owners) - set(self.wanted) else ""
+
+    def _lacking(self, name: str, uid: str) -> str:
+        """What a job that runs should have, and has not, or of another."""
+        master = f"{name}-master"
+        for group, plural, thing in (
+            (CORE, "services", master), (CORE, "secrets", f"{name}-token"), (CORE, "serviceaccounts", master),
+            (RBAC, "roles", master), (RBAC, "rolebindings", master),
+        ):  # fmt: skip
+            found = self._space.find(plural, thing, group)
+            if found is None or [one["uid"] for one in found["metadata"]["ownerReferences"]] != [
+                uid
+            ]:
+                return f"{plural}/{thing}"
+        return ""
 
 
 def settled(jobs: Jobs) -> None:
@@ -105,22 +123,38 @@ def settled(jobs: Jobs) -> None:
         raise AssertionError(f"{error}: {jobs.wrong()}") from error
 
 
+def leads(replica: Operator) -> bool:
+    return LEADS in replica.log.read_text()
+
+
 def kill_and_act(space: Namespace, folder: Path, kills: int, seed: int) -> None:
-    """Acts go on all the while; each operator lives for up to two seconds, most of them less than it takes to start."""
+    """Most of the operators die while they work: as soon as one leads, there is something to do, and half a second
+    is as long as it takes. Some die before."""
     jobs, chance, pause = Jobs(space, seed), random.Random(seed), threading.Event()
-    for _ in range(kills):
-        replica = start_operator(space, folder)
-        for _ in range(chance.randint(0, 3)):
+    for life in range(kills):
+        for _ in range(chance.randint(0, 2)):
             jobs.act()
-        pause.wait(chance.uniform(0.5, 4.0))
+        replica = start_operator(space, folder, f"life-{life}")
+        if chance.random() < 0.9:
+            wait_for("it leads", lambda: leads(replica), 60)  # noqa: B023
+            for _ in range(chance.randint(0, 2)):
+                jobs.act()
+        pause.wait(chance.uniform(0.0, 0.5))
         replica.kill()
-    replica = start_operator(space, folder)
+        bury(space)
+    replica = start_operator(space, folder, "last")
     try:
         settled(jobs)
     except AssertionError as error:
         raise AssertionError(f"seed {seed}: {error}\n{replica.log.read_text()}") from error
     finally:
         replica.kill()
+
+
+def bury(space: Namespace) -> None:
+    """The next one leads at once, not after the 15 s for which a dead one's lease is respected."""
+    if space.find("leases", LEASE, LEASES) is not None:
+        space.client.delete(space.path("leases", LEASE, LEASES))
 
 
 def test_an_operator_is_killed_at_random_moments(
@@ -136,23 +170,37 @@ def test_an_operator_is_killed_a_hundred_times(crd: None, cluster: Cluster, tmp_
     kill_and_act(cluster.namespace, tmp_path, 100, random.randrange(1 << 30))
 
 
+def looked(replica: Operator) -> int:
+    """How many jobs a replica has looked at, by its own metrics: it writes nowhere else."""
+    (port,) = re.findall(r"health on 127\.0\.0\.1:(\d+)", replica.log.read_text())
+    text = urllib3.request("GET", f"http://127.0.0.1:{port}/metrics").data.decode()
+    (count,) = re.findall(r"reconcile_duration_seconds_count (\d+)", text)
+    return int(count)
+
+
 def test_two_operators_at_once_are_one(crd: None, cluster: Cluster, tmp_path: Path) -> None:
-    """One works; it is killed, and the other takes over once its lease is over."""
+    """One works, and the other looks at nothing; it is killed, and the other takes over once its lease is over."""
     space = cluster.namespace
     allow_operator(space)
-    first, second = (start_operator(space, tmp_path, name) for name in ("first", "second"))
+    both = [start_operator(space, tmp_path, name) for name in ("first", "second")]
     jobs = Jobs(space, 1)
     try:
+        wait_for("one leads", lambda: any(leads(one) for one in both))
+        for _ in range(8):
+            jobs.act()
+        settled(jobs)
+        (first,), (second,) = (
+            [one for one in both if leads(one) is whether] for whether in (True, False)
+        )
+        wait_for("the other is there", lambda: "health on" in second.log.read_text())
+        assert looked(first) > 0
+        assert looked(second) == 0
+        first.kill()
         for _ in range(4):
             jobs.act()
         settled(jobs)
-        leads = [one for one in (first, second) if "this process leads" in one.log.read_text()]
-        assert len(leads) == 1, "one of them alone has the lease"
-        leads[0].kill()
-        for _ in range(3):
-            jobs.act()
-        settled(jobs)
+        assert leads(second)
     finally:
-        for one in (first, second):
+        for one in both:
             one.process.kill()
             one.process.wait()

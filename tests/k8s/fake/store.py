@@ -5,6 +5,7 @@ import copy
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 Json = dict[str, Any]
@@ -91,6 +92,9 @@ class Store:
         if metadata.get("uid", before["metadata"]["uid"]) != before["metadata"]["uid"]:
             raise Refusal(409, "Conflict", "Precondition failed: UID in precondition")
         metadata |= {key: before["metadata"][key] for key in ("uid", "namespace", "name")}
+        if "deletionTimestamp" in before["metadata"] and not metadata.get("finalizers"):
+            del self.items[place]
+            return await self._write(place, copy.deepcopy(item), "DELETED")
         return await self._write(place, copy.deepcopy(item), "MODIFIED")
 
     async def patch(self, place: Place, patch: Json) -> Json:
@@ -108,6 +112,9 @@ class Store:
         item = self.get(place)
         if uid and item["metadata"]["uid"] != uid:
             raise Refusal(409, "Conflict", "Precondition failed: UID in precondition")
+        if item["metadata"].get("finalizers"):
+            item["metadata"].setdefault("deletionTimestamp", f"{datetime.now(UTC):%FT%TZ}")
+            return await self._write(place, item, "MODIFIED")
         del self.items[place]
         return await self._write(place, item, "DELETED")
 
