@@ -9,15 +9,18 @@ master is a real one, without agents.
 import argparse
 import asyncio
 import contextlib
+import itertools
+import multiprocessing
 import resource
 import secrets
 import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -175,6 +178,17 @@ async def thousand(server: Server, client: Client) -> None:
 # --- the operator ----------------------------------------------------------------------------------
 
 
+class Measured(NamedTuple):
+    """Since the last time."""
+
+    took: list[float]
+    """Seconds of each look at a job."""
+    resident: int
+    """Bytes, now."""
+    worked: float
+    """Seconds of a processor, in all."""
+
+
 class Clocked(Operator):
     """Notes how long it looks at each job, all calls to the server with it."""
 
@@ -188,19 +202,46 @@ class Clocked(Operator):
             self.took.append(time.perf_counter() - began)
 
 
-@contextlib.asynccontextmanager
-async def operator(server: Server, namespace: str) -> AsyncIterator[Clocked]:
-    """In a namespace; the masters' part is played by who uses it."""
-    async with await Api.connect(kubeconfig=str(server.kubeconfig), pace=Pace(QPS, BURST)) as api:
+def operate(kubeconfig: str, namespace: str, asked: Pipe) -> None:
+    """A process of its own, whose memory is the operator's: answers each word with what it has measured since."""
+    asyncio.run(_operate(kubeconfig, namespace, asked))
+
+
+async def _operate(kubeconfig: str, namespace: str, asked: Pipe) -> None:
+    async with await Api.connect(kubeconfig=kubeconfig, pace=Pace(QPS, BURST)) as api:
         lease = Lease(api, namespace, "operator", "benchmark")
-        one = Clocked(api, [namespace], lease, Health("operator"))
+        one, process = Clocked(api, [namespace], lease, Health("operator")), psutil.Process()
         one.took = []
-        running = asyncio.create_task(one.run())
-        try:
-            yield one
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+
+        def answer() -> None:
+            asked.recv()
+            times = process.cpu_times()
+            asked.send((one.took, process.memory_info().rss, times.user + times.system))
+            one.took = []
+
+        asyncio.get_running_loop().add_reader(asked.fileno(), answer)
+        await one.run()
+
+
+@contextlib.contextmanager
+def operator(server: Server, namespace: str) -> Iterator[Pipe]:
+    """In a namespace; the masters' part is played by who uses it."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    arguments = str(server.kubeconfig), namespace, theirs
+    process = context.Process(target=operate, args=arguments, daemon=True)
+    process.start()
+    try:
+        measured(ours)
+        yield ours
+    finally:
+        process.kill()
+        process.join()
+
+
+def measured(one: Pipe) -> Measured:
+    one.send("")
+    return Measured(*one.recv())
 
 
 class Cast:
@@ -247,20 +288,20 @@ def crd(client: Client) -> None:
     client.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", manifest())
 
 
-def said(one: Clocked, what: str) -> None:
-    took = sorted(one.took)
-    process = psutil.Process()
+def said(one: Pipe, what: str) -> None:
+    found = measured(one)
+    took = sorted(found.took)
     print(
         f"{what}: a job is looked at in {took[len(took) // 2] * 1e3:.1f} ms (median), "
-        f"{took[len(took) * 99 // 100] * 1e3:.0f} ms (p99 of {len(took)}); resident "
-        f"{process.memory_info().rss >> 20} MiB with the benchmark in it"
+        f"{took[len(took) * 99 // 100] * 1e3:.0f} ms (p99 of {len(took)}); the operator has "
+        f"{found.resident >> 20} MiB and has worked for {found.worked:.1f} s"
     )
 
 
 async def jobs(server: Server, client: Client) -> None:
     """200 of them, each of whose masters says something every 5 s."""
     cast = Cast(client)
-    async with operator(server, cast.namespace) as one:
+    with operator(server, cast.namespace) as one:
         began = time.perf_counter()
         for number in range(JOBS):
             await asyncio.to_thread(cast.make, f"job-{number}", 4)
@@ -272,30 +313,37 @@ async def jobs(server: Server, client: Client) -> None:
             f"  {JOBS} jobs made in {made:.1f} s; all have a master after {time.perf_counter() - began:.1f} s"
         )
         said(one, f"{JOBS} jobs begin")
-        one.took.clear()
-        for step in range(1, 7):
-            began = time.perf_counter()
-            for number in range(JOBS):
-                await asyncio.to_thread(cast.say, f"job-{number}", step, 4)
-            await asyncio.sleep(max(0.0, ROUND - (time.perf_counter() - began)))
-        said(one, f"{JOBS} jobs train")
+        await train(cast, "jobs begin to train", one, steps=range(1, 3))
+        await train(cast, f"{JOBS} jobs train", one, steps=range(3, 9))
+
+
+async def train(cast: Cast, what: str, one: Pipe, steps: range) -> None:
+    """Masters speak one after another, as those of jobs that nobody started together."""
+    began = time.perf_counter()
+    for word, (step, number) in enumerate(itertools.product(steps, range(JOBS))):
+        await asyncio.sleep(max(0.0, word * ROUND / JOBS - (time.perf_counter() - began)))
+        await asyncio.to_thread(cast.say, f"job-{number}", step, 4)
+    lasted = time.perf_counter() - began
+    print(f"  {len(steps) * JOBS} words of masters in {lasted:.1f} s")
+    said(one, what)
 
 
 async def pods(server: Server, client: Client) -> None:
     """One job of a thousand pods."""
     cast = Cast(client)
-    async with operator(server, cast.namespace) as one:
+    with operator(server, cast.namespace) as one:
         uid = await asyncio.to_thread(cast.make, "job", PODS_OF_ONE)
         async with asyncio.timeout(60):
             while not await asyncio.to_thread(cast.masters):
                 await asyncio.sleep(0.1)
-        one.took.clear()
+        measured(one)
         for slot in range(PODS_OF_ONE):
             await asyncio.to_thread(cast.pod, "job", uid, slot)
-        for step in range(1, 21):
+        said(one, f"a job gets {PODS_OF_ONE} pods")
+        for step in range(1, 101):
             await asyncio.to_thread(cast.say, "job", step, PODS_OF_ONE)
             await asyncio.sleep(0.1)
-        said(one, f"a job of {PODS_OF_ONE} pods")
+        said(one, f"a job of {PODS_OF_ONE} pods trains")
 
 
 def main() -> None:
