@@ -52,6 +52,7 @@ class FieldError(UsageError):
     """A field holds what it may not."""
 
 
+@cache
 def camel(name: str) -> str:
     """node_unit -> nodeUnit."""
     first, *rest = name.split("_")
@@ -66,7 +67,7 @@ def load(kind: type[T], raw: Any, path: str) -> T:
     nothing said. Raises FieldError, which names the field."""
     if not isinstance(raw, Mapping):
         raise FieldError(f"{path}: write an object, not {_shown(raw)}")
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     found = {}
     for one in _fields(kind):
         value = raw.get(camel(one.name))
@@ -148,7 +149,7 @@ def _named(hint: Any) -> str:
 
 def openapi(kind: type) -> dict[str, Any]:
     """The structural schema of an object of that class, with defaults."""
-    hints, docs = get_type_hints(kind, include_extras=True), descriptions(kind)
+    hints, docs = _hints(kind), descriptions(kind)
     properties, required = {}, []
     for one in _fields(kind):
         schema = _schema(hints[one.name])
@@ -220,6 +221,7 @@ def _of_type(hint: Any) -> dict[str, Any]:
     return {"type": names[hint]}
 
 
+@cache
 def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """Without `None` and `Annotated`, and what that said."""
     if get_origin(hint) is Annotated:
@@ -229,6 +231,15 @@ def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
         (inner,) = (arg for arg in get_args(hint) if arg is not types.NoneType)
         return _bare(inner)
     return hint, ()
+
+
+def _hints(kind: type) -> Mapping[str, Any]:
+    return _looked_up(kind)
+
+
+@cache  # for each object anew it was two fifths of an operator's work
+def _looked_up(kind: type) -> Mapping[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 def _fields(kind: type) -> tuple[Field[Any], ...]:
