@@ -808,9 +808,9 @@ class Operated(RuleBasedStateMachine):
         self.world.template = words
 
     @precondition(lambda self: self.world.deleted_at is None and self.world.finalizers)
-    @rule(sure=st.integers(0, 5))
+    @rule(sure=st.integers(0, 2))
     def delete(self, sure: int) -> None:
-        if sure == 5:
+        if sure == 2:
             self.world.deleted_at = self.world.now
 
     # --- nodes -------------------------------------------------------------------------------
