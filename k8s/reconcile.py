@@ -138,6 +138,8 @@ def reconcile(
     if seen.deleted_at is not None and FINALIZER not in seen.finalizers:
         return Plan()
     before = seen.told
+    if not complete and answers.template is None:
+        answers = replace(answers, template=_refused(seen))
     accepted, acceptance, ask = _accept(seen, members, answers)
     if ask is not None:
         return Plan(ask=ask)
@@ -173,6 +175,13 @@ def _accept(
         if answers.template:
             return kept, Verdict(so=False, reason=Reason.TEMPLATE, message=answers.template), None
     return _accepted(seen, members, before, spec), Verdict(so=True, reason=Reason.ACCEPTED), None
+
+
+def _refused(seen: Job) -> str | None:
+    """What the server said of this very spec's pod, if it did not take it."""
+    said = seen.told.condition(status.Kind.ACCEPTED)
+    same = said is not None and said.observed_generation == seen.generation
+    return said.message if said and same and said.reason == Reason.TEMPLATE else None
 
 
 def _suspended(before: Accepted | None) -> Accepted | None:

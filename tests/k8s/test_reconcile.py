@@ -601,6 +601,30 @@ def test_with_neither_master_nor_workers_it_is_suspended(trains: World) -> None:
     assert trains.masters() == ["job-master-r2"]
 
 
+def test_what_was_refused_is_not_asked_about_at_every_look(trains: World) -> None:
+    """Its master writes every five seconds, and each write is looked at."""
+    trains.template = "the server says no"
+    trains.edit(flashCheckpoint={"drainSeconds": 7})
+    trains.settle()
+    seen, members = it.job(trains.raw()), tuple(trains.pods.values())
+    assert it.reconcile(seen, members, Answers(), trains.now) == trains.plan()
+    assert it.reconcile(seen, members, Answers(), trains.now, complete=True).ask is not None
+    trains.edit(flashCheckpoint={"drainSeconds": 8})
+    trains.template = ""
+    trains.settle()
+    assert trains.holds(Kind.ACCEPTED)
+
+
+def test_what_is_edited_after_the_end_is_done(trains: World) -> None:
+    trains.say("Ended", outcome="Succeeded", reason="Finished")
+    trains.settle()
+    trains.pods = {}
+    trains.edit(cleanup={"ttlSecondsAfterFinished": 60})
+    trains.settle()
+    assert (trains.accepted["wanted"], trains.plan().again) == ("Stop", 60)
+    assert trains.masters() == []
+
+
 @pytest.mark.parametrize("why", ["invalid", "template"])
 def test_a_suspend_is_obeyed_whatever_is_wrong(trains: World, why: str) -> None:
     if why == "invalid":
@@ -784,9 +808,9 @@ class Operated(RuleBasedStateMachine):
         self.world.template = words
 
     @precondition(lambda self: self.world.deleted_at is None and self.world.finalizers)
-    @rule(sure=st.integers(0, 5))
+    @rule(sure=st.integers(0, 2))
     def delete(self, sure: int) -> None:
-        if sure == 5:
+        if sure == 2:
             self.world.deleted_at = self.world.now
 
     # --- nodes -------------------------------------------------------------------------------
