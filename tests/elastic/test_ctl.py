@@ -282,7 +282,7 @@ def test_foreign_server(ask: Ask) -> None:
             ("whistle",),
             (
                 "there is no verb 'whistle': write one of "
-                "ckpt, data, delete, drain, events, generate, hf, logs, ls, probe, restart, resume, scale, "
+                "ckpt, data, delete, drain, events, generate, hf, logs, ls, operator, probe, restart, resume, scale, "
                 "status, submit, suspend, why"
             ),
         ),
