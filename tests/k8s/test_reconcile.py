@@ -945,5 +945,5 @@ class Operated(RuleBasedStateMachine):
             assert told.phase == Phase.RUNNING
 
 
-Operated.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Operated.TestCase.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
 TestOperated = Operated.TestCase
