@@ -1,6 +1,7 @@
 """What the operator does about a job, step by step, in a cluster that is a few tuples."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,9 +72,10 @@ class World:
             one(plan)
         return plan
 
-    def settle(self) -> None:
+    def settle(self, after: Callable[[], None] = lambda: None) -> None:
         for _ in range(20):
             plan = self.look()
+            after()
             if (
                 plan.told is None
                 and plan.master is None
@@ -777,7 +779,7 @@ class Operated(RuleBasedStateMachine):
     @rule()
     def rest(self) -> None:
         """Nothing more happens: it comes to rest, until the time at which it wants to look again."""
-        self.world.settle()
+        self.world.settle(self.what_is_told_goes_on_from_what_was)
         again, now = self.world.plan().again, self.world.now
         assert again is None or again >= 0.5
         self.world.now += 0.99 * (again or 10_000)
@@ -945,5 +947,5 @@ class Operated(RuleBasedStateMachine):
             assert told.phase == Phase.RUNNING
 
 
-Operated.TestCase.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
+Operated.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestOperated = Operated.TestCase
