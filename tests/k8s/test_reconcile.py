@@ -382,6 +382,18 @@ def test_masters_that_come_to_nothing_fail_the_job(trains: World) -> None:
     assert trains.accepted["wanted"] == "Stop"
 
 
+def test_restarts_of_all_its_masters_are_counted(trains: World) -> None:
+    name = trains.masters()[0]
+    trains.pods[name] = replace(trains.pods[name], restarts=2)
+    trains.settle()
+    del trains.pods[name]
+    trains.settle()
+    name = trains.masters()[0]
+    trains.pods[name] = replace(trains.pods[name], restarts=1)
+    trains.settle()
+    assert trains.status["master"]["restarts"] == 4
+
+
 def test_masters_of_earlier_attempts_go(trains: World) -> None:
     trains.pods["job-master-r0"] = pod("job-master-r0", "master")
     trains.settle()
@@ -625,6 +637,58 @@ def test_what_is_edited_after_the_end_is_done(trains: World) -> None:
     trains.settle()
     assert (trains.accepted["wanted"], trains.plan().again) == ("Stop", 60)
     assert trains.masters() == []
+
+
+def test_it_looks_again_when_something_may_be_late(trains: World) -> None:
+    assert trains.plan().again == status.STALE
+    trains.now += status.STALE + 1
+    trains.settle()
+    assert trains.condition(Kind.TRAINING)["reason"] == Reason.NO_STEP
+    assert trains.plan().again is None
+    trains.edit(suspend=True)
+    trains.settle()
+    assert trains.plan().again == it.LOOK
+    trains.lose_workers()
+    trains.say("Suspended")
+    trains.settle()
+    assert trains.plan().again is None
+
+
+def test_all_of_its_training_is_counted(trains: World) -> None:
+    for seconds in (60, 30):
+        trains.now += seconds
+        suspend(trains)
+        trains.edit(suspend=False)
+        trains.settle()
+        trains.now += 1000
+        trains.train()
+        trains.settle()
+    assert trains.status["activeSeconds"] == 90
+    assert trains.status["activeSince"] == trains.now
+
+
+def test_ranks_save_though_their_master_is_lost_meanwhile(trains: World) -> None:
+    trains.edit(suspend=True)
+    trains.settle()
+    trains.pods["job-master-r1"] = replace(trains.pods["job-master-r1"], phase="Failed")
+    trains.settle()
+    assert trains.masters() == ["job-master-r2"]
+    assert (trains.accepted["wanted"], trains.accepted["attempt"]) == ("Suspend", 2)
+
+
+def test_the_time_to_a_first_step_begins_anew_with_a_resume(world: World) -> None:
+    world.edit(preRunningDeadlineSeconds=100)
+    world.settle()
+    world.say("Starting")
+    world.edit(suspend=True)
+    world.settle()
+    world.say("Suspended")
+    world.settle()
+    world.now += 500
+    world.edit(suspend=False)
+    world.settle()
+    assert world.plan().again == 100
+    assert world.status["startTime"] == status.stamp(world.now)
 
 
 @pytest.mark.parametrize("why", ["invalid", "template"])
