@@ -382,6 +382,13 @@ def test_masters_that_come_to_nothing_fail_the_job(trains: World) -> None:
     assert trains.accepted["wanted"] == "Stop"
 
 
+def test_a_master_that_an_operator_did_not_come_to_make_is_not_counted(world: World) -> None:
+    world.look(steps=2)
+    world.settle()
+    assert world.masters() == ["job-master-r2"]
+    assert world.status["master"]["restarts"] == 0
+
+
 def test_restarts_of_all_its_masters_are_counted(trains: World) -> None:
     name = trains.masters()[0]
     trains.pods[name] = replace(trains.pods[name], restarts=2)
