@@ -92,6 +92,10 @@ class World:
 
     def _write(self, plan: Plan) -> None:
         if plan.told is not None:
+            before = it.job(self.raw()).told.conditions
+            for old, new in zip(before, plan.told.conditions, strict=False):
+                moved = old.last_transition_time != new.last_transition_time
+                assert not moved or old.status != new.status
             job = self.status.get("job")
             self.status = schema.dump(plan.told)
             if job is not None:
@@ -976,9 +980,6 @@ class Operated(RuleBasedStateMachine):
             assert told.master.restarts >= before.master.restarts
             for kind in (Kind.COMPLETE, Kind.FAILED):
                 assert told.holds(kind) or not before.holds(kind)
-        for old, new in zip(before.conditions if before else (), told.conditions, strict=False):
-            same = old.status == new.status
-            assert not same or old.last_transition_time == new.last_transition_time
         self.before = told
 
     @invariant()
