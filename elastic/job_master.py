@@ -201,6 +201,7 @@ class JobMaster:
                 supplier.wake()
             if accepted.wanted != "Run":
                 joined.drain("suspended" if accepted.wanted == "Suspend" else "deleted")
+            self._note_step(joined.job)
             state: State = "Running" if joined.job and joined.job.last_round else "Starting"
             if accepted.wanted != "Run":
                 state = "Suspending" if accepted.wanted == "Suspend" else "Stopping"
@@ -232,6 +233,12 @@ class JobMaster:
         now = self._now()
         return accepted if now is None else now[1]
 
+    def _note_step(self, job: Job | None) -> None:
+        """When the last step was finished; a script that tells no numbers finishes some while it steps."""
+        ledger = job.ledger if job else None
+        if ledger and (ledger.step != self._stepped[0] or (ledger.stepping and not ledger.step)):
+            self._stepped = ledger.step, time.time()
+
     # --- what it says ----------------------------------------------------------------------------
 
     def _state(
@@ -240,8 +247,6 @@ class JobMaster:
         current = None if job is None else job.round
         standing = current is not None and current.standing
         ledger = job.ledger if job else None
-        if ledger and (ledger.step != self._stepped[0] or (ledger.stepping and not ledger.step)):
-            self._stepped = ledger.step, time.time()  # a script that tells no steps finishes some
         return JobState(
             generation=accepted.generation,
             attempt=self._attempt,
@@ -251,7 +256,6 @@ class JobMaster:
             round=job.last_round if job else 0,
             restarts=job.restart_count if job else 0,
             restarts_counted=job.recovery.faults if job else 0,
-            active_seconds=round(time.time() - ledger.began, 1) if ledger and ledger.began else 0.0,
             productive_seconds=round(ledger.productive, 1) if ledger else 0.0,
             training=Training(step=ledger.step if ledger else 0, stepped_at=self._stepped[1]),
             last_failures=supplied.failures(supplier.failures),

@@ -139,7 +139,7 @@ def _status() -> Json:
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],
     }
-    of["conditions"]["items"]["required"] = ["type"]
+    of["conditions"]["items"]["required"] = ["type", "status"]
     of["accepted"] = {**_plain(Accepted), "description": "By the operator, for the master."}
     of["job"] = {**_plain(JobState), "description": "By the master."}
     return {"type": "object", "properties": of}

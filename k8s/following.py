@@ -144,7 +144,7 @@ def _refused(item: Json) -> str:
 def _line(item: Json) -> tuple[str, ...]:
     status = item.get("status") or {}
     ready, desired = status.get("readyReplicas") or 0, status.get("desiredReplicas") or 0
-    step = (status.get("training") or {}).get("step")
+    step = ((status.get("job") or {}).get("training") or {}).get("step")
     return (
         str(status.get("phase") or "Pending"),
         f"{ready}/{desired}",

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from elastic.proto.elasticjob import MADE_FROM, ROLE_LABEL
+
 MAIN = "main"
 """Name of the container that trains; where there is none, it is the first."""
 
@@ -66,7 +68,6 @@ class Member:
     role: str
     phase: str
     deleting: bool
-    ready: bool
     restarts: int
     """Of its container, in place."""
     waiting: str
@@ -83,8 +84,7 @@ class Member:
         return not self.over and not self.deleting
 
 
-def member(raw: Mapping[str, Any], *, role_label: str, made_from: str) -> Member:
-    """role_label, made_from: names of the label and the annotation that say so."""
+def member(raw: Mapping[str, Any]) -> Member:
     meta, status = raw.get("metadata") or {}, raw.get("status") or {}
     owners = (one for one in meta.get("ownerReferences") or () if one.get("controller"))
     container = _main(status.get("containerStatuses") or ())
@@ -95,16 +95,12 @@ def member(raw: Mapping[str, Any], *, role_label: str, made_from: str) -> Member
         name=meta.get("name", ""),
         uid=meta.get("uid", ""),
         job=next((one.get("uid", "") for one in owners), ""),
-        role=(meta.get("labels") or {}).get(role_label, ""),
+        role=(meta.get("labels") or {}).get(ROLE_LABEL, ""),
         phase=status.get("phase") or "Pending",
         deleting=bool(meta.get("deletionTimestamp")),
-        ready=any(
-            (one.get("type"), one.get("status")) == ("Ready", "True")
-            for one in status.get("conditions") or ()
-        ),
         restarts=int(container.get("restartCount") or 0),
         waiting=held if waiting.get("reason") not in (None, "ContainerCreating") else "",
-        made_from=(meta.get("annotations") or {}).get(made_from, ""),
+        made_from=(meta.get("annotations") or {}).get(MADE_FROM, ""),
     )
 
 

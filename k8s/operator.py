@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from elastic.k8s import belongings, pods
+from elastic.k8s.jobs import Answers, Job, job
 from elastic.k8s.kernel.api import Api, Json
 from elastic.k8s.kernel.errors import (
     Absent,
@@ -39,9 +40,9 @@ from elastic.k8s.kernel.pacing import Pace
 from elastic.k8s.kernel.queue import Queue
 from elastic.k8s.kernel.reflector import Reflector
 from elastic.k8s.kernel.resources import BUDGETS, EVENTS, PODS, SECRETS, Resource
-from elastic.k8s.kernel.writes import Expectations, Writer, together
-from elastic.k8s.observed import Member
-from elastic.k8s.reconcile import Answers, Job, Plan, job, pod, reconcile
+from elastic.k8s.kernel.writes import Writer, together
+from elastic.k8s.observed import Member, member
+from elastic.k8s.reconcile import Plan, reconcile
 from elastic.k8s.resources import ELASTICJOBS
 from elastic.k8s.status import Event, Told
 from elastic.proto import elasticjob, schema
@@ -69,9 +70,7 @@ class Operator:
     def __init__(self, api: Api, namespaces: Sequence[str], lease: Lease, health: Health) -> None:
         self._api, self._lease, self._health = api, lease, health
         self._queue: Queue[Key] = Queue()
-        self._writer = Writer(
-            api, manager=elasticjob.OPERATOR, held=lease.held, expectations=Expectations()
-        )
+        self._writer = Writer(api, manager=elasticjob.OPERATOR, held=lease.held)
         self._uids: dict[str, Key] = {}
         self._answers: dict[str, Answers] = {}
         """By uid, of the spec that is looked at."""
@@ -87,7 +86,7 @@ class Operator:
             one: self._watch(ELASTICJOBS, one, self._read, self._job_changed) for one in namespaces
         }
         self._pods = {
-            one: self._watch(PODS, one, pod, self._pod_changed, selector=selector, by_job=True)
+            one: self._watch(PODS, one, member, self._pod_changed, selector=selector, by_job=True)
             for one in namespaces
         }
         health.gauge("leader", lambda: float(lease.held()))

@@ -4,13 +4,12 @@
 starts anew between the two finds what was meant, and makes it.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from elastic.k8s import belongings, pods, status
+from elastic.k8s.acceptance import accept, made_from
+from elastic.k8s.jobs import Answers, Job, master_of
 from elastic.k8s.kernel.resources import (
     BUDGETS,
     ROLE_BINDINGS,
@@ -19,61 +18,22 @@ from elastic.k8s.kernel.resources import (
     SERVICES,
     Resource,
 )
-from elastic.k8s.observed import Member, member, seconds
+from elastic.k8s.observed import Member, seconds
 from elastic.k8s.pods import Manifest, Owner
-from elastic.k8s.rules import edit_violations, violations
 from elastic.k8s.spec import Spec
 from elastic.k8s.spec import read as read_spec
 from elastic.k8s.status import Event, Facts, MasterRecord, Over, Reason, Told, Verdict
-from elastic.k8s.supply import New
-from elastic.proto import elasticjob, schema
-from elastic.proto.elasticjob import (
-    FINALIZER,
-    FORCE_DELETE,
-    MADE_FROM,
-    ROLE_LABEL,
-    Accepted,
-    JobState,
-)
+from elastic.proto.elasticjob import FINALIZER, MADE_FROM, Accepted, JobState
 
 LOOK = 5.0
 """Seconds after which a job that is to stop is looked at again."""
 PATIENCE = 60.0
 """Seconds beyond `drainSeconds` after which a master that was told to suspend or stop is not waited for."""
-MINE = "elastic-runtime.dev/operator"
+MINE = Spec().managed_by
 POD_GROUPS: Mapping[str, Resource] = {
     "Volcano": Resource(group="scheduling.volcano.sh", version="v1beta1", kind="PodGroup", plural="podgroups"),
     "Coscheduling": Resource(group="scheduling.x-k8s.io", version="v1alpha1", kind="PodGroup", plural="podgroups"),
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """An ElasticJob as it is seen."""
-
-    owner: Owner
-    version: str
-    """Of the object: a write that rests on it fails once it is another."""
-    generation: int
-    spec: Mapping[str, Any]
-    finalizers: tuple[str, ...] = ()
-    forced: bool = False
-    deleted_at: float | None = None
-    """In seconds of Unix; None: nobody deletes it."""
-    told: Told = field(default_factory=Told)
-    state: JobState | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """Of the API server, to what was asked for this job before."""
-
-    template: str | None = None
-    """What it says of the worker's pod, by a dry run; empty: it takes it; None: not asked."""
-    master: str = ""
-    """Why it did not take the master's pod."""
-    taken: bool = False
-    """Somebody else's pod has the name of the master's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,29 +59,6 @@ class Plan:
     """Seconds until it is to be looked at, whatever happens."""
 
 
-def job(raw: Mapping[str, Any]) -> Job:
-    """Raises FieldError, ProtocolMismatch: a neighbour of a version too far wrote its status."""
-    meta, said = raw["metadata"], raw.get("status") or {}
-    owner = Owner(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
-    notes = meta.get("annotations") or {}
-    elasticjob.accepted(said)  # says of which format it is
-    return Job(
-        owner=owner,
-        version=meta.get("resourceVersion", ""),
-        generation=int(meta.get("generation") or 0),
-        spec=raw.get("spec") or {},
-        finalizers=tuple(meta.get("finalizers") or ()),
-        forced=notes.get(FORCE_DELETE, "false") != "false",
-        deleted_at=seconds(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
-        told=schema.load(Told, status.read(said), "status"),
-        state=elasticjob.job_state(said),
-    )
-
-
-def pod(raw: Mapping[str, Any]) -> Member:
-    return member(raw, role_label=ROLE_LABEL, made_from=MADE_FROM)
-
-
 def reconcile(
     seen: Job,
     members: tuple[Member, ...],
@@ -137,100 +74,15 @@ def reconcile(
         return Plan()  # once it was accepted, that is an edit like others, and refused
     if seen.deleted_at is not None and FINALIZER not in seen.finalizers:
         return Plan()
-    before = seen.told
-    if not complete and answers.template is None:
-        answers = replace(answers, template=_refused(seen))
-    accepted, acceptance, ask = _accept(seen, members, answers)
+    accepted, acceptance, ask = accept(seen, members, answers, again=complete)
     if ask is not None:
         return Plan(ask=ask)
     if accepted is None:
         if seen.deleted_at is not None:
             return Plan(finalizers=_without(seen.finalizers))
-        told = _tell(seen, members, before, None, acceptance, None, answers, now)
+        told = _tell(seen, members, seen.told, None, acceptance, None, answers, now)
         return _written(Plan(), seen, told)
     return _keep(seen, members, answers, now, accepted, acceptance, complete, budgets)
-
-
-# --- the spec ------------------------------------------------------------------------------------
-
-
-def _accept(
-    seen: Job, members: tuple[Member, ...], answers: Answers
-) -> tuple[Accepted | None, Verdict, Manifest | None]:
-    """What the job is to be; whether that is what its spec says; a pod to ask about first."""
-    before = seen.told.accepted
-    if before is not None and (before.generation == seen.generation or seen.deleted_at is not None):
-        return before, Verdict(so=True, reason=Reason.ACCEPTED), None
-    kept = _suspended(before) if seen.spec.get("suspend") is True else before
-    refused = violations(seen.owner.name, seen.spec)
-    if refused:
-        return kept, Verdict(so=False, reason=Reason.INVALID, message="; ".join(refused)), None
-    spec = read_spec(seen.spec)
-    old = None if before is None else read_spec(before.spec)
-    if old is not None and (refused := edit_violations(old, spec)):
-        return kept, Verdict(so=False, reason=Reason.EDIT, message="; ".join(refused)), None
-    if old is None or _worker(seen.owner, old) != _worker(seen.owner, spec):
-        if answers.template is None:
-            return before, Verdict(so=None, reason=Reason.CHECKING), _worker(seen.owner, spec)
-        if answers.template:
-            return kept, Verdict(so=False, reason=Reason.TEMPLATE, message=answers.template), None
-    return _accepted(seen, members, before, spec), Verdict(so=True, reason=Reason.ACCEPTED), None
-
-
-def _refused(seen: Job) -> str | None:
-    """What the server said of this very spec's pod, if it did not take it."""
-    said = seen.told.condition(status.Kind.ACCEPTED)
-    same = said is not None and said.observed_generation == seen.generation
-    return said.message if said and same and said.reason == Reason.TEMPLATE else None
-
-
-def _suspended(before: Accepted | None) -> Accepted | None:
-    """That is done whatever else an edit asks for."""
-    if before is None or before.wanted != "Run":
-        return before
-    return replace(before, wanted="Suspend", spec={**before.spec, "suspend": True})
-
-
-def _accepted(
-    seen: Job, members: tuple[Member, ...], before: Accepted | None, spec: Spec
-) -> Accepted:
-    fresh = Accepted(
-        generation=seen.generation,
-        spec=schema.dump(spec),
-        wanted="Suspend" if spec.suspend else "Run",
-    )
-    if before is None or before.wanted == fresh.wanted:
-        return fresh if before is None else replace(fresh, attempt=before.attempt)
-    if before.wanted == "Stop":
-        return replace(fresh, wanted="Stop", attempt=before.attempt)
-    if fresh.wanted == "Suspend" or seen.told.start_time is None:
-        return replace(fresh, attempt=before.attempt)
-    if not seen.told.holds(status.Kind.SUSPENDED):
-        return before  # it saves: it goes on once that is done
-    current = _named(members, seen.told.master.pod)
-    if (
-        current is not None
-        and not current.over
-        and current.made_from != _made_from(seen.owner, spec)
-    ):
-        # its master goes first: it would take the next attempt for its own
-        return replace(
-            fresh, wanted="Suspend", generation=before.generation, attempt=before.attempt
-        )
-    return replace(fresh, attempt=before.attempt + 1)
-
-
-def _worker(owner: Owner, spec: Spec) -> Manifest:
-    """A worker's pod as a dry run takes it; how many there are is not its matter."""
-    same = replace(
-        spec,
-        worker=replace(spec.worker, replicas=1),
-        elastic=replace(spec.elastic, min=1, max=1),
-        hot_spares=replace(spec.hot_spares, count=0),
-    )
-    found = pods.worker(owner, same, New(slot=0, attempt=0), ())
-    found["metadata"] = {**found["metadata"], "name": f"{owner.name}-check"}
-    return found
 
 
 # --- a job that was accepted ---------------------------------------------------------------------
@@ -250,10 +102,8 @@ def _keep(
     workers = tuple(one for one in members if one.role == "worker")
     state = _current(seen.state, accepted)
     record = _count(before, members, state)
-    over = _over(seen, before, state, spec, record, now)
-    if over is not None and accepted.wanted != "Stop":
-        accepted = replace(accepted, wanted="Stop")
-    if seen.deleted_at is not None and accepted.wanted != "Stop":
+    over = _over(seen, state, spec, record, now)
+    if over is not None or seen.deleted_at is not None:
         accepted = replace(accepted, wanted="Stop")
 
     needed = _needs_master(accepted, state, over, workers, record)
@@ -266,7 +116,7 @@ def _keep(
         accepted.wanted == "Suspend"
         and not workers
         and (
-            (mine := _named(members, record.pod)) is None
+            (mine := master_of(members, record.pod)) is None
             or mine.over
             or state is None
             or state.state == "Suspended"
@@ -276,7 +126,7 @@ def _keep(
     )
     told = _tell(
         seen, members, replace(before, master=record), accepted, acceptance, over, answers, now,
-        suspended=suspended, state=None if suspended else state,
+        suspended=suspended, state=None if suspended else state, replicas=spec.replicas,
     )  # fmt: skip
     delete = _surplus(seen, members, record, spec, over, accepted, late=late, suspended=suspended)
     plan = Plan(
@@ -289,7 +139,7 @@ def _keep(
         plan = replace(plan, finalizers=(*seen.finalizers, FINALIZER))
     if manifest is not None or (complete and over is None):
         plan = replace(plan, belongings=_belongings(seen.owner, spec, budgets), token=True)
-    elif over is None and before.accepted is not None:
+    elif over is None and before.accepted is not None and before.accepted.spec != accepted.spec:
         sized = _sized(seen.owner, spec, budgets)
         if sized != _sized(seen.owner, read_spec(before.accepted.spec), budgets):
             plan = replace(plan, belongings=sized)
@@ -312,7 +162,7 @@ def _current(state: JobState | None, accepted: Accepted) -> JobState | None:
 def _count(told: Told, members: tuple[Member, ...], state: JobState | None) -> MasterRecord:
     """Its restarts by now; a step that was finished lets the count begin anew."""
     before = told.master
-    found = _named(members, before.pod)
+    found = master_of(members, before.pod)
     restarts = before.restarts
     if found is not None:
         restarts = max(restarts, before.carried + found.restarts)
@@ -327,9 +177,10 @@ def _count(told: Told, members: tuple[Member, ...], state: JobState | None) -> M
 
 
 def _over(
-    seen: Job, before: Told, state: JobState | None, spec: Spec, record: MasterRecord, now: float
+    seen: Job, state: JobState | None, spec: Spec, record: MasterRecord, now: float
 ) -> Over | None:
     """How it ended, by its master or by a limit; what has ended stays so."""
+    before = seen.told
     for kind, failed in ((status.Kind.FAILED, True), (status.Kind.COMPLETE, False)):
         if before.holds(kind):
             was = before.condition(kind)
@@ -394,7 +245,7 @@ def _master(
     two tries are not cut short by what is written about them."""
     if not needed:
         return accepted, record, None
-    current = _named(members, record.pod)
+    current = master_of(members, record.pod)
     if record.pod and current is not None and current.alive and not answers.taken:
         return accepted, record, None
     if record.pod and (current is not None or not answers.master):
@@ -404,17 +255,8 @@ def _master(
         record = replace(record, restarts=restarts, carried=restarts)
     record = replace(record, pod=pods.master_name(seen.owner, accepted.attempt))
     manifest = pods.master(seen.owner, spec, accepted.attempt)
-    manifest["metadata"]["annotations"] = {MADE_FROM: _made_from(seen.owner, spec)}
+    manifest["metadata"]["annotations"] = {MADE_FROM: made_from(seen.owner, spec)}
     return accepted, record, manifest
-
-
-def _made_from(owner: Owner, spec: Spec) -> str:
-    text = json.dumps(pods.master(owner, spec, 0), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _named(members: tuple[Member, ...], name: str) -> Member | None:
-    return next((one for one in members if one.name == name and one.role == "master"), None)
 
 
 def _surplus(
@@ -437,7 +279,7 @@ def _surplus(
         if one.deleting:
             continue
         if one.role == "master":
-            old = suspended and one.made_from != _made_from(seen.owner, spec)
+            old = suspended and one.made_from != made_from(seen.owner, spec)
             gone = not one.over and (one.name != record.pod or old or (over is not None and late))
             gone |= left and policy == "All"
         elif over is not None:
@@ -497,15 +339,15 @@ def _tell(
     *,
     suspended: bool = False,
     state: JobState | None = None,
+    replicas: int = 0,
 ) -> Told:
     workers = tuple(one for one in members if one.role == "worker")
-    replicas = read_spec(accepted.spec).replicas if accepted is not None else 0
     facts = Facts(
         accepted=accepted,
         acceptance=acceptance,
         state=state,
         workers=workers,
-        master=_named(members, before.master.pod),
+        master=master_of(members, before.master.pod),
         replicas=replicas,
         suspended=suspended,
         over=over,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Literal
 
 from elastic.k8s.observed import Member
 from elastic.proto.elasticjob import ROLE_LABEL, UID_LABEL, Accepted, JobState
@@ -79,7 +79,7 @@ class Reason(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
     type: str
-    status: str = "Unknown"
+    status: Literal["True", "False", "Unknown"]
     reason: str = Reason.WAITING
     message: str = ""
     last_transition_time: str = ""
@@ -174,13 +174,18 @@ def stamp(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+_SAID: Mapping[bool | None, Literal["True", "False", "Unknown"]] = {
+    True: "True", False: "False", None: "Unknown",
+}  # fmt: skip
+
+
 # --- conditions ----------------------------------------------------------------------------------
 
 
 def conditions(facts: Facts, before: Told, generation: int, now: float) -> Iterator[Condition]:
     """All of them, in the order of `Kind`."""
     for kind, verdict in _verdicts(facts, before, now).items():
-        status = {True: "True", False: "False", None: "Unknown"}[verdict.so]
+        status = _SAID[verdict.so]
         old = before.condition(kind)
         same = old is not None and old.status == status and old.last_transition_time
         yield Condition(
@@ -406,8 +411,3 @@ def failures(state: JobState | None, now: float) -> Iterator[Event]:
             yield Event(
                 reason=one.cause, note=f"{one.reason}: {one.action}", warns=True, at=stamp(one.time)
             )
-
-
-def read(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The operator's part of a raw status."""
-    return {name: value for name, value in raw.items() if name != "job"}

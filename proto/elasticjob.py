@@ -135,10 +135,8 @@ class JobState:
     """Rounds after the first."""
     restarts_counted: int = 0
     """Of those: toward failurePolicy.maxRestarts, since it last grew back."""
-    active_seconds: float = 0.0
-    """In which the job had a round, in all attempts that the journal knows."""
     productive_seconds: float = 0.0
-    """Of those: in steps that were kept."""
+    """In steps that were kept, in all attempts that the journal knows."""
     training: Training = field(default_factory=Training)
     checkpoint: Snapshots = field(default_factory=Snapshots)
     last_failures: tuple[PodFailure, ...] = ()

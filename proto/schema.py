@@ -67,7 +67,7 @@ def load(kind: type[T], raw: Any, path: str) -> T:
     nothing said. Raises FieldError, which names the field."""
     if not isinstance(raw, Mapping):
         raise FieldError(f"{path}: write an object, not {_shown(raw)}")
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
     found = {}
     for one in _fields(kind):
         value = raw.get(camel(one.name))
@@ -233,12 +233,8 @@ def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return hint, ()
 
 
-def _hints(kind: type) -> Mapping[str, Any]:
-    return _looked_up(kind)
-
-
 @cache  # for each object anew it was two fifths of an operator's work
-def _looked_up(kind: type) -> Mapping[str, Any]:
+def _hints(kind: type) -> Mapping[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 

@@ -10,10 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from elastic.k8s import jobs, status
 from elastic.k8s import reconcile as it
-from elastic.k8s import status
+from elastic.k8s.jobs import Answers
 from elastic.k8s.observed import Member
-from elastic.k8s.reconcile import Answers, Plan
+from elastic.k8s.reconcile import Plan
 from elastic.k8s.status import Kind, Phase, Reason, Told
 from elastic.proto import schema
 from elastic.proto.elasticjob import FINALIZER, FORCE_DELETE, MADE_FROM, JobState, Training, Workers
@@ -55,7 +56,7 @@ class World:
         }
 
     def plan(self, answers: Answers | None = None) -> Plan:
-        seen = it.job(self.raw())
+        seen = jobs.job(self.raw())
         answers = answers or Answers()
         found = it.reconcile(seen, tuple(self.pods.values()), answers, self.now)
         if found.ask is not None:
@@ -92,7 +93,7 @@ class World:
 
     def _write(self, plan: Plan) -> None:
         if plan.told is not None:
-            before = it.job(self.raw()).told.conditions
+            before = jobs.job(self.raw()).told.conditions
             for old, new in zip(before, plan.told.conditions, strict=False):
                 moved = old.last_transition_time != new.last_transition_time
                 assert not moved or old.status != new.status
@@ -161,7 +162,7 @@ class World:
 def pod(name: str, role: str, **more: Any) -> Member:
     usual = Member(
         namespace="n", name=name, uid=name, job="u", role=role, phase="Running", deleting=False,
-        ready=True, restarts=0, waiting="", made_from="",
+        restarts=0, waiting="", made_from="",
     )  # fmt: skip
     return replace(usual, **more)
 
@@ -180,7 +181,7 @@ def trains(world: World) -> World:
 
 
 def test_a_first_look_asks_about_the_pod_and_then_makes_all_of_it(world: World) -> None:
-    seen = it.job(world.raw())
+    seen = jobs.job(world.raw())
     asked = it.reconcile(seen, (), Answers(), world.now)
     assert asked.ask is not None
     assert asked == Plan(ask=asked.ask)
@@ -631,7 +632,7 @@ def test_what_was_refused_is_not_asked_about_at_every_look(trains: World) -> Non
     trains.template = "the server says no"
     trains.edit(flashCheckpoint={"drainSeconds": 7})
     trains.settle()
-    seen, members = it.job(trains.raw()), tuple(trains.pods.values())
+    seen, members = jobs.job(trains.raw()), tuple(trains.pods.values())
     assert it.reconcile(seen, members, Answers(), trains.now) == trains.plan()
     assert it.reconcile(seen, members, Answers(), trains.now, complete=True).ask is not None
     trains.edit(flashCheckpoint={"drainSeconds": 8})
@@ -964,7 +965,7 @@ class Operated(RuleBasedStateMachine):
 
     @invariant()
     def what_is_told_goes_on_from_what_was(self) -> None:
-        told, before = it.job(self.world.raw()).told, self.before
+        told, before = jobs.job(self.world.raw()).told, self.before
         if told.conditions:
             assert [one.type for one in told.conditions] == list(Kind)
             assert all(one.last_transition_time for one in told.conditions)
@@ -987,7 +988,7 @@ class Operated(RuleBasedStateMachine):
         world = self.world
         if not world.gone or world.deleted_at is None:
             return
-        told, state = it.job(world.raw()).told, it.job(world.raw()).state
+        told, state = jobs.job(world.raw()).told, jobs.job(world.raw()).state
         late = world.now - (world.deleted_at or 0) >= DRAIN + it.PATIENCE or bool(
             told.completion_time
         )
@@ -1010,7 +1011,7 @@ class Operated(RuleBasedStateMachine):
             self.no_attempt_has_two_masters()
             self.what_is_told_goes_on_from_what_was()
         world.settle()
-        told = it.job(world.raw()).told
+        told = jobs.job(world.raw()).told
         over = told.holds(Kind.COMPLETE) or told.holds(Kind.FAILED)
         if world.deleted_at is None and not over:
             assert world.accepted["wanted"] == "Run"

@@ -32,7 +32,7 @@ NODE = AvoidedNode(node="node-3", reason="an Xid", until=NOW + 60)
 def member(name: str = "job-worker-0-r0", **more: Any) -> Member:
     usual = Member(
         namespace="n", name=name, uid=name, job="u", role="worker", phase="Running", deleting=False,
-        ready=True, restarts=0, waiting="", made_from="",
+        restarts=0, waiting="", made_from="",
     )  # fmt: skip
     return replace(usual, **more)
 
@@ -298,7 +298,6 @@ def test_small_things() -> None:
     assert status.stamp(NOW) == "2023-11-14T22:13:20Z"
     assert seconds(status.stamp(NOW + 0.9)) == NOW
     assert status.selector("u") == "elastic-runtime.dev/job-uid=u,elastic-runtime.dev/role=worker"
-    assert status.read({"phase": "Running", "job": {}}) == {"phase": "Running"}
 
 
 # --- anything ----------------------------------------------------------------------------------------

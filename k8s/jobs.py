@@ -1,0 +1,64 @@
+"""An ElasticJob as the operator sees it, from the API server's raw JSON. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from elastic.k8s.observed import Member, seconds
+from elastic.k8s.pods import Owner
+from elastic.k8s.status import Told
+from elastic.proto import elasticjob, schema
+from elastic.proto.elasticjob import FORCE_DELETE, JobState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """An ElasticJob as it is seen."""
+
+    owner: Owner
+    version: str
+    """Of the object: a write that rests on it fails once it is another."""
+    generation: int
+    spec: Mapping[str, Any]
+    finalizers: tuple[str, ...] = ()
+    forced: bool = False
+    deleted_at: float | None = None
+    """In seconds of Unix; None: nobody deletes it."""
+    told: Told = field(default_factory=Told)
+    state: JobState | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Of the API server, to what was asked for this job before."""
+
+    template: str | None = None
+    """What it says of the worker's pod, by a dry run; empty: it takes it; None: not asked."""
+    master: str = ""
+    """Why it did not take the master's pod."""
+    taken: bool = False
+    """Somebody else's pod has the name of the master's."""
+
+
+def job(raw: Mapping[str, Any]) -> Job:
+    """Raises FieldError, ProtocolMismatch: a neighbour of a version too far wrote its status."""
+    meta, said = raw["metadata"], raw.get("status") or {}
+    owner = Owner(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
+    notes = meta.get("annotations") or {}
+    accepted = elasticjob.accepted(said)  # which says of which format it is
+    ours = {name: value for name, value in said.items() if name not in ("accepted", "job")}
+    return Job(
+        owner=owner,
+        version=meta.get("resourceVersion", ""),
+        generation=int(meta.get("generation") or 0),
+        spec=raw.get("spec") or {},
+        finalizers=tuple(meta.get("finalizers") or ()),
+        forced=notes.get(FORCE_DELETE, "false") != "false",
+        deleted_at=seconds(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
+        told=replace(schema.load(Told, ours, "status"), accepted=accepted),
+        state=elasticjob.job_state(said),
+    )
+
+
+def master_of(members: tuple[Member, ...], name: str) -> Member | None:
+    return next((one for one in members if one.name == name and one.role == "master"), None)
