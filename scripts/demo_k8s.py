@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from elastic.agent import prctl
 from elastic.k8s.crd import manifest
 from elastic.proto import elasticjob
 from elastic.trainer.data.prepare import MERGES_NAME, PREFIX, VOCAB_NAME, prepare
 from scripts.demo_run import MODEL
 from scripts.kubernetes import assets, tables, words
+from scripts.kubernetes.accounts import allow, operator_rules
 from scripts.kubernetes.client import CORE, ApiError, Client, access
 from scripts.kubernetes.kubelet import READY
 from scripts.kubernetes.server import Server, account_kubeconfig, serve
@@ -32,7 +31,6 @@ from scripts.kubernetes.server import Server, account_kubeconfig, serve
 ROOT = Path(__file__).resolve().parents[1]
 SPACE, NAME, ACCOUNT = "demo", "gpt", "elastic-operator"
 JOBS = f"/apis/{elasticjob.GROUP}/{elasticjob.VERSION}/namespaces/{SPACE}/{elasticjob.PLURAL}"
-RBAC = "rbac.authorization.k8s.io"
 LOOK = 0.2
 """Seconds between two looks."""
 PATIENCE = 180.0
@@ -54,7 +52,6 @@ class Story:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._began = time.monotonic()
         self._shown: list[list[str]] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -67,7 +64,7 @@ class Story:
             self._print(f"\n$ {command}")
 
     def watch(self) -> None:
-        """A line each time that the row changes, as with `-w`."""
+        """A line each time that the row changes, as with `-w`, in more than its step and age."""
         while not self._over.wait(LOOK):
             try:
                 rows = tables.get(self._client, JOBS)
@@ -102,20 +99,25 @@ class Story:
         return int((job.get("training") or {}).get("step") or 0)
 
     def pods(self, role: str) -> dict[str, str]:
-        """Names, and their nodes."""
-        chosen = f"{elasticjob.ROLE_LABEL}={role}"
-        found = self._client.get(f"{CORE}/namespaces/{SPACE}/pods", labelSelector=chosen)["items"]
+        """Names, and their nodes, of those that are not on their way out."""
         return {
             one["metadata"]["name"]: one["spec"].get("nodeName", "")
-            for one in found
+            for one in self._listed(role)
             if not one["metadata"].get("deletionTimestamp")
         }
 
     def left(self, role: str) -> list[str]:
         """Names of those that are there in any way, terminating too."""
+        return [one["metadata"]["name"] for one in self._listed(role)]
+
+    def _listed(self, role: str) -> list[Json]:
         chosen = f"{elasticjob.ROLE_LABEL}={role}"
-        found = self._client.get(f"{CORE}/namespaces/{SPACE}/pods", labelSelector=chosen)["items"]
-        return [one["metadata"]["name"] for one in found]
+        path = f"{CORE}/namespaces/{SPACE}/pods"
+        return list(self._client.get(path, labelSelector=chosen)["items"])
+
+    def node_is(self, name: str, ready: bool) -> bool:
+        conditions = self._client.get(f"{CORE}/nodes/{name}")["status"].get("conditions") or ()
+        return ready is any((c["type"], c["status"]) == ("Ready", "True") for c in conditions)
 
     def until(self, what: str, true: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -151,26 +153,32 @@ class Story:
         self.until(f"{victim} is replaced", lambda: self._replaced(victim))
         self.trains(3)
         masters = set(self.pods("master").values())
-        node = next(one for one in self.pods("worker").values() if one not in masters)
-        self.act(f"# the node {node} crashes, and becomes NotReady")
+        others = sorted(set(self.pods("worker").values()) - masters)
+        if not others:
+            raise Untrue("every worker is on the master's node")
+        node = others[0]
+        self.act(f"# the node {node} crashes: kubectl get node {node} says NotReady")
         lost = {name for name, on in self.pods("worker").items() if on == node}
         client.merge(f"{CORE}/nodes/{node}", {"metadata": {"annotations": {words.FAULT: "crash"}}})
+        self.until(f"{node} is NotReady", lambda: self.node_is(node, ready=False))
         self.until("its pods are replaced", lambda: not lost & set(self.pods("worker")))
         self.trains(3)
+        self.act(f"# {node} is back")
         client.merge(f"{CORE}/nodes/{node}", {"metadata": {"annotations": {words.FAULT: None}}})
-        for replicas in (2, 4):
+        self.until(f"{node} is Ready", lambda: self.node_is(node, ready=True))
+        for replicas in (2, 4, 3):
             self.act(f"kubectl scale ej/{NAME} --replicas={replicas}")
             client.merge(f"{job}/scale", {"spec": {"replicas": replicas}})
             self.trains(replicas)
-        self.act(f"elasticctl suspend {NAME}")
+        self.act(f'kubectl patch ej {NAME} --type merge -p \'{{"spec":{{"suspend":true}}}}\'')
         client.merge(job, {"spec": {"suspend": True}})
         self.phase("Suspended")
         if left := self.left("worker"):
             raise Untrue(f"suspended it still has {left}")
         before = self.step()
-        self.act(f"elasticctl resume {NAME}")
+        self.act(f'kubectl patch ej {NAME} --type merge -p \'{{"spec":{{"suspend":false}}}}\'')
         client.merge(job, {"spec": {"suspend": False}})
-        self.trains(4)
+        self.trains(3)
         if self.step() <= before:
             raise Untrue(f"it went on at step {self.step()}, and was at {before}")
         self.act(f"kubectl delete ej {NAME}")
@@ -219,19 +227,9 @@ def prepare_cluster(client: Client) -> None:
     """The CRD, the namespace, and what the operator may do there."""
     client.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", manifest())
     client.create(f"{CORE}/namespaces", {"metadata": {"name": SPACE}})
-    accounts = f"{CORE}/namespaces/{SPACE}/serviceaccounts"
-    for account in ("default", ACCOUNT):
-        client.create(accounts, {"metadata": {"name": account}})
-    rules = yaml.safe_load((ROOT / "k8s" / "chart" / "files" / "rules.yaml").read_text())
-    roles = f"/apis/{RBAC}/v1/namespaces/{SPACE}"
-    role = {"metadata": {"name": ACCOUNT}, "rules": [*rules["jobs"], *rules["lease"]]}
-    client.create(f"{roles}/roles", role)
-    binding = {
-        "metadata": {"name": ACCOUNT},
-        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": ACCOUNT},
-        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": SPACE}],
-    }
-    client.create(f"{roles}/rolebindings", binding)
+    default = {"metadata": {"name": "default"}}
+    client.create(f"{CORE}/namespaces/{SPACE}/serviceaccounts", default)
+    allow(client, SPACE, ACCOUNT, *operator_rules())
 
 
 @contextlib.contextmanager
@@ -300,7 +298,7 @@ def main() -> int:
             prepare(folder / "data", vocab_size=2048, max_bytes=1_000_000)
             with serve(folder / "server", assets.find()) as server:
                 play(folder, server)
-        except (Untrue, assets.Unavailable) as error:
+        except (Untrue, ApiError, assets.Unavailable, subprocess.TimeoutExpired) as error:
             logs = folder / "pods" / "logs"
             ends = "\n".join(
                 f"{p.name}: {p.read_text()[-300:]}" for p in sorted(logs.glob("*.log"))

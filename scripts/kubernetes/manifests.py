@@ -16,8 +16,12 @@ def text() -> str:
     files = helm.Chart.load(str(K8S / "chart")).render(values, name="elastic", namespace=NAMESPACE)
     found = [body for one in files.values() for body in yaml.safe_load_all(one) if body]
     for body in found:
-        for label in ("managed-by", "version"):
-            body["metadata"].get("labels", {}).pop(f"app.kubernetes.io/{label}", None)
+        for meta in (
+            body["metadata"],
+            body.get("spec", {}).get("template", {}).get("metadata", {}),
+        ):
+            for label in ("managed-by", "version"):
+                meta.get("labels", {}).pop(f"app.kubernetes.io/{label}", None)
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     return HEAD + yaml.safe_dump_all([space, *found], sort_keys=False)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from elastic.agent import prctl
-from scripts.kubernetes import words
+from scripts.kubernetes import accounts, words
 from scripts.kubernetes.client import CORE, ApiError, Client
 from scripts.kubernetes.kubelet import READY
 from scripts.kubernetes.server import Server
@@ -23,7 +23,6 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 Object = dict[str, Any]
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,16 +42,7 @@ class Namespace:
 
     def allow(self, account: str, *rules: Object) -> None:
         """A service account with a role of these rules, made."""
-        self.client.create(self.path("serviceaccounts"), {"metadata": {"name": account}})
-        role = {"metadata": {"name": account}, "rules": list(rules)}
-        self.client.create(self.path("roles", group=RBAC), role)
-        group = "rbac.authorization.k8s.io"
-        binding = {
-            "metadata": {"name": account},
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": account},
-            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": self.name}],
-        }
-        self.client.create(self.path("rolebindings", group=RBAC), binding)
+        accounts.allow(self.client, self.name, account, *rules)
 
     def limit(self, **hard: str) -> None:
         """A ResourceQuota, or another one in its place. Its controller, which does not run here,

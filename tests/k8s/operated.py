@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from elastic.agent import prctl
 from elastic.proto import elasticjob
 from elastic.proto.elasticjob import JobState
+from scripts.kubernetes.accounts import operator_rules
 from scripts.kubernetes.server import account_kubeconfig
 from tests.k8s.cluster import ROOT, Cluster, Namespace
 from tests.waiting import wait_for
@@ -44,8 +43,7 @@ dist.destroy_process_group()
 
 def allow_operator(space: Namespace) -> None:
     """What the chart allows it, in this one namespace."""
-    rules = yaml.safe_load((ROOT / "k8s" / "chart" / "files" / "rules.yaml").read_text())
-    space.allow(ACCOUNT, *rules["jobs"], *rules["lease"])
+    space.allow(ACCOUNT, *operator_rules())
 
 
 @dataclass

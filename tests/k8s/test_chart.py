@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from scripts.kubernetes import manifests
+from scripts.kubernetes.accounts import RBAC
 from tests.k8s.cluster import Namespace
 
 CHART = Path(__file__).parents[2] / "k8s" / "chart"
 CRD = CHART.parent / "manifests" / "crd.yaml"
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 def rendered(chart: Path = CHART, namespace: str = "team", **values: Any) -> list[dict[str, Any]]:

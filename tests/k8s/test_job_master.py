@@ -18,7 +18,7 @@ from elastic.proto import elasticjob, env, schema
 from elastic.proto.elasticjob import Accepted, JobState
 from elastic.proto.security import Security
 from tests.k8s.cluster import Cluster, Namespace
-from tests.k8s.test_launcher import DEADLINE, SCRIPT
+from tests.k8s.operated import DEADLINE, SCRIPT
 
 GROUP = f"/apis/{elasticjob.GROUP}/{elasticjob.VERSION}"
 

@@ -21,25 +21,9 @@ from elastic.proto import env
 from elastic.proto.security import Security
 from elastic.supplied import Supplied
 from tests.k8s.cluster import Cluster, Namespace
+from tests.k8s.operated import DEADLINE, SCRIPT
 
 LABEL = "elastic-runtime.dev/job-uid"
-DEADLINE = 120.0
-
-SCRIPT = """
-import sys, time, torch, torch.distributed as dist
-from pathlib import Path
-dist.init_process_group("gloo")
-while True:
-    last = torch.tensor(int(Path(sys.argv[2]).exists()))
-    dist.all_reduce(last, op=dist.ReduceOp.MAX)
-    if dist.get_rank() == 0:
-        with open(sys.argv[1], "a") as out:
-            print(dist.get_world_size(), file=out)
-    if last:
-        break
-    time.sleep(0.02)
-dist.destroy_process_group()
-"""
 
 
 @dataclass

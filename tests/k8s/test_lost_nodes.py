@@ -8,7 +8,8 @@ import pytest
 from elastic.k8s.supply import Wanted
 from scripts.kubernetes.client import CORE
 from tests.k8s.cluster import Cluster
-from tests.k8s.test_launcher import SCRIPT, supplied
+from tests.k8s.operated import SCRIPT
+from tests.k8s.test_launcher import supplied
 
 
 @pytest.mark.parametrize("fault", ["crash", "frozen", "deleted"])

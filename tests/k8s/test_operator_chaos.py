@@ -12,8 +12,9 @@ import urllib3
 
 from elastic.k8s.operator import LEASE
 from elastic.proto import elasticjob
+from scripts.kubernetes.accounts import RBAC
 from scripts.kubernetes.client import CORE
-from tests.k8s.cluster import RBAC, Cluster, Namespace
+from tests.k8s.cluster import Cluster, Namespace
 from tests.k8s.operated import GROUP, Operator, allow_operator, start_operator
 from tests.waiting import wait_for
 
