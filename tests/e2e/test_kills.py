@@ -164,12 +164,13 @@ def kill_at_random(job: Job, count: int) -> Run:
     return run
 
 
-@pytest.mark.timeout(1800)
-def test_a_hundred_kills(job: Job) -> None:
-    run = kill_at_random(job, 100)
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(30, marks=pytest.mark.timeout(900)),
+        *(pytest.param(many, marks=pytest.mark.soak) for many in (100, 1000)),
+    ],
+)
+def test_kills_at_random_moments(job: Job, count: int) -> None:
+    run = kill_at_random(job, count)
     assert {"save", "restore"} <= {kind for _, kind in run.hits}, run.table()
-
-
-@pytest.mark.soak
-def test_a_thousand_kills(job: Job) -> None:
-    kill_at_random(job, 1000)

@@ -61,6 +61,9 @@ REFUSED = {
     "another batch": (
         f"{SAVED} --global-batch-size 8", "has batches of 4 samples, not 8: give the same value",
     ),
+    "another model": (
+        f"{SAVED} --hidden-size 24", "hidden_size 16, not 24: give the same value",
+    ),
     "other data": (
         f"{SAVED} --vocab-size 61", "was trained on other samples, in another order, or",
     ),

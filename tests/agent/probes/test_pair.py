@@ -95,17 +95,13 @@ def test_one_that_has_not_the_interface_fails_alone(address: str) -> None:
     assert [one["outcome"] for one in said["figures"]["pairs"]] == ["not tested"], said
 
 
-def test_a_store_that_nobody_serves() -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        said = Probe(f"127.0.0.1:{closed.getsockname()[1]}", 0, 2, *CPU, "--deadline", "20").end(90)
-    assert "reaching the store" in said["what"]
-    assert not said["figures"]["alone"]
-
-
-def test_a_store_that_never_answers() -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
+def test_a_store_that_nobody_serves_or_that_never_answers() -> None:
+    with socket.socket() as closed, socket.socket() as silent:
+        for one in (closed, silent):
+            one.bind(("127.0.0.1", 0))
         silent.listen()
-        said = Probe(f"127.0.0.1:{silent.getsockname()[1]}", 0, 2, *CPU, "--deadline", "20").end(90)
-    assert "reaching the store" in said["what"]
+        ports = (one.getsockname()[1] for one in (closed, silent))
+        probes = [Probe(f"127.0.0.1:{at}", 0, 2, *CPU, "--deadline", "20") for at in ports]
+        for said in [probe.end(90) for probe in probes]:
+            assert "reaching the store" in said["what"]
+            assert not said["figures"]["alone"]

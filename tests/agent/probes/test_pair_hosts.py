@@ -107,6 +107,7 @@ def test_a_slow_link_is_named(network: Network) -> None:
     assert rounds <= 3
 
 
+@pytest.mark.soak
 def test_a_host_whose_cable_is_out_is_named(network: Network) -> None:
     hosts = limited(network, 40)
     network.pull(1)

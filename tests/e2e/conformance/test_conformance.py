@@ -41,6 +41,12 @@ SOAK = {
     "restarts_used_up", "raises", "rdzv_id", "child_left_by_success", "no_script", "text",
     "bad_redirects", "second_sigint", "rdzv_etcd",
     "timers_off", "launch_module", "launch_run_path", "launch_use_env_short", "launch_unknown_option", "use_env",
+    "abbreviations", "script_args", "python_exec", "role", "virtual_local_rank_devices",
+    "standalone_overrides", "inherited_rank_variables", "timers_given", "launch_use_env",
+    "launch_use_env_underscore", "redirects_map", "log_dir_null", "log_dir_relative", "prefix",
+    "filter_ranks", "duplicate_filters", "log_attempts", "exit_256", "sighup", "sigint",
+    "sigquit", "sigusr1_handled", "sigterm_ignored", "c10d_range", "bad_rdzv_conf",
+    "missing_script", "launch_no_python", "nproc_gpu", "no_python",
 }  # fmt: skip
 """What is run only with -m soak: close relatives of cases that are run by default."""
 
