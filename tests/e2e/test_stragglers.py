@@ -48,6 +48,7 @@ def passes(job: Job, intervals: int) -> None:
     )
 
 
+@pytest.mark.soak
 def test_where_nothing_is_slow_nobody_is_named(job: Job) -> None:
     start(job, products=1)
     passes(job, 2 * SETTLED)

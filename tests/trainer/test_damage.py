@@ -72,6 +72,7 @@ def test_a_job_passes_a_damaged_step_over_by_itself(base: Path) -> None:
     assert_same(base, "whole", run)
 
 
+@pytest.mark.soak
 def test_so_does_a_run_without_a_job(base: Path) -> None:
     """All ranks, though one alone sees it."""
     run = left(base, "plain")

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.trainer.launch import assert_same, finish, start
 
 FAULTY = ("-m", "tests.trainer.faulty")
@@ -58,14 +60,27 @@ def assert_consumed(base: Path) -> None:
     assert places == list(range(len(places)))
 
 
-def test_4_5_7_3_replicas_with_a_kill_in_each_phase(tmp_path: Path) -> None:
-    length = (f"--train-iters={STEPS}", "--eval-iters=1", "--eval-interval=2")
-    run(tmp_path, "whole", 4, "", *length)
-    faults = ""
-    parts = [
+Part = tuple[int, str, int]
+"""Replicas, faults, and the steps that are finished when it ends."""
+RESIZED: dict[str, tuple[Part, ...]] = {
+    "2, 3": ((2, "evaluate@2:1 restore@0:0", 5), (3, "save@6:2", STEPS)),
+    "4, 5, 7, 3": (
         (4, "forward@1:3", 3), (5, "backward@4:1 restore@0:2", 6), (7, "optimizer@7:6 evaluate@8:2", 9),
         (3, "save@10:0", STEPS),
-    ]  # fmt: skip
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "parts", [RESIZED["2, 3"], pytest.param(RESIZED["4, 5, 7, 3"], marks=pytest.mark.soak)], ids=RESIZED
+)  # fmt: skip
+def test_any_number_of_replicas_with_a_kill_in_many_phases(
+    tmp_path: Path, parts: tuple[Part, ...]
+) -> None:
+    """In all six of the longer one; a job under fire has the others by default, too."""
+    length = (f"--train-iters={STEPS}", "--eval-iters=1", "--eval-interval=2")
+    run(tmp_path, "whole", parts[0][0], "", *length)
+    faults = ""
     for ranks, more, until in parts:
         faults = f"{faults} {more}"
         output = run(
@@ -73,6 +88,12 @@ def test_4_5_7_3_replicas_with_a_kill_in_each_phase(tmp_path: Path) -> None:
         )
         assert f"iteration {until:8d}/" in output
         assert f"Weight hashes match after {until} iterations" in output
-    assert sorted(struck(tmp_path / "resized-faults")) == sorted(PHASES)
+    wanted = [fault.partition("@")[0] for fault in faults.split()]
+    assert struck(tmp_path / "resized-faults") == wanted
     assert_same(tmp_path, "whole", "resized")
     assert_consumed(tmp_path)
+
+
+def test_the_longer_one_has_a_kill_in_each_phase() -> None:
+    faults = " ".join(more for _, more, _ in RESIZED["4, 5, 7, 3"])
+    assert sorted(fault.partition("@")[0] for fault in faults.split()) == sorted(PHASES)

@@ -8,6 +8,8 @@ import socket
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from elastic.master.journal import Journal
 from elastic.proto.manifest import step_of
 from tests.trainer.launch import assert_same, finish, refused, start
@@ -47,6 +49,7 @@ def test_what_was_saved_since_the_last_comparison_is_not_loaded_again(tmp_path: 
     assert len(probed) == 2, "before the first round, and since it was named"
 
 
+@pytest.mark.soak
 def test_a_bit_turns_over_and_its_rank_is_named_before_that_is_saved(tmp_path: Path) -> None:
     finish(start(tmp_path, "whole", *LONG, nproc=3))
     env = {"FLIP": f"4:1:{NAME}"}

@@ -89,12 +89,14 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
+@pytest.mark.soak
 def test_an_end_between_two_lines_and_a_rollback_lose_no_numbers(ended: Path) -> None:
     assert [step for step, _ in points(ended / "board")["lm loss"]] == list(range(1, STEPS + 1))
     lines = of_lines(ended / "ended.jsonl")
     assert lines == [(7, 7), (14, 7), (18, 4), (21, 3), (28, 7), (32, 4)]
 
 
+@pytest.mark.soak
 def test_a_run_whose_newest_checkpoint_is_an_older_one_goes_back_and_on(
     ended: Path, tmp_path: Path
 ) -> None:

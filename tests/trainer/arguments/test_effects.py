@@ -74,6 +74,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return lambda said, world=1, rank=0: found[world, rank, said]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", SHOWN)
 def test_an_argument_changes_what_a_run_does(name: str, runs: Runs) -> None:
     views, beside, more, world, rank = SHOWN[name]
@@ -86,6 +87,7 @@ def test_an_argument_changes_what_a_run_does(name: str, runs: Runs) -> None:
         assert before.get(view) != changed.get(view), f"{more} changes nothing of its {view}"
 
 
+@pytest.mark.soak
 def test_an_evaluation_reads_what_comes_next(runs: Runs) -> None:
     """Three batches of four after every second step and at the end, and then of the test set."""
     seen = runs(EVALUATED)[0]
@@ -95,6 +97,7 @@ def test_an_evaluation_reads_what_comes_next(runs: Runs) -> None:
     assert seen["readers"] == [[False, 2], *[[True, 2]] * 4], "by whom: threads of each"
 
 
+@pytest.mark.soak
 def test_a_set_is_read_whole_or_by_so_many_threads_where_that_is_asked_for(runs: Runs) -> None:
     beside = SHOWN["full_validation"].beside
     read = runs(f"{beside} --full-validation")[0]["evaluated"]
@@ -105,11 +108,13 @@ def test_a_set_is_read_whole_or_by_so_many_threads_where_that_is_asked_for(runs:
     assert readers == [[False, 3], *[[True, 3]] * 4]
 
 
+@pytest.mark.soak
 def test_samples_are_trained_on_in_the_plans_order(runs: Runs) -> None:
     seen = runs("")[0]
     assert [sorted(one) for one in seen["trained"]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
+@pytest.mark.soak
 def test_rotary_positions_are_never_reset_and_that_is_said(runs: Runs) -> None:
     before, after = (runs(f"{SPLIT} {ROPE}{more}")[0] for more in ("", " --reset-position-ids"))
     assert before["losses"] == after["losses"]

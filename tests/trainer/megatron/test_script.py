@@ -87,6 +87,7 @@ def test_a_script_that_reduces_its_reports_itself_trains_to_the_same_bits(base: 
     assert [name for name in wanted if not torch.equal(wanted[name], found[name])] == []
 
 
+@pytest.mark.soak
 def test_it_trains_to_the_same_bits_in_layers_that_ranks_share_and_in_stages(base: Path) -> None:
     layout = (
         "--tensor-model-parallel-size=2",
