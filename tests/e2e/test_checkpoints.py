@@ -55,7 +55,7 @@ def test_a_rank_that_is_killed_costs_no_more_than_the_step_it_was_in(job: Job) -
     check(job, 4)
 
 
-@pytest.mark.parametrize("snapshot", ["shadow", "stream"])
+@pytest.mark.parametrize("snapshot", [pytest.param("shadow", marks=pytest.mark.soak), "stream"])
 def test_a_snapshot_that_was_waited_for_outlives_its_rank(job: Job, snapshot: str) -> None:
     """Those that get to host memory behind training, here without a device."""
     start(job, script=("--snapshot", snapshot))

@@ -70,8 +70,15 @@ def test_a_configuration_fits_its_worlds(name: str) -> None:
         assert leaves.waste(replicas) == 0
 
 
-def test_each_configuration_runs_dry_at_its_true_sizes_on_fake_ranks() -> None:
-    files = [f"{FOLDER / name}.yaml:{min(worlds)}" for name, worlds in WORLDS.items()]
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("125m", "13b-pp4-tp4"), id="two"),
+        pytest.param(tuple(WORLDS), id="all", marks=pytest.mark.soak),
+    ],
+)
+def test_configurations_run_dry_at_their_true_sizes_on_fake_ranks(names: tuple[str, ...]) -> None:
+    files = [f"{FOLDER / name}.yaml:{min(WORLDS[name])}" for name in names]
     done = subprocess.run(
         [sys.executable, "-m", "tests.trainer.arguments.dry", *files],
         cwd=FOLDER.parents[1], env=os.environ | {"OMP_NUM_THREADS": "1"},
