@@ -7,7 +7,7 @@ so that a flag we add never changes the meaning of a command line written for to
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,14 @@ class Flag:
         return self.name.replace("-", "_")
 
 
+class Refused(SystemExit):
+    """The command line makes no sense: argparse has said so, and ends the program with code 2."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(2)
+        self.reason = reason
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that abbreviates torchrun's flags only, and knows which flags were given."""
 
@@ -60,6 +68,12 @@ class Parser(argparse.ArgumentParser):
         args = self.parse_args(argv, argparse.Namespace(given=set()))
         args.given |= self.from_environment
         return args
+
+    def error(self, message: str) -> NoReturn:
+        try:
+            super().error(message)
+        except SystemExit as ended:
+            raise Refused(message) from ended
 
     def add_flags(
         self,

@@ -31,6 +31,7 @@ from elastic.console import ConsoleHandler
 from elastic.listeners import Reservation, join, knock_socket, reserve
 from elastic.master.state import DRAINED
 from elastic.options import Options
+from elastic.parser import Refused
 from elastic.proto.ending import Ended, Ending, leave
 from elastic.proto.env import configure_grpc
 from elastic.proto.errors import ElasticError, UsageError
@@ -46,7 +47,13 @@ def main(argv: Sequence[str] | None = None, *, local_rank: bool = False) -> int:
     local_rank: the command line is one of torch.distributed.launch (`elastic/options.py`).
     """
     _fill_standard_streams()
-    options = cli.parse(sys.argv[1:] if argv is None else argv, os.environ, local_rank=local_rank)
+    given = sys.argv[1:] if argv is None else argv
+    try:
+        options = cli.parse(given, os.environ, local_rank=local_rank)
+    except Refused as error:
+        place = os.environ.get("ELASTIC_TERMINATION_LOG", "/dev/termination-log")
+        leave(Path(place), Ending(kind=Ended.USAGE, reason=error.reason))
+        raise
     _log_to_stderr()
     if local_rank:
         log.warning(

@@ -85,6 +85,7 @@ def test_two_pods_train_and_a_third_takes_the_place_of_a_deleted_one(
         (("--nnodes=2", "--rdzv-conf=is_host=true,join_timeout=0.5", "--rdzv-backend=c10d",
           "--rdzv-endpoint=$(IP):$(PORT)"), "", 214, Ended.RENDEZVOUS_TIMEOUT),
         (("--require-token",), "", 2, Ended.USAGE),
+        (("--no-such-flag",), "", 2, Ended.USAGE),
     ],
 )  # fmt: skip
 def test_why_it_ended_is_in_the_pods_status(
