@@ -16,6 +16,7 @@ from elastic.master.policy import Policy
 from elastic.master.recovery import Cause
 from elastic.master.state import Job, Why
 from elastic.proto.elasticjob import AvoidedNode, PodFailure, Workers
+from elastic.proto.ending import Ended
 
 MOST_PENDING, MOST_AVOIDED = 10, 50
 """That a status names."""
@@ -25,7 +26,8 @@ _ENDS: Mapping[str, str] = {
     PodCause.IMAGE: Why.IMAGE,
     PodCause.HARDWARE: Cause.HARDWARE,
     PodCause.HANG: Cause.HANG,
-    "Unschedulable": Why.UNSCHEDULABLE,
+    Ended.UNSCHEDULABLE: Why.UNSCHEDULABLE,
+    Ended.QUOTA: Why.QUOTA,
 }
 """What the job fails of, by what the pods do; else it is the script's error."""
 

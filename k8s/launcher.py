@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from elastic.k8s import placing, supply
 from elastic.k8s.causes import Action, Cause, Verdict
 from elastic.k8s.kernel.api import Api
-from elastic.k8s.kernel.errors import AlreadyExists, ApiError
+from elastic.k8s.kernel.errors import AlreadyExists, ApiError, Forbidden, Invalid
 from elastic.k8s.kernel.reflector import Reflector
 from elastic.k8s.kernel.resources import PODS
 from elastic.k8s.kernel.writes import Writer, together
@@ -103,6 +103,8 @@ class Supplier:
         self._ever: set[str] = set()
         """Names of pods whose agent was there."""
         self._verdicts: dict[str, Verdict] = {}
+        self._denied = False
+        """By the server's rules, not for want of an answer."""
         self._pause, self._not_before = 0.0, 0.0
         self._stirred = asyncio.Event()
         self._pods: Reflector[Pod | None] = Reflector(
@@ -183,8 +185,11 @@ class Supplier:
             lost=self._lost(told, here, now),
             slow=told.slow(),
             step=told.step(),
+            refused=self.refused if self._denied else "",
         )
         plan = supply.plan(self.wanted, seen, self._memory, now, self.name)
+        if plan.ended or plan.memory.closed is not self._memory.closed:
+            self._pause, self._not_before = 0.0, 0.0  # there may be room again
         self._memory, self.said = plan.memory, plan
         self._learn(plan, now)
         self._tell(told, plan, here)
@@ -266,9 +271,10 @@ class Supplier:
         left = [new for new in plan.create if new not in done | taken]
         self._memory = supply.refused(supply.refused(self._memory, left), taken, taken=True)
         if error is None:
-            self.refused, self._pause = "", 0.0
+            if not self._memory.closed:  # then what was refused is not asked for
+                self.refused, self._denied, self._pause = "", False, 0.0
             return
-        self.refused = str(error)
+        self.refused, self._denied = str(error), isinstance(error, Forbidden | Invalid)
         self._pause = min(max(1.0, 2 * self._pause), LONGEST_PAUSE)
         self._not_before = now + self._pause
         log.warning("no pods for now, again in %g s: %s", self._pause, error)

@@ -136,9 +136,9 @@ class Gang:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
     timeout_seconds: Deadline = 900
-    """How long a pod may wait for a node."""
+    """How long a pod may wait for a node, or for a quota."""
     policy: Literal["ShrinkToMin", "Wait", "Fail"] = "ShrinkToMin"
-    """What happens then."""
+    """What happens then; where a quota refuses pods, ShrinkToMin goes on without them after half a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

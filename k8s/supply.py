@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from elastic.k8s import causes
 from elastic.k8s.causes import Action, Cause, Past, Rule, Verdict
 from elastic.k8s.observed import Pod
+from elastic.proto.ending import Ended
 
 UNSEEN = 60.0
 """Seconds for which a pod that was made counts though no watch has shown it."""
@@ -35,6 +36,9 @@ class Wanted:
     """Seconds from a shrink until the world grows again."""
     drain: float = 180.0
     """Seconds that a victim has to leave before its pod is deleted."""
+    refusal: float = 30.0
+    """Seconds for which the server may take no more pods until the job goes on without them: a quota counts
+    those that are ending, too."""
     hopeless: float = 300.0
     """Seconds for which a container that cannot start is waited for."""
     rules: tuple[Rule, ...] = ()
@@ -52,6 +56,8 @@ class Seen:
     slow: frozenset[str] = frozenset()
     step: int = 0
     """The job's last."""
+    refused: str = ""
+    """Why the server takes no more pods (a quota, an admission), in its words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +81,8 @@ class Memory:
     """By name: when a victim was asked to leave."""
     stuck: Mapping[str, float] = field(default_factory=dict[str, float])
     """By name: since when a pod cannot be placed, or its container not be started."""
+    refused: float | None = None
+    """Since when the server takes no more pods."""
     limit: int | None = None
     """What the world was shrunk to."""
     limited: float = 0.0
@@ -134,9 +142,16 @@ def plan(
     memory, ended = _judge(wanted, seen, memory, now)
     live = tuple(p for p in seen.pods if p.alive and p.name not in seen.lost)
     stuck = _stuck(live, memory, now)
-    memory = replace(memory, stuck={n: since for n, (since, _, _) in stuck.items()})
-    ready = [p for p in live if p.name in seen.attached and p.name not in memory.leaving]
-    memory = _limit(wanted, stuck, len(ready), memory, now, ended)
+    since = now if memory.refused is None else memory.refused
+    memory = replace(
+        memory,
+        stuck={n: since for n, (since, _, _) in stuck.items()},
+        refused=since if seen.refused else None,
+    )
+    stay = [p for p in live if p.name not in memory.leaving]
+    ready = [p for p in stay if p.name in seen.attached]
+    coming = sum(p.name not in stuck for p in stay)
+    memory = _limit(wanted, stuck, len(ready), coming, memory, now, ended)
     full = legal(wanted.replicas, wanted)
     size = full if memory.limit is None else min(full, memory.limit)
     target = (size if memory.closed else full) + wanted.spares
@@ -161,7 +176,7 @@ def plan(
         waiting=max(0, beyond - wanted.spares),
         spares=min(beyond, wanted.spares),
         pending=tuple((n, why) for n, (_, why, _) in stuck.items()),
-        fail=_fail(wanted, ended, stuck, memory, live, target, len(ready), now),
+        fail=_fail(wanted, ended, stuck, seen, memory, live, target, len(ready), now),
         restart=next((v.reason for _, v in ended if v.action is Action.RESTART_JOB), ""),
         until=_until(wanted, stuck, memory, now),
     )
@@ -250,23 +265,32 @@ def _limit(
     wanted: Wanted,
     stuck: Stuck,
     ready: int,
+    coming: int,
     memory: Memory,
     now: float,
     ended: Sequence[tuple[Pod, Verdict]],
 ) -> Memory:
-    """Shrink to what is here once the rest stays away; grow once it has come, after the cooldown."""
+    """Shrink to what is here once the rest stays away; grow once it has come, after the cooldown.
+
+    coming: those that are ready, or may soon be. Where the server takes no more pods, they are all there will be.
+    """
     full = legal(wanted.replicas, wanted)
     shrink = any(verdict.action is Action.SHRINK for _, verdict in ended)
     late = any(now >= since + wanted.pending_timeout for since, _, _ in stuck.values())
-    size = legal(min(ready, full), wanted)
+    denied = memory.refused is not None and now >= memory.refused + wanted.refusal
     if memory.limit is None:
-        if size and size < full and (shrink or (late and wanted.pending == "ShrinkToMin")):
-            surplus = ready - size > wanted.spares
+        count = ready if shrink or late else coming
+        size = legal(min(count, full), wanted)
+        wait = wanted.pending != "ShrinkToMin"
+        if size and size < full and (shrink or ((late or denied) and not wait)):
+            surplus = count - size > wanted.spares
             return replace(memory, limit=size, limited=now, closed=surplus)
         return memory
     cool = now >= memory.limited + wanted.cooldown
-    if memory.limit >= full or (cool and (memory.closed or size > memory.limit)):
-        return replace(memory, limit=None, limited=now, closed=False)
+    more = legal(min(ready, full), wanted) > memory.limit
+    if memory.limit >= full or (cool and (memory.closed or more)):
+        asked = None if memory.refused is None else now  # it is to be asked for first
+        return replace(memory, limit=None, limited=now, closed=False, refused=asked)
     return memory
 
 
@@ -347,6 +371,7 @@ def _fail(
     wanted: Wanted,
     ended: Sequence[tuple[Pod, Verdict]],
     stuck: Stuck,
+    seen: Seen,
     memory: Memory,
     live: Sequence[Pod],
     target: int,
@@ -361,7 +386,10 @@ def _fail(
             return str(Cause.IMAGE), why
     late = [why for since, why, _ in stuck.values() if now >= since + wanted.pending_timeout]
     if late and wanted.pending == "Fail":
-        return "Unschedulable", late[0]
+        return str(Ended.UNSCHEDULABLE), late[0]
+    denied = memory.refused is not None and now >= memory.refused + wanted.pending_timeout
+    if denied and wanted.pending == "Fail":
+        return str(Ended.QUOTA), seen.refused
     if not live and not memory.made and len(memory.done) >= target > 0:
         count = "the worker pod" if target == 1 else f"all {target} worker pods"
         ends = "ends" if target == 1 else "end"
@@ -378,6 +406,8 @@ def _until(wanted: Wanted, stuck: Stuck, memory: Memory, now: float) -> float | 
         *(at + wanted.drain for at in memory.leaving.values()),
         *(at + UNSEEN for _, at in memory.made.values()),
     ]
+    if memory.refused is not None:
+        times += (memory.refused + wanted.refusal, memory.refused + wanted.pending_timeout)
     if memory.limit is not None:
         times.append(memory.limited + wanted.cooldown)
     return min((t for t in times if t > now), default=None)

@@ -167,13 +167,21 @@ def test_pods_of_others_are_left_alone(namespace: Namespace, tmp_path: Path) -> 
     asyncio.run(body())
 
 
-def test_a_quota_is_waited_for(namespace: Namespace, tmp_path: Path) -> None:
+def test_a_quota_is_waited_for_and_what_it_leaves_is_a_world(
+    namespace: Namespace, tmp_path: Path
+) -> None:
     async def body() -> None:
         namespace.limit(pods="0")
-        async with supplied(namespace, tmp_path, Wanted(replicas=3, least=1)) as running:
+        wanted = Wanted(replicas=3, least=1, refusal=0.0)
+        async with supplied(namespace, tmp_path, wanted) as running:
             await running.until("a refusal", lambda: bool(running.supplier.refused))
             assert "quota" in running.supplier.refused
             assert running.names() == []
+            assert running.job.policy.max_nodes == 3  # type: ignore[union-attr]
+            namespace.limit(pods="2")
+            await running.until("a world of 2", lambda: running.job.policy.max_nodes == 2)  # type: ignore[union-attr]
+            assert "quota" in running.supplier.refused
+            assert len(running.names()) == 2
             namespace.limit(pods="100")
             await running.until("3 pods", lambda: len(running.names()) == 3)
             assert {n.rpartition("-")[2] for n in running.names()} == {"r0"}

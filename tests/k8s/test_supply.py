@@ -24,7 +24,8 @@ class Cluster:
         self.attached: set[str] = set()
         self.lost: set[str] = set()
         self.slow: set[str] = set()
-        self.room = 10**6
+        self.room = self.quota = 10**6
+        self.refused = ""
         self.made: list[str] = []
         self.said: list[Plan] = []
 
@@ -38,6 +39,7 @@ class Cluster:
             attached=frozenset(self.attached & self.pods.keys()),
             lost=frozenset(self.lost & self.pods.keys()),
             slow=frozenset(self.slow),
+            refused=self.refused,
         )
         told = plan(self.wanted, seen, self.memory, self.now, name)
         self.memory = told.memory
@@ -48,8 +50,13 @@ class Cluster:
         for leaving, _ in told.withdraw:
             self.pods[leaving] = replace(self.pods[leaving], exit_code=213, phase="Failed")
             self.attached.discard(leaving)
-        for new in told.create:
+        here = sum(not pod.over for pod in self.pods.values())  # those that are ending count, too
+        made = told.create[: max(0, self.quota - here)]
+        for new in made:
             self.add(new)
+        self.memory = refused(self.memory, told.create[len(made) :])
+        if not told.memory.closed:
+            self.refused = "exceeded quota" if len(made) < len(told.create) else ""
         return told
 
     def forget(self) -> None:
@@ -73,8 +80,9 @@ class Cluster:
 
     def settle(self) -> Plan:
         for _ in range(12):
+            before = len(self.made)
             told = self.turn()
-            if not (told.create or told.delete or told.withdraw or told.ended):
+            if not (len(self.made) > before or told.delete or told.withdraw or told.ended):
                 return told
         raise AssertionError("it never comes to rest")
 
@@ -227,6 +235,63 @@ def test_a_part_of_a_unit_is_kept_as_a_spare() -> None:
     assert (told.ready, told.spares, told.waiting, told.size) == (3, 1, 0, 2)
 
 
+def test_a_quota_and_it_goes_on_smaller_asks_on_and_grows_when_there_is_room() -> None:
+    cluster = Cluster(Wanted(replicas=4, least=2, cooldown=300.0, refusal=30.0))
+    cluster.quota = 3
+    cluster.settle()
+    assert cluster.turn(29.0).size == 4, "a quota counts pods that are ending"
+    told = cluster.turn(1.0)
+    assert (told.size, told.desired, told.ready, told.waiting) == (3, 4, 3, 0)
+    assert [name(new) for new in told.create] == ["j-worker-3-r0"], "it asks on"
+    cluster.quota = 4
+    assert cluster.turn(100.0).create
+    assert (cluster.turn().size, cluster.refused) == (3, "")
+    assert cluster.turn(200.0).size == 4
+
+
+def test_pods_that_are_still_starting_are_of_the_smaller_size() -> None:
+    cluster = Cluster(Wanted(replicas=4, least=1, refusal=30.0))
+    cluster.quota = 3
+    cluster.turn()
+    cluster.attached.clear()
+    cluster.turn()
+    assert cluster.turn(30.0).size == 3
+
+
+def test_a_quota_for_a_part_of_a_unit() -> None:
+    wanted = Wanted(replicas=4, least=2, unit=2, cooldown=300.0, refusal=30.0)
+    cluster = Cluster(wanted)
+    cluster.quota = 3
+    assert cluster.settle().waiting == 1
+    cluster.turn(30.0)
+    told = cluster.settle()
+    assert (told.ready, told.size, told.create, len(cluster.live())) == (2, 2, (), 2), "released"
+    assert cluster.refused, "that is still why"
+    cluster.turn(200.0)
+    assert len(cluster.turn(100.0).create) == 2, "after the cooldown it asks again"
+    assert cluster.turn(29.0).size == 4
+    cluster.quota = 4
+    assert (cluster.settle().size, cluster.refused) == (4, "")
+    spare = Cluster(replace(wanted, spares=1))
+    spare.quota = 3
+    spare.settle()
+    told = spare.turn(30.0)
+    assert (told.size, told.spares, told.waiting) == (2, 1, 0)
+    assert len(told.create) == 2, "kept as a spare: it asks on"
+
+
+def test_a_quota_below_the_smallest_size_and_other_policies() -> None:
+    for policy, fails in (("ShrinkToMin", False), ("Wait", False), ("Fail", True)):
+        wanted = Wanted(replicas=4, least=2, pending=policy, pending_timeout=900.0)
+        cluster = Cluster(wanted)
+        cluster.quota = 1 if policy == "ShrinkToMin" else 3
+        cluster.settle()
+        assert cluster.turn(899.0).fail is None
+        told = cluster.turn(1.0)
+        assert told.fail == (("QuotaExceeded", "exceeded quota") if fails else None)
+        assert (told.size, len(told.create)) == (4, 4 - cluster.quota)
+
+
 def test_no_place_and_the_policy_is_to_fail_or_to_wait() -> None:
     for policy, fails in (("Fail", True), ("Wait", False)):
         cluster = four(pending_timeout=900.0, pending=policy)
@@ -316,7 +381,7 @@ def test_who_starts_anew_makes_nothing_twice() -> None:
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["end", "vanish", "delete", "lose", "scale", "room", "forget", "time", "oom"]
+            ["end", "vanish", "delete", "lose", "scale", "room", "quota", "forget", "time", "oom"]
         ),
         st.integers(0, 9),
     ),
@@ -355,13 +420,15 @@ def test_whatever_happens(
             cluster.wanted = replace(cluster.wanted, replicas=max(2, number // unit * unit))
         elif what == "room":
             cluster.room = number
+        elif what == "quota":
+            cluster.quota = number
         elif what == "forget":
             cluster.forget()
         elif what == "time":
             cluster.now += 100.0 * number
         cluster.turn()
         assert len(cluster.live()) <= cluster.wanted.replicas + spares or cluster.memory.leaving
-    cluster.room = 10**6
+    cluster.room = cluster.quota = 10**6
     for n, pod_ in list(cluster.pods.items()):
         if pod_.unschedulable and pod_.alive:
             cluster.pods[n] = replace(pod_, unschedulable="", phase="Running", ready=True)
