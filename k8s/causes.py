@@ -101,6 +101,17 @@ class Verdict:
     """Name of the user's rule that decided."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What keeps a pod from running."""
+
+    why: str
+    image: bool
+    """Its container cannot be made; False: it has no node."""
+    hopeless: bool = False
+    """No waiting helps."""
+
+
 _BY_CODE: Mapping[int, tuple[Cause, Action, bool, str]] = {
     2: (Cause.USER_ERROR, Action.FAIL, True, "its command line makes no sense"),
     126: (Cause.USER_ERROR, Action.FAIL, True, "its command cannot be executed"),
@@ -209,13 +220,22 @@ def progressed(past: Past) -> Past:
     return Past(oom_step=past.oom_step)
 
 
-def held_up(pod: Pod) -> tuple[str, bool] | None:
-    """Why a container does not start, and whether no waiting helps; None: nothing is known to."""
-    if pod.waiting not in _IMAGE:
-        return None
-    said = " ".join(pod.waiting_message.split())[:300]
-    words = f"{pod.name}: {pod.waiting}: {said}" if said else f"{pod.name}: {pod.waiting}"
-    return words, pod.waiting in _HOPELESS or bool(_AUTH.search(said))
+def held_up(pod: Pod) -> Held | None:
+    """None: nothing is known to."""
+    if pod.waiting in _IMAGE:
+        said = " ".join(pod.waiting_message.split())[:300]
+        words = f"{pod.name}: {pod.waiting}: {said}" if said else f"{pod.name}: {pod.waiting}"
+        hopeless = pod.waiting in _HOPELESS or bool(_AUTH.search(said))
+        return Held(why=words, image=True, hopeless=hopeless)
+    if pod.unschedulable:
+        words = f"{pod.name}: {' '.join(pod.unschedulable.split())[:300]}"
+        return Held(why=words, image=False)
+    return None
+
+
+def of_an_image(words: str) -> bool:
+    """Whether these words of `held_up`, not the scheduler's, say why a pod does not start."""
+    return not _IMAGE.isdisjoint(words.split(": ")[1:2])
 
 
 def _own(pod: Pod, told: Ending | None, past: Past, *, gone: bool) -> Verdict:

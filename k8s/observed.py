@@ -117,6 +117,8 @@ def pod(raw: Mapping[str, Any], slot: int, attempt: int) -> Pod:
     container = _main(status.get("containerStatuses") or ())
     state = container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    if waiting.get("reason") == "PodInitializing":
+        waiting = _of_init(status) or waiting
     unplaced = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
     return Pod(
         name=meta.get("name", ""),
@@ -138,6 +140,12 @@ def pod(raw: Mapping[str, Any], slot: int, attempt: int) -> Pod:
         ended=ended.get("reason") or "",
         last_words=ended.get("message") or "",
     )
+
+
+def _of_init(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Why the first of its init containers that waits does."""
+    states = (one.get("state") or {} for one in status.get("initContainerStatuses") or ())
+    return next((state["waiting"] for state in states if state.get("waiting")), None)
 
 
 def seconds(stamp: str | None) -> float:

@@ -204,7 +204,10 @@ def _over(
     if now - seconds(before.start_time) < limit:
         return None
     words = f"no step was finished in preRunningDeadlineSeconds ({limit})"
-    return Over(failed=True, reason=Reason.DEADLINE, message=words)
+    if before.message:
+        words += f": {before.message}"
+    reason = Reason.IMAGE if before.reason == Reason.IMAGE else Reason.DEADLINE
+    return Over(failed=True, reason=reason, message=words)
 
 
 def _active(told: Told, now: float) -> float:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Literal
 
+from elastic.k8s import causes
 from elastic.k8s.observed import Member
 from elastic.proto.elasticjob import ROLE_LABEL, UID_LABEL, Accepted, JobState
 
@@ -233,7 +234,7 @@ def _scheduled(facts: Facts) -> Verdict:
     if facts.accepted is None:
         return Verdict(so=None, reason=Reason.WAITING)
     if pending:
-        image = any("Image" in words or "Container" in words for words in pending)
+        image = any(causes.of_an_image(words) for words in pending)
         reason = Reason.IMAGE if image else Reason.UNSCHEDULABLE
         return Verdict(so=False, reason=reason, message="; ".join(pending))
     if facts.master is not None and facts.master.waiting and not _crashes(facts.master):

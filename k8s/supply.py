@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from elastic.k8s import causes
-from elastic.k8s.causes import Action, Cause, Past, Rule, Verdict
+from elastic.k8s.causes import Action, Cause, Held, Past, Rule, Verdict
 from elastic.k8s.observed import Pod
 from elastic.proto.ending import Ended
 
 UNSEEN = 60.0
 """Seconds for which a pod that was made counts though no watch has shown it."""
+HOPELESS = 300.0
+"""Seconds, at least, until a job fails for an image that nobody may have: somebody may put it right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,10 @@ class Wanted:
     refusal: float = 30.0
     """Seconds for which the server may take no more pods until the job goes on without them: a quota counts
     those that are ending, too."""
-    hopeless: float = 300.0
-    """Seconds for which a container that cannot start is waited for."""
+    image: float = 300.0
+    """Seconds for which a container that cannot start is waited for, where that may pass."""
+    hopeless: float = HOPELESS
+    """Where it does not: until the job fails, if it cannot do without."""
     rules: tuple[Rule, ...] = ()
 
 
@@ -145,7 +149,7 @@ def plan(
     since = now if memory.refused is None else memory.refused
     memory = replace(
         memory,
-        stuck={n: since for n, (since, _, _) in stuck.items()},
+        stuck={n: since for n, (since, _) in stuck.items()},
         refused=since if seen.refused else None,
     )
     stay = [p for p in live if p.name not in memory.leaving]
@@ -175,7 +179,7 @@ def plan(
         ready=len(ready),
         waiting=max(0, beyond - wanted.spares),
         spares=min(beyond, wanted.spares),
-        pending=tuple((n, why) for n, (_, why, _) in stuck.items()),
+        pending=tuple((n, held.why) for n, (_, held) in stuck.items()),
         fail=_fail(wanted, ended, stuck, seen, memory, live, target, len(ready), now),
         restart=next((v.reason for _, v in ended if v.action is Action.RESTART_JOB), ""),
         until=_until(wanted, stuck, memory, now),
@@ -246,19 +250,20 @@ def _judge(
     return memory, tuple(found)
 
 
-Stuck = Mapping[str, tuple[float, str, bool]]
-"""By name: since when, why, and whether no waiting helps."""
+Stuck = Mapping[str, tuple[float, Held]]
+"""By name: since when, and why."""
 
 
-def _stuck(live: Sequence[Pod], memory: Memory, now: float) -> dict[str, tuple[float, str, bool]]:
-    found = {}
-    for pod in live:
-        held = causes.held_up(pod)
-        if held is None and pod.unschedulable:
-            held = (f"{pod.name}: {' '.join(pod.unschedulable.split())[:300]}", False)
-        if held is not None:
-            found[pod.name] = (memory.stuck.get(pod.name, now), *held)
-    return found
+def _stuck(live: Sequence[Pod], memory: Memory, now: float) -> Stuck:
+    found = ((pod.name, causes.held_up(pod)) for pod in live)
+    return {name: (memory.stuck.get(name, now), held) for name, held in found if held is not None}
+
+
+def _patience(held: Held, wanted: Wanted) -> float:
+    """Seconds until the job goes on without that pod."""
+    if held.hopeless:
+        return 0.0
+    return wanted.image if held.image else wanted.pending_timeout
 
 
 def _limit(
@@ -272,23 +277,25 @@ def _limit(
 ) -> Memory:
     """Shrink to what is here once the rest stays away; grow once it has come, after the cooldown.
 
-    coming: those that are ready, or may soon be. Where the server takes no more pods, they are all there will be.
+    coming: those that are ready, or may soon be.
     """
     full = legal(wanted.replicas, wanted)
-    shrink = any(verdict.action is Action.SHRINK for _, verdict in ended)
-    late = any(now >= since + wanted.pending_timeout for since, _, _ in stuck.values())
-    denied = memory.refused is not None and now >= memory.refused + wanted.refusal
+    now_legal = legal(min(ready, full), wanted)
     if memory.limit is None:
-        count = ready if shrink or late else coming
-        size = legal(min(count, full), wanted)
-        wait = wanted.pending != "ShrinkToMin"
-        if size and size < full and (shrink or ((late or denied) and not wait)):
-            surplus = count - size > wanted.spares
+        shrink = any(verdict.action is Action.SHRINK for _, verdict in ended)
+        if wanted.pending == "ShrinkToMin":
+            shrink |= memory.refused is not None and now >= memory.refused + wanted.refusal
+            shrink |= any(
+                now >= since + _patience(held, wanted) and (now_legal or not held.hopeless)
+                for since, held in stuck.values()
+            )
+        size = legal(min(coming, full), wanted)
+        if shrink and 0 < size < full:
+            surplus = coming - size > wanted.spares
             return replace(memory, limit=size, limited=now, closed=surplus)
         return memory
     cool = now >= memory.limited + wanted.cooldown
-    more = legal(min(ready, full), wanted) > memory.limit
-    if memory.limit >= full or (cool and (memory.closed or more)):
+    if memory.limit >= full or (cool and (memory.closed or now_legal > memory.limit)):
         asked = None if memory.refused is None else now  # it is to be asked for first
         return replace(memory, limit=None, limited=now, closed=False, refused=asked)
     return memory
@@ -381,12 +388,11 @@ def _fail(
     for _, verdict in ended:
         if verdict.action is Action.FAIL:
             return str(verdict.cause), verdict.reason
-    for since, why, hopeless in stuck.values():
-        if hopeless and ready < wanted.least and now >= since + wanted.hopeless:
-            return str(Cause.IMAGE), why
-    late = [why for since, why, _ in stuck.values() if now >= since + wanted.pending_timeout]
-    if late and wanted.pending == "Fail":
-        return str(Ended.UNSCHEDULABLE), late[0]
+    for since, held in stuck.values():
+        if held.hopeless and ready < wanted.least and now >= since + wanted.hopeless:
+            return str(Cause.IMAGE), held.why
+        if wanted.pending == "Fail" and now >= since + wanted.pending_timeout:
+            return str(Cause.IMAGE if held.image else Ended.UNSCHEDULABLE), held.why
     denied = memory.refused is not None and now >= memory.refused + wanted.pending_timeout
     if denied and wanted.pending == "Fail":
         return str(Ended.QUOTA), seen.refused
@@ -401,8 +407,9 @@ def _fail(
 
 def _until(wanted: Wanted, stuck: Stuck, memory: Memory, now: float) -> float | None:
     times = [
-        *(since + wanted.pending_timeout for since, _, _ in stuck.values()),
-        *(since + wanted.hopeless for since, _, _ in stuck.values()),
+        *(since + wanted.pending_timeout for since, _ in stuck.values()),
+        *(since + wanted.image for since, _ in stuck.values()),
+        *(since + wanted.hopeless for since, _ in stuck.values()),
         *(at + wanted.drain for at in memory.leaving.values()),
         *(at + UNSEEN for _, at in memory.made.values()),
     ]

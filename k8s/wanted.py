@@ -3,7 +3,7 @@
 from elastic.k8s.causes import Action, Rule
 from elastic.k8s.placing import Limits
 from elastic.k8s.spec import FailureRule, Spec
-from elastic.k8s.supply import Wanted
+from elastic.k8s.supply import HOPELESS, Wanted
 
 LEAVE = 60.0
 """Seconds that a victim of a shrink has beyond `drainSeconds`, until its pod is deleted."""
@@ -20,6 +20,7 @@ def wanted(spec: Spec) -> Wanted:
         pending=spec.scheduling.pending.policy,
         cooldown=float(spec.elastic.scale_up_cooldown_seconds),
         drain=spec.flash_checkpoint.drain_seconds + LEAVE,
+        hopeless=max(HOPELESS, float(spec.pre_running_deadline_seconds or 0)),
         rules=tuple(_rule(one) for one in spec.failure_policy.rules),
     )
 

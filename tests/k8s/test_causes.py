@@ -5,7 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from elastic.k8s.causes import Action, Cause, Past, Rule, held_up, judge, progressed, remember
+from elastic.k8s.causes import (
+    Action,
+    Cause,
+    Past,
+    Rule,
+    held_up,
+    judge,
+    of_an_image,
+    progressed,
+    remember,
+)
 from elastic.k8s.observed import Pod, pod
 from elastic.proto.ending import Ended, Ending, to_json
 
@@ -163,9 +173,14 @@ def test_the_users_rules_come_first_in_their_order(
 def test_containers_that_do_not_start(waiting: str, message: str, hopeless: bool) -> None:
     found = held_up(replace(RUNNING, waiting=waiting, waiting_message=message))
     assert found is not None
-    assert found[1] is hopeless
-    assert re.search(waiting, found[0])
+    assert (found.image, found.hopeless) == (True, hopeless)
+    assert re.search(waiting, found.why)
+    assert of_an_image(found.why)
     assert held_up(replace(RUNNING, waiting="ContainerCreating")) is None
+    unplaced = held_up(replace(RUNNING, unschedulable="0/3 nodes: ErrImagePull"))
+    assert unplaced is not None
+    assert not unplaced.image
+    assert not of_an_image(unplaced.why)
 
 
 def test_a_pod_is_read_from_raw_json() -> None:
@@ -190,6 +205,11 @@ def test_a_pod_is_read_from_raw_json() -> None:
     assert found.created == 1795712400.0
     assert found.conditions[1] == ("X", "True", "Y")
     assert pod({}, 0, 0).alive
+    main = {"state": {"waiting": {"reason": "PodInitializing"}}}
+    before = {"state": {"waiting": {"reason": "ErrImagePull", "message": "no such"}}}
+    status = {"containerStatuses": [main], "initContainerStatuses": [{"state": {}}, before]}
+    found = pod({"status": status}, 0, 0)
+    assert (found.waiting, found.waiting_message) == ("ErrImagePull", "no such")
     waits = {
         "type": "PodScheduled",
         "status": "False",

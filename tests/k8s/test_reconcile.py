@@ -503,6 +503,19 @@ def test_no_step_in_time(world: World) -> None:
     assert world.condition(Kind.FAILED)["reason"] == Reason.DEADLINE
 
 
+def test_no_step_in_time_for_want_of_an_image(world: World) -> None:
+    world.edit(preRunningDeadlineSeconds=100)
+    world.settle()
+    master = world.pods["job-master-r1"]
+    world.pods[master.name] = replace(master, waiting="InvalidImageName: x:y:z")
+    world.settle()
+    world.now += 101
+    world.settle()
+    failed = world.condition(Kind.FAILED)
+    assert failed["reason"] == Reason.IMAGE
+    assert failed["message"].endswith("(100): job-master-r1: InvalidImageName: x:y:z")
+
+
 def test_steps_in_time(world: World) -> None:
     world.edit(preRunningDeadlineSeconds=100)
     world.settle()

@@ -116,6 +116,14 @@ def test_a_job_that_trains() -> None:
             "False", Reason.IMAGE, "p: ImagePullBackOff: no such",
         ),
         (
+            Kind.SCHEDULED, facts(state=trains(workers=Workers(pending=("p: RegistryUnavailable: down",)))),
+            "False", Reason.IMAGE, "p: RegistryUnavailable: down",
+        ),
+        (
+            Kind.SCHEDULED, facts(state=trains(workers=Workers(pending=("p: 0/3 nodes: ImageLocality",)))),
+            "False", Reason.UNSCHEDULABLE, "p: 0/3 nodes: ImageLocality",
+        ),
+        (
             Kind.SCHEDULED, facts(master=replace(MASTER, waiting="ErrImagePull: no"), state=None),
             "False", Reason.IMAGE, "job-master-r1: ErrImagePull: no",
         ),

@@ -316,14 +316,45 @@ def test_an_image_that_nobody_may_have() -> None:
     assert told.fail[0] == "ImagePullFailed"
 
 
-def test_enough_others_train_without_it() -> None:
-    cluster = four(hopeless=300.0)
-    pod = cluster.pods["j-worker-3-r0"]
-    cluster.pods[pod.name] = replace(pod, waiting="InvalidImageName", ready=False)
-    cluster.attached.discard(pod.name)
+def held(cluster: Cluster, name: str, waiting: str) -> None:
+    """Its container is not made, for that reason; empty: it is, after all."""
+    now = replace(cluster.pods[name], waiting=waiting, ready=not waiting)
+    cluster.pods[name] = now
+    (cluster.attached.discard if waiting else cluster.attached.add)(name)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "patience"), [("InvalidImageName", 0.0), ("ErrImagePull", 300.0)]
+)
+def test_enough_others_train_without_it(waiting: str, patience: float) -> None:
+    cluster = four(image=300.0, hopeless=300.0, pending_timeout=900.0, cooldown=300.0)
+    held(cluster, "j-worker-3-r0", waiting)
+    if patience:
+        assert cluster.turn().size == 4
+        assert cluster.turn(patience - 1.0).size == 4
+        cluster.turn(1.0)
+    told = cluster.turn()
+    assert (told.fail, told.ready, told.size, told.delete) == (None, 3, 3, ()), "the request stays"
+    assert cluster.turn(800.0).fail is None
+    held(cluster, "j-worker-3-r0", "")
+    assert cluster.turn().size == 4
+
+
+def test_an_image_that_may_come_is_waited_for_where_all_need_it() -> None:
+    cluster = four(image=300.0, hopeless=300.0)
+    for name in cluster.live():
+        held(cluster, name, "ImagePullBackOff")
     cluster.turn()
-    told = cluster.turn(400.0)
-    assert (told.fail, told.ready) == (None, 3)
+    told = cluster.turn(2000.0)
+    assert (told.fail, told.size, len(told.pending)) == (None, 4, 4)
+
+
+def test_an_image_and_the_policy_is_to_fail() -> None:
+    cluster = four(pending="Fail", pending_timeout=900.0)
+    held(cluster, "j-worker-3-r0", "ErrImagePull")
+    cluster.turn()
+    assert cluster.turn(899.0).fail is None
+    assert cluster.turn(1.0).fail == ("ImagePullFailed", "j-worker-3-r0: ErrImagePull")
 
 
 def test_all_workers_end_well_and_the_job_is_not_over() -> None:

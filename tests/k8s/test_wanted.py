@@ -60,6 +60,9 @@ def test_of_the_launcher() -> None:
         150.0,
     )
     pod = Pod(name="p", uid="u", slot=0, attempt=0, phase="Failed", exit_code=9, ended="Error")
+    assert found.hopeless == 300.0
+    assert wanted(replace(SPEC, pre_running_deadline_seconds=20)).hopeless == 300.0
+    assert wanted(replace(SPEC, pre_running_deadline_seconds=900)).hopeless == 900.0
     verdict = judge(pod, Past(), found.rules)
     assert (verdict.rule, verdict.action, verdict.counts) == ("quiet", Action.IGNORE, False)
     assert judge(replace(pod, exit_code=3), Past(), found.rules).rule == ""
