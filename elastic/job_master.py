@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elastic import supplied
-from elastic.k8s import pods
+from elastic.k8s import pods, recalling
 from elastic.k8s.kernel.api import Api
 from elastic.k8s.kernel.errors import ApiError
 from elastic.k8s.kernel.reflector import Reflector
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 TERMINATION_LOG = Path("/dev/termination-log")
 EVERY = 5.0
-"""Seconds between two writes of the status, but for changes of its state."""
+"""Seconds between two writes of the status, but for what is urgent."""
 FRESH = 90.0
 """Seconds without a word of the server after which nothing is written: another may serve by now."""
 
@@ -50,6 +50,8 @@ class Seen:
 
     uid: str
     accepted: Accepted | None
+    state: JobState | None
+    """What this master said before it started anew, or another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +147,12 @@ class JobMaster:
             wanted=wanted(spec),
             limits=limits(spec),
             make=make,
+            known=recalling.recalled(self._told or self._said()),
         )
+
+    def _said(self) -> JobState | None:
+        found = self._jobs.get(self._place.namespace, self._place.name)
+        return None if found is None else found.state
 
     # --- one attempt -----------------------------------------------------------------------------
 
@@ -258,8 +265,9 @@ class JobMaster:
             restarts_counted=job.recovery.faults if job else 0,
             productive_seconds=round(ledger.productive, 1) if ledger else 0.0,
             training=Training(step=ledger.step if ledger else 0, stepped_at=self._stepped[1]),
-            last_failures=supplied.failures(supplier.failures),
-            avoided_nodes=supplied.avoided(supplier.placing),
+            last_failures=supplier.failures,
+            avoided_nodes=recalling.avoided(supplier.placing),
+            remembered=supplier.remembered,
         )
 
     def _ended(
@@ -275,8 +283,8 @@ class JobMaster:
 
     async def _tell(self, uid: str, state: JobState) -> None:
         now = asyncio.get_running_loop().time()
-        before = None if self._told is None else (self._told.state, self._told.attempt)
-        if before == (state.state, state.attempt) and now < self._told_at + EVERY:
+        before = None if self._told is None else _urgent(self._told)
+        if before == _urgent(state) and now < self._told_at + EVERY:
             return
         if state == self._told:
             return
@@ -295,7 +303,17 @@ class JobMaster:
 
 
 def _seen(raw: Json) -> Seen:
-    return Seen(uid=raw["metadata"]["uid"], accepted=elasticjob.accepted(raw.get("status") or {}))
+    status = raw.get("status") or {}
+    return Seen(
+        uid=raw["metadata"]["uid"],
+        accepted=elasticjob.accepted(status),
+        state=elasticjob.job_state(status),
+    )
+
+
+def _urgent(state: JobState) -> tuple[object, ...]:
+    """What is told at once: where the job is, and what the next master would count wrongly without."""
+    return state.state, state.attempt, state.avoided_nodes, state.remembered.slots
 
 
 # --- the program ---------------------------------------------------------------------------------

@@ -1,11 +1,10 @@
 """Joins a master and its launcher on Kubernetes, which know nothing of each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from elastic.k8s.causes import Cause as PodCause
 from elastic.k8s.causes import Verdict
-from elastic.k8s.launcher import Failure, Supplier
-from elastic.k8s.placing import Placing
+from elastic.k8s.launcher import Supplier
 from elastic.k8s.spec import Spec
 from elastic.k8s.supply import Plan, Wanted
 from elastic.master import events as ev
@@ -15,10 +14,10 @@ from elastic.master.nodes import NodeState
 from elastic.master.policy import Policy
 from elastic.master.recovery import Cause
 from elastic.master.state import Job, Why
-from elastic.proto.elasticjob import AvoidedNode, PodFailure, Workers
+from elastic.proto.elasticjob import Workers
 from elastic.proto.ending import Ended
 
-MOST_PENDING, MOST_AVOIDED = 10, 50
+MOST_PENDING = 10
 """That a status names."""
 
 _ENDS: Mapping[str, str] = {
@@ -143,30 +142,6 @@ def workers(said: Plan | None, refused: str) -> Workers:
         spares=said.spares,
         pending=tuple(why for _, why in said.pending[:MOST_PENDING]),
         refused=refused,
-    )
-
-
-def failures(found: Sequence[Failure]) -> tuple[PodFailure, ...]:
-    """The same, oldest first; what an agent left as its last words names the rank."""
-    return tuple(
-        PodFailure(
-            time=one.at,
-            pod=one.pod,
-            node=one.node,
-            rank=one.rank,
-            exit_code=one.exit_code,
-            cause=str(one.verdict.cause),
-            action=str(one.verdict.action),
-            reason=one.verdict.reason,
-        )
-        for one in found
-    )
-
-
-def avoided(placing: Placing) -> tuple[AvoidedNode, ...]:
-    return tuple(
-        AvoidedNode(node=one.node, reason=one.reason, until=one.until)
-        for one in placing.avoided[-MOST_AVOIDED:]
     )
 
 

@@ -1,5 +1,6 @@
 """How a pod ended -> the cause, what is done, and whether it counts. The user's rules come first. Pure."""
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,8 @@ class Rule:
 class Past:
     """What ended in a pod's slot before."""
 
+    attempt: int = -1
+    """The last one that is counted here."""
     oom_step: int | None = None
     """At which its last out-of-memory was."""
     crashes: int = 0
@@ -86,7 +89,7 @@ class Past:
     same: int = 0
     """How often in a row it ended by the error that it ended by last, with no step in between."""
     fingerprint: str = ""
-    """Of that."""
+    """Of that, in short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,9 +208,11 @@ def judge(pod: Pod, past: Past, rules: Sequence[Rule] = (), *, gone: bool = Fals
 def remember(past: Past, pod: Pod, verdict: Verdict, step: int) -> Past:
     """What to know of a slot after that. step: the job's last."""
     told = from_json(pod.last_words)
-    seen = (told.fingerprint if told else "") or f"{verdict.cause}|{pod.exit_code}"
+    words = (told.fingerprint if told else "") or f"{verdict.cause}|{pod.exit_code}"
+    seen = hashlib.sha256(words.encode(errors="replace")).hexdigest()[:16]
     at = told.step if told and told.step else step
     return Past(
+        attempt=max(past.attempt, pod.attempt),
         oom_step=at if verdict.cause is Cause.OOM else past.oom_step,
         crashes=past.crashes + 1 if verdict.cause is Cause.CRASHED else 0,
         same=past.same + 1 if seen == past.fingerprint else 1,
@@ -217,7 +222,7 @@ def remember(past: Past, pod: Pod, verdict: Verdict, step: int) -> Past:
 
 def progressed(past: Past) -> Past:
     """A step was finished since."""
-    return Past(oom_step=past.oom_step)
+    return Past(attempt=past.attempt, oom_step=past.oom_step)
 
 
 def held_up(pod: Pod) -> Held | None:

@@ -9,10 +9,9 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic.k8s import placing, supply
+from elastic.k8s import placing, recalling, supply
 from elastic.k8s.causes import Action, Cause, Verdict
 from elastic.k8s.kernel.api import Api
 from elastic.k8s.kernel.errors import AlreadyExists, ApiError, Forbidden, Invalid
@@ -20,8 +19,10 @@ from elastic.k8s.kernel.reflector import Reflector
 from elastic.k8s.kernel.resources import PODS
 from elastic.k8s.kernel.writes import Writer, together
 from elastic.k8s.observed import Pod, pod
-from elastic.k8s.placing import Limits, Placing
+from elastic.k8s.placing import Limits
+from elastic.k8s.recalling import Recalled
 from elastic.k8s.supply import New, Plan, Seen, Wanted
+from elastic.proto.elasticjob import PodFailure, Remembered
 from elastic.proto.ending import from_json
 
 log = logging.getLogger(__name__)
@@ -36,19 +37,6 @@ MANY = 10
 """Last failures that are kept."""
 LONGEST_PAUSE = 60.0
 """Seconds, at most, until creation is tried again where it was refused."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """One end of a pod, for people."""
-
-    at: float
-    pod: str
-    node: str
-    verdict: Verdict
-    exit_code: int | None
-    rank: int | None = None
-    """Of the root cause, where elastic-run has told."""
 
 
 class Told(Protocol):
@@ -84,15 +72,18 @@ class Supplier:
         wanted: Wanted,
         limits: Limits,
         make: Callable[[New, tuple[str, ...]], Json],
+        known: Recalled | None = None,
     ) -> None:
-        """label: the name of the one that has the job's uid."""
+        """label: the name of the one that has the job's uid. known: of the launcher before."""
         self.wanted = wanted
         """May be another at any time; `wake` after that."""
         self.limits = limits
         self.said: Plan | None = None
         """The last one."""
-        self.failures: list[Failure] = []
-        self.placing = Placing()
+        self._known = known or Recalled()
+        self.failures = self._known.failures
+        """The last ones, oldest first."""
+        self.placing = self._known.placing
         self.refused = ""
         """Why no pod could be made, in the server's words."""
         self._writer, self._namespace, self._job, self._uid = writer, namespace, job, uid
@@ -135,6 +126,12 @@ class Supplier:
     def name(self, new: New) -> str:
         return f"{self._job}-worker-{new.slot}-r{new.attempt}"
 
+    @property
+    def remembered(self) -> Remembered:
+        """For the launcher after this one."""
+        now: supply.Memory | Recalled = self._memory or self._known
+        return recalling.remembered(now.pasts, now.step, self.placing)
+
     def wake(self) -> None:
         self._stirred.set()
 
@@ -146,7 +143,8 @@ class Supplier:
         """Give the job its pods, until it has a result."""
         await self._pods.synced.wait()
         if self._memory is None:
-            self._memory = supply.Memory(attempts=self._attempts(told.known()))
+            attempts = self._attempts(told.known())
+            self._memory = recalling.memory(self._known, self.pods, attempts, self.wanted.rules)
             self._ever |= told.known()
         while not told.over():
             self._stirred.clear()
@@ -214,19 +212,22 @@ class Supplier:
             log.warning("%s: %s", verdict.reason, verdict.action)
             self._verdicts[ended.name] = verdict
             if verdict.cause is not Cause.COMPLETED:
-                one = Failure(
-                    at=now,
+                one = PodFailure(
+                    time=now,
                     pod=ended.name,
                     node=ended.node,
-                    verdict=verdict,
-                    exit_code=ended.exit_code,
                     rank=None if (words := from_json(ended.last_words)) is None else words.rank,
+                    exit_code=ended.exit_code,
+                    cause=str(verdict.cause),
+                    action=str(verdict.action),
+                    reason=verdict.reason,
                 )
-                self.failures = [*self.failures, one][-MANY:]
+                self.failures = (*self.failures, one)[-MANY:]
             if verdict.action is Action.REPLACE_ELSEWHERE:
                 sure = verdict.cause in (Cause.UNHEALTHY, Cause.HARDWARE)
+                cause, reason = str(verdict.cause), verdict.reason
                 self.placing = placing.blame(
-                    self.placing, ended.node, verdict.reason, now, self.limits, sure=sure
+                    self.placing, ended.node, cause, reason, now, self.limits, sure=sure
                 )
         self.placing = placing.expire(self.placing, now)
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Avoided:
     node: str
+    cause: str
+    """In a word."""
     reason: str
     since: float
     until: float
@@ -41,9 +43,16 @@ class Limits:
 
 
 def blame(
-    state: Placing, node: str, reason: str, now: float, limits: Limits, *, sure: bool = False
+    state: Placing,
+    node: str,
+    cause: str,
+    reason: str,
+    now: float,
+    limits: Limits,
+    *,
+    sure: bool = False,
 ) -> Placing:
-    """A node failed the job. sure: once is enough, a probe has said so."""
+    """A node failed the job, by that cause. sure: once is enough, a probe has said so."""
     state = expire(state, now)
     if not node or any(one.node == node for one in state.avoided):
         return state
@@ -52,7 +61,7 @@ def blame(
     if not sure and times + 1 < limits.confirmations:
         return replace(state, suspected=suspected)
     suspected.pop(node)
-    one = Avoided(node=node, reason=reason, since=now, until=now + limits.ttl)
+    one = Avoided(node=node, cause=cause, reason=reason, since=now, until=now + limits.ttl)
     return Placing(avoided=(*state.avoided, one), suspected=suspected)
 
 

@@ -106,9 +106,47 @@ class PodFailure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AvoidedNode:
     node: str
+    cause: str = ""
+    """In a word: HardwareFault, NodeLost, ..."""
     reason: str
+    since: float = 0.0
     until: float
-    """Seconds of Unix."""
+    """Both in seconds of Unix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspectedNode:
+    """It failed the job too seldom, so far, to be avoided."""
+
+    node: str
+    times: int
+    until: float
+    """Until when that is held against it, in seconds of Unix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotPast:
+    """What ended in a slot of worker pods."""
+
+    slot: int
+    attempt: int = -1
+    """The last one that is counted here."""
+    oom_step: int | None = None
+    crashes: int = 0
+    same: int = 0
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """For the next master alone: what it counts by."""
+
+    step: int = 0
+    """The last one that was finished when it counted."""
+    slots: tuple[SlotPast, ...] = ()
+    """At most a hundred."""
+    suspected: tuple[SuspectedNode, ...] = ()
+    """At most fifty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +181,7 @@ class JobState:
     """At most ten, oldest first."""
     avoided_nodes: tuple[AvoidedNode, ...] = ()
     """At most fifty."""
+    remembered: Remembered = field(default_factory=Remembered)
 
 
 def accepted(status: Mapping[str, Any]) -> Accepted | None:

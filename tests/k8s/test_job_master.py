@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import secrets
+import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,5 +192,53 @@ def test_one_that_is_superseded_goes_and_touches_nothing(
             said = running.said()
             assert said is not None
             assert said.attempt == 1
+
+    asyncio.run(body())
+
+
+@pytest.mark.usefixtures("crd")
+@pytest.mark.parametrize("journal", [True, False], ids=["same pod", "another pod"])
+def test_a_master_that_starts_anew_between_two_ends_by_want_of_memory_counts_both(
+    namespace: Namespace, tmp_path: Path, journal: bool
+) -> None:
+    """No kubelet here: what it would say of pods is written by hand."""
+
+    def ends(name: str) -> None:
+        ended = {"exitCode": 137, "reason": "OOMKilled"}
+        main = {
+            "name": "main", "image": "local", "imageID": "", "ready": False, "restartCount": 0,
+            "state": {"terminated": ended},
+        }  # fmt: skip
+        status = {"status": {"phase": "Failed", "containerStatuses": [main]}}
+        namespace.client.merge(namespace.path("pods", name) + "/status", status)
+
+    async def body() -> None:
+        async with job(namespace, tmp_path) as running:
+            await asyncio.to_thread(running.accept, "Run")
+            running.begin()
+            first, second = "job-worker-0-r0", "job-worker-0-r1"
+            await running.until("2 pods", lambda: len(running.pods()) == 2)
+            await asyncio.to_thread(ends, first)
+            await running.until(
+                "it is remembered",
+                lambda: (
+                    second in running.pods()
+                    and (said := running.said()) is not None
+                    and len(said.remembered.slots) == 1
+                ),
+            )
+            assert running.task is not None
+            os.kill(os.getpid(), signal.SIGTERM)  # as its kubelet does
+            await asyncio.wait_for(running.task, DEADLINE)
+            namespace.client.delete(namespace.path("pods", first), gracePeriodSeconds=0)
+            if not journal:
+                running.folder = tmp_path / "another"
+                await asyncio.to_thread(running.accept, "Run", 2)
+            running.begin()
+            await asyncio.to_thread(ends, second)
+            last = await asyncio.wait_for(running.task, DEADLINE)
+            assert (last.outcome, last.reason) == ("Failed", "OOMKilled")
+            assert "again" in last.message
+            assert [one.pod for one in last.last_failures] == [first, second]
 
     asyncio.run(body())

@@ -9,15 +9,17 @@ LIMITS = Limits(most="2", ttl=100.0, confirmations=2)
 
 
 def test_one_failure_is_no_proof() -> None:
-    once = blame(Placing(), "n1", "crashed", 0.0, LIMITS)
+    once = blame(Placing(), "n1", "Crashed", "it crashed", 0.0, LIMITS)
     assert nodes(once, 8, 1.0, LIMITS) == ()
-    twice = blame(once, "n1", "crashed", 50.0, LIMITS)
+    twice = blame(once, "n1", "Crashed", "it crashed", 50.0, LIMITS)
     assert nodes(twice, 8, 51.0, LIMITS) == ("n1",)
-    assert nodes(blame(once, "n1", "crashed", 150.0, LIMITS), 8, 151.0, LIMITS) == (), "forgotten"
+    assert (
+        nodes(blame(once, "n1", "Crashed", "it crashed", 150.0, LIMITS), 8, 151.0, LIMITS) == ()
+    ), "forgotten"
 
 
 def test_a_probe_is_proof_and_expires() -> None:
-    state = blame(Placing(), "n1", "faulty", 0.0, LIMITS, sure=True)
+    state = blame(Placing(), "n1", "HardwareFault", "an Xid", 0.0, LIMITS, sure=True)
     assert nodes(state, 8, 99.0, LIMITS) == ("n1",)
     assert nodes(state, 8, 100.0, LIMITS) == ()
     assert expire(state, 100.0).avoided == ()
@@ -29,7 +31,7 @@ def test_shares_are_rounded_up() -> None:
 
 
 def test_no_place_is_nobodys_fault() -> None:
-    assert blame(Placing(), "", "lost", 0.0, LIMITS, sure=True) == Placing()
+    assert blame(Placing(), "", "NodeLost", "lost", 0.0, LIMITS, sure=True) == Placing()
 
 
 @settings(max_examples=60)
@@ -43,7 +45,7 @@ def test_never_more_than_the_most(told: list[tuple[str, float, bool]], most: int
     limits, state, now = Limits(most=str(most), ttl=100.0), Placing(), 0.0
     for node, passed, sure in told:
         now += passed
-        state = blame(state, node, "x", now, limits, sure=sure)
+        state = blame(state, node, "Crashed", "x", now, limits, sure=sure)
         found = nodes(state, 8, now, limits)
         assert len(found) <= most
         assert len(set(found)) == len(found)

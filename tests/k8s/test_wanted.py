@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 from elastic import supplied
-from elastic.k8s.causes import Action, Cause, Past, Verdict, judge
-from elastic.k8s.launcher import Failure
+from elastic.k8s.causes import Action, Past, judge
 from elastic.k8s.observed import Pod
-from elastic.k8s.placing import Limits, Placing, blame
+from elastic.k8s.placing import Limits
 from elastic.k8s.spec import read
 from elastic.k8s.supply import Memory, Plan
 from elastic.k8s.wanted import limits, wanted
@@ -92,21 +91,3 @@ def test_the_status_of_workers() -> None:
     found = supplied.workers(plan, "")
     assert (found.desired, found.ready, found.waiting, found.spares) == (4, 4, 1, 1)
     assert found.pending == tuple(f"p{n}: no room" for n in range(10))
-
-
-def test_the_status_of_failures_and_nodes() -> None:
-    verdict = Verdict(cause=Cause.OOM, action=Action.REPLACE, counts=True, reason="p: no memory")
-    (told,) = supplied.failures(
-        [Failure(at=1.0, pod="p", node="n", verdict=verdict, exit_code=137, rank=3)]
-    )
-    assert (told.cause, told.action, told.rank, told.exit_code) == (
-        "OOMKilled",
-        "ReplacePod",
-        3,
-        137,
-    )
-    state = Placing()
-    for number in range(60):
-        state = blame(state, f"n{number}", "bad", 0.0, Limits(), sure=True)
-    found = supplied.avoided(state)
-    assert (len(found), found[-1].node) == (50, "n59")
