@@ -21,7 +21,6 @@ SAME = 3
 
 
 class Action(StrEnum):
-    RESTART_PROCESSES = "RestartProcesses"
     REPLACE = "ReplacePod"
     REPLACE_ELSEWHERE = "ReplacePodAvoidNode"
     RESTART_UNIT = "RestartUnit"

@@ -110,9 +110,16 @@ class FailureRule:
     name: Annotated[str, Most(63)]
     match: Match
     action: Literal[
-        "RestartProcesses", "ReplacePod", "ReplacePodAvoidNode", "RestartUnit", "Shrink",
-        "RestartJob", "FailJob", "Ignore",
-    ]  # fmt: skip
+        "ReplacePod",
+        "ReplacePodAvoidNode",
+        "RestartUnit",
+        "Shrink",
+        "RestartJob",
+        "FailJob",
+        "Ignore",
+    ]
+    """About a pod whose container has ended: nothing starts in it again. While it lives, its ranks are started
+    again in it without a rule."""
     counts_toward_limit: bool | None = None
     """Whether such a failure counts toward maxRestarts; by default as without the rule."""
 

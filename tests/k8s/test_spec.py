@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from elastic.k8s.causes import Action
 from elastic.k8s.spec import main_container, read
 from elastic.proto.schema import FieldError, dump
 
@@ -33,6 +34,16 @@ def test_the_short_form_is_a_template() -> None:
     assert main_container(template) == {"name": "main", "image": "x"}
     assert main_container({"spec": {"containers": [{"name": "only"}]}}) == {"name": "only"}
     assert main_container({}) == {}
+
+
+def test_each_action_of_a_rule_is_one_that_can_be_done_to_a_pod_that_has_ended() -> None:
+    for action in Action:
+        rule = {"name": "r", "match": {}, "action": str(action)}
+        (found,) = read({"failurePolicy": {"rules": [rule]}}).failure_policy.rules
+        assert found.action == action
+    rule = {"name": "r", "match": {}, "action": "RestartProcesses"}
+    with pytest.raises(FieldError, match=r"write one of ReplacePod, .*, not 'RestartProcesses'"):
+        read({"failurePolicy": {"rules": [rule]}})
 
 
 def test_a_field_that_holds_what_it_may_not_is_named() -> None:
