@@ -45,6 +45,7 @@ from elastic.k8s.observed import Member, member
 from elastic.k8s.reconcile import Plan, reconcile
 from elastic.k8s.resources import ELASTICJOBS
 from elastic.k8s.status import Event, Told
+from elastic.k8s.tainter import Tainter
 from elastic.proto import elasticjob, schema
 from elastic.proto.errors import ElasticError
 from elastic.proto.verbs import Context
@@ -65,9 +66,17 @@ Key = tuple[str, str]
 
 
 class Operator:
-    """namespaces: whose jobs; ("",): of all."""
+    """namespaces: whose jobs; ("",): of all. taint: also nodes whose hardware failed one of them."""
 
-    def __init__(self, api: Api, namespaces: Sequence[str], lease: Lease, health: Health) -> None:
+    def __init__(
+        self,
+        api: Api,
+        namespaces: Sequence[str],
+        lease: Lease,
+        health: Health,
+        *,
+        taint: bool = False,
+    ) -> None:
         self._api, self._lease, self._health = api, lease, health
         self._queue: Queue[Key] = Queue()
         self._writer = Writer(api, manager=elasticjob.OPERATOR, held=lease.held)
@@ -89,6 +98,7 @@ class Operator:
             one: self._watch(PODS, one, member, self._pod_changed, selector=selector, by_job=True)
             for one in namespaces
         }
+        self._tainter = Tainter(api, self._jobs.values(), lease.held) if taint else None
         health.gauge("leader", lambda: float(lease.held()))
         health.gauge("queue_length", lambda: float(len(self._queue)))
 
@@ -138,6 +148,8 @@ class Operator:
                 self._job_changed(None, one)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._note_all())
+            if self._tainter is not None:
+                group.create_task(self._tainter.run())
             group.create_task(self._queue.run(self._look))
 
     async def _served(self) -> str:
@@ -387,6 +399,10 @@ def _parser() -> argparse.ArgumentParser:
         help="where /healthz, /readyz and /metrics are; in a pod its own address (default: 127.0.0.1)",
     )  # fmt: skip
     parser.add_argument("--health-port", type=int, default=8080, metavar="PORT")
+    parser.add_argument(
+        "--allow-node-taint", action="store_true",
+        help="taint nodes whose hardware failed a job, for as long as the job avoids them; it needs a ClusterRole then",
+    )  # fmt: skip
     parser.add_argument("--kubeconfig", metavar="FILE", help="default: as kubectl finds it")
     parser.add_argument("--context", metavar="NAME", help="of the kubeconfig")
     return parser
@@ -403,7 +419,8 @@ async def _run(args: argparse.Namespace) -> None:
         identity = f"{os.uname().nodename}_{uuid.uuid4().hex[:12]}"
         lease = Lease(api, args.lease_namespace or api.namespace, LEASE, identity)
         health = Health("elasticjob_operator")
-        working = Operator(api, tuple(dict.fromkeys(namespaces)), lease, health)
+        spaces = tuple(dict.fromkeys(namespaces))
+        working = Operator(api, spaces, lease, health, taint=args.allow_node_taint)
         async with health.serve(args.health_address, args.health_port) as port:
             log.info(
                 "health on %s:%d; jobs of %s",

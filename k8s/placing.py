@@ -36,6 +36,11 @@ class Limits:
     confirmations: int = 2
     """Failures after which a node is avoided, where one alone is no proof."""
 
+    @property
+    def any(self) -> bool:
+        """Whether nodes are avoided at all."""
+        return self.count(1) > 0
+
     def count(self, pods: int) -> int:
         if self.most.endswith("%"):
             return math.ceil(pods * float(self.most[:-1]) / 100)
@@ -54,7 +59,7 @@ def blame(
 ) -> Placing:
     """A node failed the job, by that cause. sure: once is enough, a probe has said so."""
     state = expire(state, now)
-    if not node or any(one.node == node for one in state.avoided):
+    if not node or not limits.any or any(one.node == node for one in state.avoided):
         return state
     times, _ = state.suspected.get(node, (0, 0.0))
     suspected = {**state.suspected, node: (times + 1, now + limits.ttl)}

@@ -69,6 +69,21 @@ def test_each_namespace_of_jobs_gets_a_role_and_is_named_to_the_operator() -> No
     assert not of("PodDisruptionBudget", bodies)  # it would keep the only one for ever
 
 
+def test_nodes_are_its_matter_where_that_is_asked_for_alone() -> None:
+    assert not of("ClusterRole", rendered(aggregateRoles=False))
+    bodies = rendered(aggregateRoles=False, nodes={"taint": True})
+    (role,) = of("ClusterRole", bodies)
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch"]}
+    ]
+    (binding,) = of("ClusterRoleBinding", bodies)
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"][0]["name"] == "elastic-operator"
+    (deployment,) = of("Deployment", bodies)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"][-1] == "--allow-node-taint"
+
+
 def test_alone_it_looks_after_its_own_namespace() -> None:
     (deployment,) = of("Deployment", rendered())
     (container,) = deployment["spec"]["template"]["spec"]["containers"]

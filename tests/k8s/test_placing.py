@@ -30,6 +30,11 @@ def test_shares_are_rounded_up() -> None:
     assert Limits(most="0").count(100) == 0
 
 
+def test_where_none_is_to_be_avoided_none_is_named() -> None:
+    found = blame(Placing(), "n1", "HardwareFault", "an Xid", 0.0, Limits(most="0"), sure=True)
+    assert found == Placing()
+
+
 def test_no_place_is_nobodys_fault() -> None:
     assert blame(Placing(), "", "NodeLost", "lost", 0.0, LIMITS, sure=True) == Placing()
 

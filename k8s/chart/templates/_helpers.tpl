@@ -29,5 +29,6 @@ app.kubernetes.io/component: operator
 {{- define "elastic.arguments" -}}
 {{- $arguments := list "--health-address" "$(POD_IP)" "--health-port" (.Values.metrics.port | toString) -}}
 {{- range .Values.namespaces }}{{ $arguments = concat $arguments (list "--namespace" .) }}{{ end -}}
+{{- if .Values.nodes.taint }}{{ $arguments = append $arguments "--allow-node-taint" }}{{ end -}}
 {{- $arguments | toJson -}}
 {{- end -}}
