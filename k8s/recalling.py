@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elastic.k8s import causes
-from elastic.k8s.causes import Past, Rule
+from elastic.k8s.causes import Action, Cause, Past, Rule
 from elastic.k8s.observed import Pod
 from elastic.k8s.placing import Avoided, Placing
 from elastic.k8s.supply import Memory
@@ -104,7 +104,7 @@ def memory(
 
     What is over and has been replaced, or is known, was acted on: it is remembered, and nothing else follows from it.
     """
-    pasts, judged = dict(known.pasts), set[str]()
+    pasts, judged, done = dict(known.pasts), set[str](), set[int]()
     newest: dict[int, int] = {}
     for pod in pods:
         newest[pod.slot] = max(newest.get(pod.slot, -1), pod.attempt)
@@ -113,10 +113,18 @@ def memory(
         if pod.alive or not (pod.attempt <= past.attempt or pod.attempt < newest[pod.slot]):
             continue
         judged.add(pod.name)
+        verdict = causes.judge(pod, past, rules)
+        if verdict.cause is Cause.COMPLETED and verdict.action is Action.IGNORE:
+            done.add(pod.slot)
         if pod.attempt > past.attempt:
-            verdict = causes.judge(pod, past, rules)
             pasts[pod.slot] = causes.remember(past, pod, verdict, known.step)
-    return Memory(pasts=pasts, attempts=attempts, judged=frozenset(judged), step=known.step)
+    return Memory(
+        pasts=pasts,
+        attempts=attempts,
+        judged=frozenset(judged),
+        done=frozenset(done),
+        step=known.step,
+    )
 
 
 def _weight(past: Past) -> tuple[int, bool, int]:

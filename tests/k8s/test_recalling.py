@@ -90,15 +90,17 @@ def test_a_suspend_is_there_to_put_right_what_failed() -> None:
 
 def test_what_was_acted_on_is_counted_once_and_nothing_follows_from_it_again() -> None:
     rules = (Rule(name="all", exit_codes=(42,), action=Action.RESTART_JOB),)
-    known = Recalled(pasts={0: Past(attempt=0, oom_step=3)}, step=3)
+    known = Recalled(pasts={0: Past(attempt=0, oom_step=3), 2: Past(attempt=0)}, step=3)
     pods = (
         pod(0, 0, ended="OOMKilled", exit_code=137),  # is counted
         pod(0, 1, phase="Running"),
         pod(1, 0, exit_code=134),  # is not, but was replaced
         pod(1, 1, exit_code=42),  # nor was this
+        pod(2, 0, phase="Succeeded", exit_code=0),
     )
     found = recalling.memory(known, pods, {2: 5}, rules)
-    assert found.judged == {"j-worker-0-r0", "j-worker-1-r0"}
+    assert found.judged == {"j-worker-0-r0", "j-worker-1-r0", "j-worker-2-r0"}
+    assert found.done == {2}, "and not replaced"
     assert found.pasts[0] == known.pasts[0]
     assert (found.pasts[1].crashes, found.pasts[1].attempt) == (1, 0)
     assert (found.attempts, found.step) == ({2: 5}, 3)
