@@ -35,7 +35,7 @@ def test_every_field_has_words_or_a_name_that_says_all() -> None:
     plain = {
         "command", "args", "workingDir", "env[].name", "env[].value", "failurePolicy.rules[].name",
         "failurePolicy.rules[].match.exitCodes.operator", "failurePolicy.rules[].match.exitCodes.values",
-        "failurePolicy.rules[].action", "scheduling.priorityClassName", "scheduling.schedulerName",
+        "scheduling.priorityClassName", "scheduling.schedulerName",
         "scheduling.nodeSelector", "scheduling.tolerations", "scheduling.affinity",
     }  # fmt: skip
     rows = [line.split(" | ") for line in maker.reference().splitlines() if line.startswith("| `")]
