@@ -1,11 +1,17 @@
 """Joins a master and its launcher on Kubernetes, which know nothing of each other."""
 
-from collections.abc import Mapping
+import contextlib
+import io
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
 
+from elastic import options
 from elastic.k8s.causes import Cause as PodCause
 from elastic.k8s.causes import Verdict
 from elastic.k8s.launcher import Supplier
-from elastic.k8s.spec import Spec
+from elastic.k8s.spec import Spec, main_container
 from elastic.k8s.supply import Plan, Wanted
 from elastic.master import events as ev
 from elastic.master.events import NodeId
@@ -17,6 +23,7 @@ from elastic.master.state import Job, Why
 from elastic.proto.elasticjob import Workers
 from elastic.proto.ending import Ended
 
+PROGRAMS = ("elastic-run", "torchrun")
 MOST_PENDING = 10
 """That a status names."""
 
@@ -123,12 +130,33 @@ def policy(spec: Spec) -> Policy:
         sizes=sizes,
         supplied=True,
         last_call=float(spec.elastic.last_call_seconds),
+        max_restarts=own_restarts(spec),
         fault_budget=spec.failure_policy.max_restarts,
         precheck=spec.health_check.preflight.lower(),
         exclude_straggler=spec.health_check.exclude_stragglers,
         hang_action=action if hang.enabled else "ignore",
         drain_timeout=drain,
     )
+
+
+def own_restarts(spec: Spec) -> int:
+    """`--max-restarts` of the elastic-run that the pods start; as it is by default where none is seen to be."""
+    words = list(_words(main_container(spec.pod)))
+    start = next((n for n, word in enumerate(words) if PurePath(word).name in PROGRAMS), len(words))
+    usual = options.make_parser({}).get_default("max_restarts")
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
+        return int(options.make_parser({}).parse(words[start + 1 :]).max_restarts)
+    return int(usual)  # no elastic-run, or one that will say what is wrong with its flags
+
+
+def _words(container: Mapping[str, Any]) -> Iterator[str]:
+    """Of its command, those of a shell's script too."""
+    said = [*(container.get("command") or ()), *(container.get("args") or ())]
+    for before, word in zip(["", *said], said, strict=False):
+        try:
+            yield from shlex.split(word) if before == "-c" else [word]
+        except ValueError:  # a quote that is left open
+            yield word
 
 
 def workers(said: Plan | None, refused: str) -> Workers:

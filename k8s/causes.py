@@ -15,7 +15,7 @@ SIMILAR = 0.1
 """Two steps are similar where they differ by no more than this share, or by `NEAR`."""
 NEAR = 10
 CRASHES = 2
-"""Crashes of a slot after which its node is avoided."""
+"""Crashes of a slot in a row on one node, after which another has it avoided."""
 SAME = 3
 """Ends of a slot by the same error, with no step in between, after which the job fails."""
 
@@ -84,7 +84,9 @@ class Past:
     oom_step: int | None = None
     """At which its last out-of-memory was."""
     crashes: int = 0
-    """In a row."""
+    """In a row, on one node."""
+    crashed_on: str = ""
+    """That node."""
     same: int = 0
     """How often in a row it ended by the error that it ended by last, with no step in between."""
     fingerprint: str = ""
@@ -187,10 +189,13 @@ _HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull", "SignatureValida
 _AUTH = re.compile(r"unauthorized|authentication required|access denied|forbidden", re.IGNORECASE)
 
 
-def judge(pod: Pod, past: Past, rules: Sequence[Rule] = (), *, gone: bool = False) -> Verdict:
-    """Of a pod that is over, that is being deleted by others, or (`gone`) that is no longer there."""
+def judge(
+    pod: Pod, past: Past, rules: Sequence[Rule] = (), *, step: int = 0, gone: bool = False
+) -> Verdict:
+    """Of a pod that is over, that is being deleted by others, or (`gone`) that is no longer there. step: the job's
+    last."""
     told = from_json(pod.last_words)
-    verdict = _own(pod, told, past, gone=gone)
+    verdict = _own(pod, told, past, step, gone=gone)
     for rule in rules:
         if _matches(rule, pod, verdict.cause):
             counts = verdict.counts if rule.counts is None else rule.counts
@@ -209,11 +214,12 @@ def remember(past: Past, pod: Pod, verdict: Verdict, step: int) -> Past:
     told = from_json(pod.last_words)
     words = (told.fingerprint if told else "") or f"{verdict.cause}|{pod.exit_code}"
     seen = hashlib.sha256(words.encode(errors="replace")).hexdigest()[:16]
-    at = told.step if told and told.step else step
+    crashed = verdict.cause is Cause.CRASHED
     return Past(
         attempt=max(past.attempt, pod.attempt),
-        oom_step=at if verdict.cause is Cause.OOM else past.oom_step,
-        crashes=past.crashes + 1 if verdict.cause is Cause.CRASHED else 0,
+        oom_step=_step(told, step) if verdict.cause is Cause.OOM else past.oom_step,
+        crashes=_crashes(past, pod) + 1 if crashed else 0,
+        crashed_on=pod.node if crashed else "",
         same=past.same + 1 if seen == past.fingerprint else 1,
         fingerprint=seen,
     )
@@ -242,23 +248,28 @@ def of_an_image(words: str) -> bool:
     return not _IMAGE.isdisjoint(words.split(": ")[1:2])
 
 
-def _own(pod: Pod, told: Ending | None, past: Past, *, gone: bool) -> Verdict:
+def _step(told: Ending | None, step: int) -> int:
+    """At which it ended: one that was killed leaves no words."""
+    return told.step if told is not None and told.step else step
+
+
+def _crashes(past: Past, pod: Pod) -> int:
+    """Before this one, in a row, on its node."""
+    return past.crashes if past.crashed_on == pod.node else 0
+
+
+def _own(pod: Pod, told: Ending | None, past: Past, step: int, *, gone: bool) -> Verdict:
     """Without the user's rules: what struck from outside first, then its own words, then numbers."""
-    disruption = next(
-        (
-            reason
-            for kind, on, reason in pod.conditions
-            if (kind, on) == ("DisruptionTarget", "True")
-        ),
-        None,
-    )
-    if disruption is not None:
+    on = {kind: reason for kind, status, reason in pod.conditions if status == "True"}
+    if "TerminationTarget" in on:
+        return _outside(pod, (Cause.PREEMPTED, Action.REPLACE, "Kueue took its quota away"))
+    if (disruption := on.get("DisruptionTarget")) is not None:
         usual = (Cause.PREEMPTED, Action.REPLACE, "it was taken away")
         return _outside(pod, _BY_DISRUPTION.get(disruption, usual))
     if pod.reason in _BY_REASON:
         return _outside(pod, _BY_REASON[pod.reason])
     if pod.ended == "OOMKilled" or (told is not None and told.kind is Ended.OOM):
-        return _oom(pod, told, past)
+        return _oom(pod, _step(told, step), past)
     if told is not None and told.kind in _BY_WORDS:
         cause, action, counts = _BY_WORDS[told.kind]
         return Verdict(
@@ -282,16 +293,15 @@ def _by_number(pod: Pod, code: int, told: Ending | None, past: Past) -> Verdict:
     cause, action, counts, words = _BY_CODE.get(code, usual)
     if told is not None and told.reason:
         words = told.reason
-    if cause is Cause.CRASHED and past.crashes >= CRASHES:
-        action, words = Action.REPLACE_ELSEWHERE, f"{words}, {past.crashes + 1} times in a row"
+    if cause is Cause.CRASHED and (before := _crashes(past, pod)) >= CRASHES:
+        action, words = Action.REPLACE_ELSEWHERE, f"{words}, {before + 1} times in a row"
     if cause is Cause.USER_ERROR and past.same >= SAME - 1:
         action, words = Action.FAIL, f"{words}, {SAME} times with no step finished in between"
     return _of(pod, cause, action, counts, words)
 
 
-def _oom(pod: Pod, told: Ending | None, past: Past) -> Verdict:
+def _oom(pod: Pod, step: int, past: Past) -> Verdict:
     """Once is bad luck, at the same place again it is the script: no loop."""
-    step = told.step if told is not None else 0
     before = past.oom_step
     if before is None or (step and abs(step - before) > max(NEAR, SIMILAR * max(step, before))):
         return _of(pod, Cause.OOM, Action.REPLACE, True, "it ran out of memory")

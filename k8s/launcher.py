@@ -224,7 +224,8 @@ class Supplier:
                 )
                 self.failures = (*self.failures, one)[-MANY:]
             if verdict.action is Action.REPLACE_ELSEWHERE:
-                sure = verdict.cause in (Cause.UNHEALTHY, Cause.HARDWARE)
+                # A slot's crashes in a row have been counted already.
+                sure = verdict.cause in (Cause.UNHEALTHY, Cause.HARDWARE, Cause.CRASHED)
                 cause, reason = str(verdict.cause), verdict.reason
                 self.placing = placing.blame(
                     self.placing, ended.node, cause, reason, now, self.limits, sure=sure

@@ -54,6 +54,7 @@ def recalled(state: JobState | None) -> Recalled:
                 attempt=one.attempt,
                 oom_step=one.oom_step,
                 crashes=one.crashes,
+                crashed_on=one.crashed_on,
                 same=one.same,
                 fingerprint=one.fingerprint,
             )
@@ -76,6 +77,7 @@ def remembered(pasts: Mapping[int, Past], step: int, placing: Placing) -> Rememb
                 attempt=past.attempt,
                 oom_step=past.oom_step,
                 crashes=past.crashes,
+                crashed_on=past.crashed_on,
                 same=past.same,
                 fingerprint=past.fingerprint,
             )
@@ -113,7 +115,7 @@ def memory(
         if pod.alive or not (pod.attempt <= past.attempt or pod.attempt < newest[pod.slot]):
             continue
         judged.add(pod.name)
-        verdict = causes.judge(pod, past, rules)
+        verdict = causes.judge(pod, past, rules, step=known.step)
         if verdict.cause is Cause.COMPLETED and verdict.action is Action.IGNORE:
             done.add(pod.slot)
         if pod.attempt > past.attempt:

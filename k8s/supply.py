@@ -18,6 +18,8 @@ UNSEEN = 60.0
 """Seconds for which a pod that was made counts though no watch has shown it."""
 HOPELESS = 300.0
 """Seconds, at least, until a job fails for an image that nobody may have: somebody may put it right."""
+OTHERS = 600.0
+"""Seconds after a pod has ended with exit code 0 in which the job is to end, where too few are left to train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,8 @@ class Memory:
     """By name: slot and time of pods that no watch has shown yet."""
     done: frozenset[int] = frozenset()
     """Slots whose pod has ended with exit code 0."""
+    few: float | None = None
+    """Since when too few others are left to train."""
     leaving: Mapping[str, float] = field(default_factory=dict[str, float])
     """By name: when a victim was asked to leave."""
     stuck: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -162,7 +166,10 @@ def plan(
     victims = _victims(live, seen, target, stuck)
     memory, withdraw, delete = _take(wanted, victims, seen, memory, now)
     delete += _remains(wanted, seen, live, ended)
-    create = _missing(live, victims, memory, target)
+    few = memory.done and not legal(target - len(memory.done), wanted)
+    memory = replace(memory, few=(memory.few or now) if few else None)
+    fail = _fail(wanted, ended, stuck, seen, memory, live, target, len(ready), now)
+    create = () if fail is not None else _missing(live, victims, memory, target)
     attempts = {**memory.attempts, **{new.slot: new.attempt + 1 for new in create}}
     made = {**memory.made, **{name(new): (new.slot, now) for new in create}}
     memory = replace(memory, attempts=attempts, made=made)
@@ -180,7 +187,7 @@ def plan(
         waiting=max(0, beyond - wanted.spares),
         spares=min(beyond, wanted.spares),
         pending=tuple((n, held.why) for n, (_, held) in stuck.items()),
-        fail=_fail(wanted, ended, stuck, seen, memory, live, target, len(ready), now),
+        fail=fail,
         restart=next((v.reason for _, v in ended if v.action is Action.RESTART_JOB), ""),
         until=_until(wanted, stuck, memory, now),
     )
@@ -224,7 +231,9 @@ def _judge(
                 reason=f"{pod.name}: nothing is heard of it",
             )
         else:
-            verdict = causes.judge(pod, past, wanted.rules, gone=pod.name not in here)
+            verdict = causes.judge(
+                pod, past, wanted.rules, step=seen.step, gone=pod.name not in here
+            )
         pasts[pod.slot] = causes.remember(past, pod, verdict, seen.step)
         if verdict.action is Action.IGNORE and verdict.cause is Cause.COMPLETED:
             done.add(pod.slot)
@@ -396,11 +405,13 @@ def _fail(
     denied = memory.refused is not None and now >= memory.refused + wanted.pending_timeout
     if denied and wanted.pending == "Fail":
         return str(Ended.QUOTA), seen.refused
-    if not live and not memory.made and len(memory.done) >= target > 0:
-        count = "the worker pod" if target == 1 else f"all {target} worker pods"
-        ends = "ends" if target == 1 else "end"
+    none = not live and not memory.made and len(memory.done) >= target > 0
+    if none or (memory.few is not None and now >= memory.few + OTHERS):
+        count = len(memory.done)
+        pods = "the worker pod" if target == 1 else f"{count} of {target} worker pods"
+        ends = "ends" if count == 1 else "end"
         return str(Cause.USER_ERROR), (
-            f"{count} {ends} with exit code 0 before the job is over: does their command start elastic-run?"
+            f"{pods} {ends} with exit code 0 before the job is over: does their command start elastic-run?"
         )
     return None
 
@@ -417,4 +428,6 @@ def _until(wanted: Wanted, stuck: Stuck, memory: Memory, now: float) -> float | 
         times += (memory.refused + wanted.refusal, memory.refused + wanted.pending_timeout)
     if memory.limit is not None:
         times.append(memory.limited + wanted.cooldown)
+    if memory.few is not None:
+        times.append(memory.few + OTHERS)
     return min((t for t in times if t > now), default=None)

@@ -175,7 +175,7 @@ def _judge(job: Job, current: Round, now: float, policy: Policy) -> Next:
     ]
     unsure = max(silent, default=now)
     rested = medic.rested(job.recovery, now - current.started)
-    recovery, verdict = medic.judge(rested, current.failures, unsure, now, policy)
+    recovery, verdict = medic.judge(rested, current.failures, unsure, now, policy, job.ledger.step)
     if isinstance(verdict, medic.Hold):
         return job, verdict.until, verdict.reason
     job = replace(job, recovery=recovery)

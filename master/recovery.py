@@ -60,6 +60,9 @@ FREE = frozenset({Cause.GROWTH, Cause.REQUEST, Cause.PREEMPTED, Cause.UNIT})
 REGROW = 300.0
 """Seconds that a round stands for each token that comes back, whether or not its script has steps."""
 
+SIMILAR, NEAR = 0.1, 10
+"""Two steps are similar where they differ by no more than this share, or by so many."""
+
 UNIT_TRIES = 3
 """Worlds in a row that a script may call illegal, with no step finished in between."""
 
@@ -104,6 +107,10 @@ class Recovery:
     """Of `fault_budget`, used."""
     seen: Mapping[str, int] = field(default_factory=dict[str, int])
     """Fingerprints since the last finished step."""
+    stepped: bool = False
+    """The job has ever finished one."""
+    ooms: Mapping[int, int] = field(default_factory=dict[int, int])
+    """By rank: the step at which its container's memory was used up last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +165,11 @@ def judge(
     doubt: float,
     now: float,
     policy: Policy,
+    step: int = 0,
 ) -> tuple[Recovery, Verdict]:
     """What to do about a round's failures, oldest first; there is one at least.
 
-    doubt: until when, in job time, a silent node of the round may turn out to be dead; no script
+    step: the job's last. doubt: until when, in job time, a silent node of the round may turn out to be dead; no script
     is blamed before that, since these may be the symptoms.
     """
     root = root_of(observed)
@@ -171,7 +179,27 @@ def judge(
         settled = max(settled, doubt)
     if now < settled:
         return state, Hold(settled, f"{describe(root)}: looking for its cause elsewhere")
+    if policy.supplied:
+        state, hopeless = _hopeless(state, cause, root.failure, step)
+        if hopeless:
+            return state, Fail(cause, f"{describe(root)}: {hopeless}", root)
     return charge(state, cause, describe(root), root, policy)
+
+
+def _hopeless(
+    state: Recovery, cause: Cause, failure: RankFailure, step: int
+) -> tuple[Recovery, str]:
+    """Why another try would end the same way; empty: it may not. In pods alone, whose limits and image stay the same."""
+    label = ends(failure)[0]
+    if cause is Cause.ERROR and label == "import_error" and not state.stepped:
+        return state, "its image lacks what the script imports"
+    if label != "cgroup_oom":
+        return state, ""
+    before = state.ooms.get(failure.rank)
+    state = replace(state, ooms={**state.ooms, failure.rank: step})
+    if before is None or abs(step - before) > max(NEAR, SIMILAR * max(step, before)):
+        return state, ""
+    return state, f"it ran out of memory again, near step {before}: give its pods more memory"
 
 
 def charge(
@@ -203,9 +231,9 @@ def charge(
 
 def progressed(state: Recovery) -> Recovery:
     """A round has finished its first step: fingerprints start anew, the budget grows back."""
-    if not state.seen and not state.faults:
+    if not state.seen and not state.faults and state.stepped:
         return state
-    return replace(state, seen={}, faults=max(0, state.faults - 2))
+    return replace(state, seen={}, faults=max(0, state.faults - 2), stepped=True)
 
 
 def rested(state: Recovery, seconds: float) -> Recovery:

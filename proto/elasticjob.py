@@ -133,6 +133,8 @@ class SlotPast:
     """The last one that is counted here."""
     oom_step: int | None = None
     crashes: int = 0
+    crashed_on: str = ""
+    """Node of those."""
     same: int = 0
     fingerprint: str = ""
 

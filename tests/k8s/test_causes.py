@@ -93,6 +93,12 @@ def test_sigbus_has_a_hint() -> None:
     assert "/dev/shm" in judge(over(135), Past()).reason
 
 
+def test_what_kueue_takes_back_is_preempted() -> None:
+    taken = over(143, conditions=(("TerminationTarget", "True", "StoppedByKueue"),))
+    verdict = judge(taken, Past())
+    assert (verdict.cause, verdict.action, verdict.counts) == (Cause.PREEMPTED, REPLACE, False)
+
+
 def after(*ends: Pod, steps: tuple[int, ...]) -> Past:
     past = Past()
     for ended, step in zip(ends, steps, strict=True):
@@ -115,6 +121,19 @@ def test_out_of_memory_twice(first: int, second: int, action: Action) -> None:
     past = after(over(137, ended="OOMKilled"), steps=(first,))
     again = over(137, ended="OOMKilled", last_words=words(Ended.OOM, second))
     assert judge(again, past).action is action
+
+
+def test_one_that_was_killed_for_its_memory_left_no_words() -> None:
+    """The job's step says where that was."""
+    killed = over(137, ended="OOMKilled")
+    past = after(killed, steps=(100,))
+    assert judge(killed, past, step=105).action is FAIL
+    assert judge(killed, past, step=5000).action is REPLACE
+
+
+def test_crashes_on_many_nodes_blame_none() -> None:
+    past = after(over(139), over(139), steps=(5, 6))
+    assert judge(replace(over(139), node="n8"), past).action is REPLACE
 
 
 def test_crashes_in_a_row_blame_the_node() -> None:

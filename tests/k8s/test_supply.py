@@ -368,6 +368,26 @@ def test_all_workers_end_well_and_the_job_is_not_over() -> None:
     assert "start elastic-run?" in told.fail[1]
 
 
+def test_too_few_are_left_once_some_have_ended_well() -> None:
+    """The others have ten minutes to end, too."""
+    cluster = four()
+    for pod in cluster.live()[:3]:
+        cluster.end(pod, 0)
+    assert cluster.turn().fail is None
+    assert cluster.turn(599.0).fail is None
+    told = cluster.turn(1.0)
+    assert told.fail is not None
+    assert "3 of 4 worker pods end with exit code 0" in told.fail[1]
+
+
+def test_nothing_is_made_for_a_job_that_fails() -> None:
+    cluster = four()
+    cluster.end("j-worker-1-r0", 127)
+    told = cluster.turn()
+    assert told.fail is not None
+    assert told.create == ()
+
+
 @pytest.mark.parametrize(
     ("action", "check"),
     [

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from elastic import supplied
 from elastic.k8s.causes import Action, Past, judge
 from elastic.k8s.observed import Pod
@@ -91,3 +93,19 @@ def test_the_status_of_workers() -> None:
     found = supplied.workers(plan, "")
     assert (found.desired, found.ready, found.waiting, found.spares) == (4, 4, 1, 1)
     assert found.pending == tuple(f"p{n}: no room" for n in range(10))
+
+
+@pytest.mark.parametrize(
+    ("command", "restarts"),
+    [
+        (["elastic-run", "--max-restarts=3", "train.py"], 3),
+        (["/usr/bin/torchrun", "--nnodes", "4", "--max_restarts", "2", "train.py"], 2),
+        (["elastic-run", "train.py", "--max-restarts=7"], 0),
+        (["bash", "-c", "cd /x && exec elastic-run --max-restarts 4 -m x"], 4),
+        (["sh", "-c", "echo 'left open"], 0),
+        (["elastic-run", "--no-such-flag", "train.py"], 0),
+        (["sleep", "inf"], 0),
+    ],
+)
+def test_the_scripts_own_errors_are_as_its_command_says(command: list[str], restarts: int) -> None:
+    assert supplied.policy(read({"image": "i", "command": command})).max_restarts == restarts

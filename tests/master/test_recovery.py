@@ -238,7 +238,37 @@ def test_the_budget_grows_back_with_progress() -> None:
         state = pay(state, Cause.KILLED, None, policy)
     for _ in range(20):
         state = pay(medic.progressed(state), Cause.NODE_LOST, None, policy)
-    assert medic.progressed(Recovery()) == Recovery()
+    fresh = medic.progressed(Recovery())
+    assert medic.progressed(fresh) is fresh
+
+
+def last(failed: RankFailure, *steps: int, supplied: bool = True) -> type:
+    """What the last verdict is where a rank ends so at each of these steps."""
+    state, verdict = medic.progressed(Recovery()), None
+    for step in steps:
+        seen = (Observed(node_id=NodeId("a"), failure=failed, at=0.0),)
+        policy = Policy(max_restarts=9, supplied=supplied)
+        state, verdict = judge(medic.progressed(state), seen, 0.0, 9.0, policy, step)
+    return type(verdict)
+
+
+def test_a_pods_memory_is_used_up_twice_at_a_similar_step() -> None:
+    oom = failure(exit_code=-9, oom_killed=True)
+    assert last(oom, 100, 105) is Fail
+    assert last(oom, 100, 300) is Restart
+    assert last(oom, 0, 0) is Fail
+    assert last(oom, 100, 105, supplied=False) is Restart
+    by_others = failure(exit_code=-9, kernel_log=KERNEL_KILLS)
+    assert last(by_others, 100, 105) is Restart
+
+
+def test_a_pods_image_lacks_what_is_imported() -> None:
+    lacks = failure(error_type="ModuleNotFoundError", message="No module named 'x'")
+    seen = (Observed(node_id=NodeId("a"), failure=lacks, at=0.0),)
+    for supplied, kind in ((True, Fail), (False, Restart)):
+        policy = Policy(max_restarts=9, supplied=supplied)
+        assert type(judge(Recovery(), seen, 0.0, 9.0, policy)[1]) is kind
+    assert last(lacks, 5) is Restart, "it was there once"
 
 
 def test_the_budget_grows_back_with_time() -> None:
