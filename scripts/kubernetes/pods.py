@@ -79,9 +79,10 @@ class Pod:
         """After a change of a Service; in place, since it is mounted into the containers."""
         path = self._folder / "hosts"
         text = self._host.hosts(self.manifest, self.address)
-        if path.exists() and path.read_text().rstrip("\n") != text.rstrip("\n"):
-            with path.open("r+b") as file:  # one write, never shorter: a reader sees old or new
-                file.write(text.encode().ljust(path.stat().st_size, b"\n"))
+        with contextlib.suppress(FileNotFoundError):  # not yet, or no more: a thread takes it away
+            if path.read_text().rstrip("\n") != text.rstrip("\n"):
+                with path.open("r+b") as file:  # one write, never shorter: a reader sees old or new
+                    file.write(text.encode().ljust(path.stat().st_size, b"\n"))
 
     async def _work(self) -> None:
         self._begin()
@@ -202,7 +203,7 @@ class Pod:
         while True:
             container = Container()
             try:
-                if run.manifest["image"] == words.SIMULATED:
+                if self._is_simulated(run):
                     container.simulate()
                 else:
                     plan = await self._host.call(
@@ -228,6 +229,10 @@ class Pod:
                 self._phase = "Running"
             self._changed.set()
             return container
+
+    def _is_simulated(self, run: Run) -> bool:
+        asked = self.manifest["metadata"].get("annotations") or {}
+        return words.SIMULATE in asked or run.manifest["image"] == words.SIMULATED
 
     async def _obey(self) -> None:
         """What a test asks for by annotation, once."""

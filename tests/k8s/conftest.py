@@ -11,6 +11,8 @@ from scripts.kubernetes import assets
 from scripts.kubernetes.client import ApiError, Client, access
 from scripts.kubernetes.server import Server, serve
 from tests.k8s.cluster import Cluster, Namespace, make_namespace, run_kubelet
+from tests.k8s.crew import Crew, Stage
+from tests.k8s.operated import operated
 from tests.waiting import wait_for
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -52,6 +54,25 @@ def cluster(namespace: Namespace, tmp_path: Path) -> Iterator[Cluster]:
     """The namespace with three nodes on which its pods run."""
     with run_kubelet(namespace, tmp_path / "kubelet") as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def stage(
+    crd: None, kube_server: Server, kube: Client, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    """An operator, a kubelet and agents for many jobs."""
+    space, folder = make_namespace(kube_server, kube), tmp_path_factory.mktemp("stage")
+    with (
+        run_kubelet(space, folder / "kubelet", "--nodes=12") as cluster,
+        operated(space, folder) as operator,
+        Crew(space) as crew,
+    ):
+        made = Stage(cluster, folder, operator, crew)
+        try:
+            yield made
+        finally:
+            made.operator.process.kill()
+            made.operator.process.wait()
 
 
 @pytest.fixture(scope="session")
