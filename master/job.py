@@ -175,7 +175,9 @@ def _judge(job: Job, current: Round, now: float, policy: Policy) -> Next:
     ]
     unsure = max(silent, default=now)
     rested = medic.rested(job.recovery, now - current.started)
-    recovery, verdict = medic.judge(rested, current.failures, unsure, now, policy, job.ledger.step)
+    books = job.ledger
+    step = books.step if books.step or books.stepping or books.productive else None
+    recovery, verdict = medic.judge(rested, current.failures, unsure, now, policy, step)
     if isinstance(verdict, medic.Hold):
         return job, verdict.until, verdict.reason
     job = replace(job, recovery=recovery)

@@ -107,8 +107,6 @@ class Recovery:
     """Of `fault_budget`, used."""
     seen: Mapping[str, int] = field(default_factory=dict[str, int])
     """Fingerprints since the last finished step."""
-    stepped: bool = False
-    """The job has ever finished one."""
     ooms: Mapping[int, int] = field(default_factory=dict[int, int])
     """By rank: the step at which its container's memory was used up last."""
 
@@ -165,11 +163,11 @@ def judge(
     doubt: float,
     now: float,
     policy: Policy,
-    step: int = 0,
+    step: int | None = None,
 ) -> tuple[Recovery, Verdict]:
     """What to do about a round's failures, oldest first; there is one at least.
 
-    step: the job's last. doubt: until when, in job time, a silent node of the round may turn out to be dead; no script
+    step: the job's last; None: it has finished none. doubt: until when, in job time, a silent node of the round may turn out to be dead; no script
     is blamed before that, since these may be the symptoms.
     """
     root = root_of(observed)
@@ -187,17 +185,17 @@ def judge(
 
 
 def _hopeless(
-    state: Recovery, cause: Cause, failure: RankFailure, step: int
+    state: Recovery, cause: Cause, failure: RankFailure, step: int | None
 ) -> tuple[Recovery, str]:
     """Why another try would end the same way; empty: it may not. In pods alone, whose limits and image stay the same."""
     label = ends(failure)[0]
-    if cause is Cause.ERROR and label == "import_error" and not state.stepped:
+    if cause is Cause.ERROR and label == "import_error" and step is None:
         return state, "its image lacks what the script imports"
     if label != "cgroup_oom":
         return state, ""
-    before = state.ooms.get(failure.rank)
-    state = replace(state, ooms={**state.ooms, failure.rank: step})
-    if before is None or abs(step - before) > max(NEAR, SIMILAR * max(step, before)):
+    before, at = state.ooms.get(failure.rank), step or 0
+    state = replace(state, ooms={**state.ooms, failure.rank: at})
+    if before is None or abs(at - before) > max(NEAR, SIMILAR * max(at, before)):
         return state, ""
     return state, f"it ran out of memory again, near step {before}: give its pods more memory"
 
@@ -231,9 +229,9 @@ def charge(
 
 def progressed(state: Recovery) -> Recovery:
     """A round has finished its first step: fingerprints start anew, the budget grows back."""
-    if not state.seen and not state.faults and state.stepped:
+    if not state.seen and not state.faults:
         return state
-    return replace(state, seen={}, faults=max(0, state.faults - 2), stepped=True)
+    return replace(state, seen={}, faults=max(0, state.faults - 2))
 
 
 def rested(state: Recovery, seconds: float) -> Recovery:
