@@ -235,7 +235,7 @@ def a_name_that_is_no_images_fails_at_its_deadline(stage: Stage) -> None:
     """11. The master has the same image: the operator sees it wait."""
     with stage.job("bad", container={"image": "Not An Image"}, preRunningDeadlineSeconds=5) as job:
         _wait_unstarted(job, "InvalidImageName")
-        job.wait_failed("DeadlineExceeded")
+        assert "InvalidImageName" in job.wait_failed("ImagePullFailed")
 
 
 def _wait_unstarted(job: Staged, words: str) -> None:

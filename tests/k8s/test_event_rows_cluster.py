@@ -95,7 +95,7 @@ def pods_that_find_no_node_are_done_without_until_there_is_one(stage: Stage) -> 
         "full", worker={"replicas": 3}, container=asks, scheduling={**pool, "pending": pending},
         elastic={**TWO, "scaleUpCooldownSeconds": 1},
     ) as job:  # fmt: skip
-        job.wait_world(job.worker(0), job.worker(1))
+        job.wait_size(2)
         job.wait("why is said", lambda: job.condition("Scheduled").get("reason") == "Unschedulable")
         assert "Insufficient cpu" in job.condition("Scheduled")["message"]
         job.wait("they train", lambda: job.holds("Ready") and job.holds("Degraded"))
