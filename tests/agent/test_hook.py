@@ -63,6 +63,7 @@ def test_what_is_ours_is_among_the_modules(agent: SmallAgent, tmp_path: Path) ->
     assert not [name for name in ours if name.split(".")[1] in ("agent", "proto")]
 
 
+@pytest.mark.soak
 def test_a_script_that_compiles_brings_torchs_compiler(agent: SmallAgent, tmp_path: Path) -> None:
     """Which the standby can import."""
     compiler = "torch._inductor.compile_fx"
@@ -208,6 +209,7 @@ print(sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"])
 """
 
 
+@pytest.mark.soak
 def test_compiled_optimizer_step_stays_as_it_is(agent: SmallAgent, tmp_path: Path) -> None:
     path = write(tmp_path, COMPILED)
     found = agent.start("spawner", target=path)
@@ -266,7 +268,7 @@ def test_a_broken_one_breaks_as_ever(tmp_path: Path, text: str) -> None:
         assert json.loads(behind.stdout)[0] is None
 
 
-@pytest.mark.parametrize("number", ["", "x", "-1", "0", "1", "999999", "9" * 30])
+@pytest.mark.parametrize("number", ["", "x", "0", "9" * 30])
 def test_wrong_descriptors_harm_nobody(number: str) -> None:
     code = "import torch; print('fine')"
     found = python(code, STARTUP, ELASTIC_PAGE_FD=number, ELASTIC_LINK_FD=number)

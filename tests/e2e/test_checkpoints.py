@@ -67,7 +67,7 @@ def test_a_snapshot_that_was_waited_for_outlives_its_rank(job: Job, snapshot: st
     check(job, 2)
 
 
-@pytest.mark.parametrize("part", ["agent", "master"])
+@pytest.mark.parametrize("part", ["agent", pytest.param("master", marks=pytest.mark.soak)])
 def test_snapshots_outlive_agent_and_master(job: Job, part: str) -> None:
     start(job)
     job.wait_for_steps(2, count=3)
@@ -161,6 +161,7 @@ def test_a_lost_node_is_replaced_from_the_memory_of_another(job: Job) -> None:
         assert line.fields["step"] >= job.told("step", round=first)[-1].fields["step"] - 1
 
 
+@pytest.mark.soak
 def test_a_node_is_lost_while_replicas_lag_behind(job: Job) -> None:
     """Three in a ring, whose replicas take longer than a step: what was replicated last is loaded,
     though every node has written over it in its turn by then."""

@@ -4,6 +4,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.agent.probes import healthy
 from tests.e2e.harness import ROOT, Job
 from tests.e2e.test_notify import first, to_a_file
@@ -47,6 +49,7 @@ def test_a_node_that_computes_wrong_is_kept_out_and_the_others_train(job: Job) -
     job.ends(0)
 
 
+@pytest.mark.soak
 def test_probes_use_the_python_of_the_ranks(job: Job) -> None:
     """Ours may have no torch."""
     python = job.folder / "python"
@@ -69,6 +72,7 @@ if (in_probe("device") or in_probe("pair")) and "RANKS" not in os.environ:
     job.ends(0)
 
 
+@pytest.mark.soak
 def test_one_that_has_not_the_interface_is_named_though_it_came_first(job: Job) -> None:
     """Of two that do not work together the one that came later is kept out; here it is no link."""
     job.start("--precheck", "quick", nodes="1:2", environ={"GLOO_SOCKET_IFNAME": "nosuch0"})

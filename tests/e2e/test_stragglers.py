@@ -70,6 +70,7 @@ def test_a_throttled_rank_is_named_until_it_is_throttled_no_more(job: Job) -> No
     assert job.round() == number, "it was only told of"
 
 
+@pytest.mark.soak
 @needs_throttle
 def test_a_spare_takes_the_place_of_a_throttled_node(job: Job) -> None:
     number = start(job, "--exclude-straggler", launchers=3)

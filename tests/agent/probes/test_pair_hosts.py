@@ -14,7 +14,7 @@ from elastic.master.pairing import Plan, decide
 from tests.agent.probes.pairs import Probe, numbers, told_of
 from tests.e2e.harness.network import Network, missing, run
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.netns, pytest.mark.soak]  # each waits for links of 40 Mbit/s
 
 HOSTS = [NodeId(f"host{number}") for number in range(4)]
 LIMITS = Limits(matmul_ratio=50, gather_ratio=1.5)
@@ -107,7 +107,6 @@ def test_a_slow_link_is_named(network: Network) -> None:
     assert rounds <= 3
 
 
-@pytest.mark.soak
 def test_a_host_whose_cable_is_out_is_named(network: Network) -> None:
     hosts = limited(network, 40)
     network.pull(1)

@@ -23,7 +23,7 @@ needs_elastic_run = pytest.mark.skipif(
     not (ROOT / "elastic" / "run.py").exists(), reason="there is no elastic-run in this checkout"
 )
 QUICK = {
-    "env", "module", "macro", "tee_3", "exit_3", "recorded_raise", "sigterm", "started_deaf", "static_two",
+    "env", "exit_3", "sigterm",
 }  # fmt: skip
 """What is also run forked by default."""
 SOAK = {
