@@ -65,6 +65,8 @@ class Place:
     """host:port, as agents dial it."""
     listen: str = ""
     """host:port, where that is another."""
+    pod: str = ""
+    """Its own name; empty: the operator told none, and each `accepted` is obeyed."""
 
 
 class JobMaster:
@@ -94,24 +96,26 @@ class JobMaster:
         self._stepped: tuple[int, float | None] = (0, None)
         """The last step, and when it was seen to be finished."""
 
-    async def run(self) -> JobState:
-        """Until the job has ended, or another master has taken over; returns what was said last."""
+    async def run(self) -> JobState | None:
+        """Until the job has ended; returns what was said last. None: another master has taken over."""
         watch = asyncio.create_task(self._jobs.run())
         try:
             await self._jobs.synced.wait()
             while True:
                 uid, accepted = await self._accepted()
+                if not accepted.names(self._place.pod):
+                    self._leave()
+                    return None
                 supplier = self._supplier(uid, read(accepted.spec))
                 pods = asyncio.create_task(supplier.watch())
                 try:
                     over = await self._serve(uid, accepted, supplier)
                 finally:
-                    pods.cancel()
+                    await _end(pods)
                 if over:
-                    assert self._told is not None
                     return self._told
         finally:
-            watch.cancel()
+            await _end(watch)
 
     # --- what the operator says ------------------------------------------------------------------
 
@@ -126,10 +130,13 @@ class JobMaster:
         return now
 
     def _held(self) -> bool:
-        """This master may still write: the server is heard, and names no later attempt."""
-        now = self._now()
+        """This master may still write: the server is heard, and names neither another pod nor a later attempt."""
         fresh = asyncio.get_running_loop().time() - self._jobs.heard < FRESH
-        return fresh and (now is None or now[1].attempt <= max(self._attempt, 1))
+        now = self._now()
+        return fresh and (now is None or self._is_meant(now[1]))
+
+    def _is_meant(self, accepted: Accepted) -> bool:
+        return accepted.names(self._place.pod) and accepted.attempt <= max(self._attempt, 1)
 
     def _supplier(self, uid: str, spec: Spec) -> Supplier:
         def make(new: New, avoid: tuple[str, ...]) -> Json:
@@ -157,7 +164,7 @@ class JobMaster:
     # --- one attempt -----------------------------------------------------------------------------
 
     async def _serve(self, uid: str, accepted: Accepted, supplier: Supplier) -> bool:
-        """Returns whether all is over; else the next attempt begins."""
+        """Returns whether all is over; else the next attempt begins, this master's or another's."""
         self._attempt = accepted.attempt
         spec, joined = read(accepted.spec), supplied.Supplied(supplier)
         if accepted.wanted == "Run":
@@ -178,12 +185,10 @@ class JobMaster:
             try:
                 result = await self._follow(uid, accepted, supplier, joined, served)
             finally:
-                served.cancel()
+                await _end(served)
             accepted = self._newest(accepted)
-            if result is None or accepted.attempt != self._attempt:
-                log.warning("another master serves this job, or this one was told to go")
-                self._told = self._told or self._state(accepted, "Starting", None, supplier)
-                return True
+            if result is None or not self._is_meant(accepted):
+                return self._leave()
             if not result.resumable:
                 await self._tell(uid, self._ended(accepted, result, joined.job, supplier))
                 return True
@@ -200,7 +205,7 @@ class JobMaster:
         while not served.done():
             self._stirred.clear()
             accepted = self._newest(accepted)
-            if accepted.attempt != self._attempt:
+            if not self._is_meant(accepted):
                 return None
             spec = read(accepted.spec)
             if supplier.wanted != wanted(spec):
@@ -223,7 +228,8 @@ class JobMaster:
         """Every pod goes; after that it is suspended until the next attempt, or has ended."""
         going: State = "Stopping" if accepted.wanted == "Stop" else "Suspending"
         await self._tell(uid, self._state(accepted, going, None, supplier))
-        await supplier.empty()
+        if not await self._emptied(accepted, supplier):
+            return self._leave()
         if accepted.wanted == "Stop":
             stopped = self._state(accepted, "Ended", None, supplier)
             await self._tell(uid, replace(stopped, outcome="Stopped", reason="Stopped"))
@@ -232,9 +238,30 @@ class JobMaster:
         while True:
             self._stirred.clear()
             now = self._newest(accepted)
-            if now.wanted != "Suspend":
+            if now.wanted != "Suspend" or not self._is_meant(now):
                 return False
             await self._stirred.wait()
+
+    def _leave(self) -> bool:
+        """For good, with nothing said of how the job ended."""
+        log.warning("another master serves this job, or this one was told to go")
+        self._told = None
+        return True
+
+    async def _emptied(self, accepted: Accepted, supplier: Supplier) -> bool:
+        """Every pod is gone; False: another master is meant meanwhile, whose pods they are."""
+        emptied = asyncio.ensure_future(supplier.empty())
+        try:
+            while not emptied.done():
+                self._stirred.clear()
+                if not self._is_meant(self._newest(accepted)):
+                    return False
+                stirred = asyncio.ensure_future(self._stirred.wait())
+                await asyncio.wait({emptied, stirred}, return_when=asyncio.FIRST_COMPLETED)
+                stirred.cancel()
+        finally:
+            await _end(emptied)
+        return not emptied.cancelled()
 
     def _newest(self, accepted: Accepted) -> Accepted:
         now = self._now()
@@ -302,6 +329,12 @@ class JobMaster:
         self._told, self._told_at = state, now
 
 
+async def _end(task: "asyncio.Future[Any]") -> None:
+    """With its connections closed."""
+    task.cancel()
+    await asyncio.wait([task])
+
+
 def _seen(raw: Json) -> Seen:
     status = raw.get("status") or {}
     return Seen(
@@ -335,12 +368,13 @@ def place(environ: Mapping[str, str]) -> Place:
         folder=Path(environ[env.MASTER_FOLDER]),
         address=address,
         listen=f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}",
+        pod=environ.get(env.MASTER_POD, ""),
     )
 
 
-def last_words(state: JobState) -> Ending:
+def last_words(state: JobState | None) -> Ending:
     """Of a life that served to the job's end, or until another took over."""
-    if state.state != "Ended":
+    if state is None or state.state != "Ended":
         return Ending(kind=Ended.STOPPED, reason="another master serves this job")
     known = {str(kind) for kind in Ended}
     usual = Ended.FINISHED if state.outcome == "Succeeded" else Ended.USER_ERROR
@@ -348,7 +382,7 @@ def last_words(state: JobState) -> Ending:
     return Ending(kind=kind, reason=state.message, step=state.training.step)
 
 
-async def _run(here: Place, security: Security) -> JobState:
+async def _run(here: Place, security: Security) -> JobState | None:
     def make(uid: str, spec: Spec, new: New, avoid: tuple[str, ...]) -> Json:
         owner = pods.Owner(namespace=here.namespace, name=here.name, uid=uid)
         return pods.worker(owner, spec, new, avoid)

@@ -5,8 +5,7 @@ import json
 from dataclasses import replace
 
 from elastic.k8s import pods, status
-from elastic.k8s.jobs import Answers, Job, master_of
-from elastic.k8s.observed import Member
+from elastic.k8s.jobs import Answers, Job
 from elastic.k8s.pods import Manifest, Owner
 from elastic.k8s.rules import edit_violations, violations
 from elastic.k8s.spec import Spec
@@ -18,7 +17,7 @@ from elastic.proto.elasticjob import Accepted
 
 
 def accept(
-    seen: Job, members: tuple[Member, ...], answers: Answers, *, again: bool
+    seen: Job, answers: Answers, *, again: bool
 ) -> tuple[Accepted | None, Verdict, Manifest | None]:
     """What the job is to be; whether that is what its spec says; a pod to ask about first. again: ask also about one
     that the server has refused."""
@@ -39,7 +38,7 @@ def accept(
             return before, Verdict(so=None, reason=Reason.CHECKING), _worker(seen.owner, spec)
         if template:
             return kept, Verdict(so=False, reason=Reason.TEMPLATE, message=template), None
-    return _accepted(seen, members, before, spec), Verdict(so=True, reason=Reason.ACCEPTED), None
+    return _accepted(seen, before, spec), Verdict(so=True, reason=Reason.ACCEPTED), None
 
 
 def _refused(seen: Job) -> str | None:
@@ -56,9 +55,7 @@ def _suspended(before: Accepted | None) -> Accepted | None:
     return replace(before, wanted="Suspend", spec={**before.spec, "suspend": True})
 
 
-def _accepted(
-    seen: Job, members: tuple[Member, ...], before: Accepted | None, spec: Spec
-) -> Accepted:
+def _accepted(seen: Job, before: Accepted | None, spec: Spec) -> Accepted:
     fresh = Accepted(
         generation=seen.generation,
         spec=schema.dump(spec),
@@ -72,16 +69,6 @@ def _accepted(
         return replace(fresh, attempt=before.attempt)
     if not seen.told.holds(status.Kind.SUSPENDED):
         return before  # it saves: it goes on once that is done
-    current = master_of(members, seen.told.master.pod)
-    if (
-        current is not None
-        and not current.over
-        and current.made_from != made_from(seen.owner, spec)
-    ):
-        # its master goes first: it would take the next attempt for its own
-        return replace(
-            fresh, wanted="Suspend", generation=before.generation, attempt=before.attempt
-        )
     return replace(fresh, attempt=before.attempt + 1)
 
 

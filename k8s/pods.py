@@ -233,14 +233,17 @@ def master(owner: Owner, spec: Spec, attempt: int) -> Manifest:
         env.MASTER_ADDRESS: f"{owner.host}:{PORT}",
         env.MASTER_FOLDER: FOLDER,
     }
-    field = {"fieldRef": {"fieldPath": "status.podIP"}}
+    fields = {env.MASTER_IP: "status.podIP", env.MASTER_POD: "metadata.name"}
     container = {
         "name": "master",
         "image": template.get("image", ""),
         "command": ["python3", "-m", "elastic.job_master"],
         "env": [
             *({"name": name, "value": value} for name, value in variables.items()),
-            {"name": env.MASTER_IP, "valueFrom": field},
+            *(
+                {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+                for name, path in fields.items()
+            ),
             _token(owner),
         ],
         "ports": [{"name": "grpc", "containerPort": PORT}],

@@ -74,7 +74,7 @@ def reconcile(
         return Plan()  # once it was accepted, that is an edit like others, and refused
     if seen.deleted_at is not None and FINALIZER not in seen.finalizers:
         return Plan()
-    accepted, acceptance, ask = accept(seen, members, answers, again=complete)
+    accepted, acceptance, ask = accept(seen, answers, again=complete)
     if ask is not None:
         return Plan(ask=ask)
     if accepted is None:
@@ -110,6 +110,9 @@ def _keep(
     accepted, record, manifest = _master(
         seen, spec, accepted, record, members, state, answers, needed=needed
     )
+    if over is None and (over := _over(seen, state, spec, record, now)) is not None:
+        accepted = replace(accepted, wanted="Stop")  # its master was the last
+    accepted = replace(accepted, master=record.pod)
     state = _current(seen.state, accepted)
     late = _late(seen, accepted, spec, now)
     suspended = (
@@ -128,7 +131,7 @@ def _keep(
         seen, members, replace(before, master=record), accepted, acceptance, over, answers, now,
         suspended=suspended, state=None if suspended else state, replicas=spec.replicas,
     )  # fmt: skip
-    delete = _surplus(seen, members, record, spec, over, accepted, late=late, suspended=suspended)
+    delete = _surplus(seen, members, record, spec, over, accepted, late=late)
     plan = Plan(
         master=manifest,
         delete=delete,
@@ -191,7 +194,7 @@ def _over(
         return Over(failed=failed, reason=state.reason or Reason.SO, message=state.message)
     if seen.deleted_at is not None:
         return None
-    if record.restarts - record.restarts_at_step > spec.master.max_restarts:
+    if _worn_out(record, spec):
         words = f"its master was started anew {record.restarts - record.restarts_at_step} times with no step in between"
         return Over(failed=True, reason=Reason.MASTER, message=words)
     if (limit := spec.active_deadline_seconds) is not None and _active(before, now) >= limit:
@@ -243,23 +246,33 @@ def _master(
     needed: bool,
 ) -> tuple[Accepted, MasterRecord, Manifest | None]:
     """The pod that it has, or the one that is to be made; one that lost its pod begins another attempt, since its
-    journal may be lost with it. What neither spoke nor was seen to end is not counted: an operator that was killed
-    left no pod. One that the server refused was never there: it is tried again as it is, so that the pauses between
-    two tries are not cut short by what is written about them."""
+    journal may be lost with it, unless its restarts are used up. What neither spoke nor was seen to end is not
+    counted: an operator that was killed left no pod. One that the server refused was never there: it is tried again as
+    it is, so that the pauses between two tries are not cut short by what is written about them. A resume with another
+    spec has a pod of its own: the one that rests is not named any more, and goes."""
     if not needed:
         return accepted, record, None
-    current = master_of(members, record.pod)
-    if record.pod and current is not None and current.alive and not answers.taken:
+    current, before = master_of(members, record.pod), seen.told.accepted
+    resumes = before is not None and accepted.attempt > before.attempt
+    made = made_from(seen.owner, spec)
+    serves = current is not None and current.alive and not answers.taken
+    if serves and (not resumes or (current is not None and current.made_from == made)):
         return accepted, record, None
-    if record.pod and (current is not None or not answers.master):
-        accepted = replace(accepted, attempt=accepted.attempt + 1)
+    if record.pod and not resumes and (current is not None or not answers.master):
         ended = current is not None and current.over
         restarts = record.restarts + (state is not None or ended)
-        record = replace(record, restarts=restarts, carried=restarts)
-    record = replace(record, pod=pods.master_name(seen.owner, accepted.attempt))
+        record = replace(record, restarts=restarts)
+        if _worn_out(record, spec) and seen.deleted_at is None:
+            return accepted, record, None
+        accepted = replace(accepted, attempt=accepted.attempt + 1)
+    name = pods.master_name(seen.owner, accepted.attempt)
     manifest = pods.master(seen.owner, spec, accepted.attempt)
-    manifest["metadata"]["annotations"] = {MADE_FROM: made_from(seen.owner, spec)}
-    return accepted, record, manifest
+    manifest["metadata"]["annotations"] = {MADE_FROM: made}
+    return accepted, replace(record, pod=name, carried=record.restarts), manifest
+
+
+def _worn_out(record: MasterRecord, spec: Spec) -> bool:
+    return record.restarts - record.restarts_at_step > spec.master.max_restarts
 
 
 def _surplus(
@@ -271,10 +284,9 @@ def _surplus(
     accepted: Accepted,
     *,
     late: bool,
-    suspended: bool,
 ) -> tuple[Member, ...]:
-    """Pods to take away: masters of earlier attempts, or of another spec than the next one; workers once the job is
-    over, or where its master does not see to it."""
+    """Pods to take away: masters of earlier attempts; workers once the job is over, or where its master does not see
+    to it."""
     policy, found = spec.cleanup.pod_policy, []
     ended = seen.state is not None and seen.state.state == "Ended"
     left = over is not None and (ended or late)  # until then its master sees to them: they save
@@ -282,8 +294,7 @@ def _surplus(
         if one.deleting:
             continue
         if one.role == "master":
-            old = suspended and one.made_from != made_from(seen.owner, spec)
-            gone = not one.over and (one.name != record.pod or old or (over is not None and late))
+            gone = not one.over and (one.name != record.pod or (over is not None and late))
             gone |= left and policy == "All"
         elif over is not None:
             gone = left and (policy == "All" or (policy == "Running" and not one.over))

@@ -105,16 +105,18 @@ async def serve(settings: MasterSettings, launcher: Launcher | None = None) -> R
     stop = loop.create_task(ending)
     watch = loop.create_task(streams.watch_silence())
     supply = None if launcher is None else loop.create_task(_supply(launcher, shell))
-    await streams.over.wait()
-    if shell.job.result is not None:
-        _write_report(shell, settings)
-        await streams.farewell(shell.job.stop_grace + 15.0)
-    await notifier.close()
-    for task in (stop, watch, supply):
-        if task is not None:
-            task.cancel()
-    await server.stop(grace=0.2)
-    journal.close()
+    try:
+        await streams.over.wait()
+        if shell.job.result is not None:
+            _write_report(shell, settings)
+            await streams.farewell(shell.job.stop_grace + 15.0)
+        await notifier.close()
+    finally:  # also where another master has taken over, and this is cancelled
+        for task in (stop, watch, supply):
+            if task is not None:
+                task.cancel()
+        await server.stop(grace=0.2)
+        journal.close()
     return shell.job.result
 
 

@@ -50,6 +50,12 @@ class Accepted:
     """Suspend and Stop: ranks save and leave, then the worker pods go; after Stop nothing comes back."""
     attempt: int = 1
     """Counts masters that began without a journal, and resumes; epochs begin at `attempt << 16`."""
+    master: str = ""
+    """The pod whose master is meant; empty: none is to run, or an operator that names none has accepted it."""
+
+    def names(self, pod: str) -> bool:
+        """It is for a master in that pod; empty: its operator told it no name. Who names nobody means any."""
+        return not self.master or not pod or self.master == pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,9 @@ POD_NODES = "ELASTIC_POD_NODES"
 MASTER_JOB = "ELASTIC_MASTER_JOB"
 """namespace/name of the ElasticJob that it serves."""
 
+MASTER_POD = "ELASTIC_MASTER_POD"
+"""The pod's own name, which `status.accepted` names where this master is meant."""
+
 MASTER_ADDRESS = "ELASTIC_MASTER_ADDRESS"
 """host:port, as agents dial it."""
 

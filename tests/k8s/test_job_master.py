@@ -39,12 +39,12 @@ class Running:
             "127." + ".".join(str(1 + secrets.randbelow(253)) for _ in range(3)) + ":29500"
         )
     )
-    task: "asyncio.Task[JobState] | None" = None
+    task: "asyncio.Task[JobState | None] | None" = None
 
-    def accept(self, wanted: str, attempt: int = 1, replicas: int = 2) -> None:
-        spec = {"image": "local", "worker": {"replicas": replicas}, "elastic": {"min": 1, "max": 4, "lastCallSeconds": 0}}  # fmt: skip
+    def accept(self, wanted: str, attempt: int = 1, master: str = "") -> None:
+        spec = {"image": "local", "worker": {"replicas": 2}, "elastic": {"min": 1, "max": 4, "lastCallSeconds": 0}}  # fmt: skip
         spec["healthCheck"] = {"preflight": "Off"}
-        said = Accepted(generation=1, spec=spec, wanted=wanted, attempt=attempt)  # type: ignore[arg-type]
+        said = Accepted(generation=1, spec=spec, wanted=wanted, attempt=attempt, master=master)  # type: ignore[arg-type]
         path = self.namespace.path(elasticjob.PLURAL, "job", GROUP)
         self.namespace.client.merge(f"{path}/status", {"status": {"accepted": schema.dump(said)}})
 
@@ -84,12 +84,13 @@ class Running:
             },
         }  # fmt: skip
 
-    def begin(self) -> None:
+    def begin(self, pod: str = "") -> None:
         place = Place(
             namespace=self.namespace.name,
             name="job",
             folder=self.folder / "master",
             address=self.address,
+            pod=pod,
         )
         self.task = asyncio.create_task(JobMaster(self.api, place, Security(), self.make).run())
 
@@ -152,6 +153,7 @@ def test_a_job_is_suspended_goes_on_and_ends(cluster: Cluster, tmp_path: Path) -
             stop.touch()
             assert running.task is not None
             last = await asyncio.wait_for(running.task, DEADLINE)
+            assert last is not None
             assert (last.state, last.outcome, last.reason) == ("Ended", "Succeeded", "Finished")
             assert running.said() == last
 
@@ -171,6 +173,7 @@ def test_pods_without_an_agent_hold_no_suspend(cluster: Cluster, tmp_path: Path)
             await asyncio.to_thread(running.accept, "Stop")
             assert running.task is not None
             last = await asyncio.wait_for(running.task, DEADLINE)
+            assert last is not None
             assert (last.state, last.outcome) == ("Ended", "Stopped")
 
     asyncio.run(body())
@@ -187,7 +190,7 @@ def test_one_that_is_superseded_goes_and_touches_nothing(
             await running.until("2 pods", lambda: len(running.pods()) == 2)
             await asyncio.to_thread(running.accept, "Run", 2)
             assert running.task is not None
-            await asyncio.wait_for(running.task, DEADLINE)
+            assert await asyncio.wait_for(running.task, DEADLINE) is None
             assert len(running.pods()) == 2
             said = running.said()
             assert said is not None
@@ -240,5 +243,52 @@ def test_a_master_that_starts_anew_between_two_ends_by_want_of_memory_counts_bot
             assert (last.outcome, last.reason) == ("Failed", "OOMKilled")
             assert "again" in last.message
             assert [one.pod for one in last.last_failures] == [first, second]
+
+    asyncio.run(body())
+
+
+@pytest.mark.usefixtures("crd")
+def test_only_the_master_that_is_named_serves(namespace: Namespace, tmp_path: Path) -> None:
+    """One that rests, and one that comes too late, leave their successor its attempt."""
+
+    async def body() -> None:
+        async with job(namespace, tmp_path) as running:
+            await asyncio.to_thread(running.accept, "Suspend", 1, "job-master-r1")
+            running.begin("job-master-r1")
+            await running.until_state("Suspended")
+            await asyncio.to_thread(running.accept, "Run", 2, "job-master-r2")
+            assert running.task is not None
+            assert await asyncio.wait_for(running.task, DEADLINE) is None
+            running.begin("job-master-r1")
+            assert await asyncio.wait_for(running.task, DEADLINE) is None
+            said = running.said()
+            assert said is not None
+            assert (said.attempt, said.state, running.pods()) == (1, "Suspended", [])
+            running.begin("job-master-r2")
+            await running.until("2 pods", lambda: len(running.pods()) == 2)
+
+    asyncio.run(body())
+
+
+@pytest.mark.usefixtures("crd")
+def test_one_that_empties_for_a_suspend_leaves_its_successors_pods(
+    namespace: Namespace, tmp_path: Path
+) -> None:
+    """No kubelet ends them: it waits, until it hears that another serves."""
+
+    async def body() -> None:
+        async with job(namespace, tmp_path) as running:
+            await asyncio.to_thread(running.accept, "Run", 1, "job-master-r1")
+            running.begin("job-master-r1")
+            await running.until("2 pods", lambda: len(running.pods()) == 2)
+            for name in running.pods():  # a node that does not answer
+                path = running.namespace.path("pods", name)
+                held = {"metadata": {"finalizers": ["example.com/held"]}}
+                await asyncio.to_thread(running.namespace.client.merge, path, held)
+            await asyncio.to_thread(running.accept, "Suspend", 1, "job-master-r1")
+            await running.until_state("Suspending")
+            await asyncio.to_thread(running.accept, "Suspend", 2, "job-master-r2")
+            assert running.task is not None
+            assert await asyncio.wait_for(running.task, DEADLINE) is None
 
     asyncio.run(body())

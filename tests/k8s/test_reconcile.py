@@ -147,7 +147,7 @@ class World:
 
     @property
     def accepted(self) -> dict[str, Any]:
-        return dict(self.status["accepted"])
+        return dict(self.status.get("accepted", {}))
 
     def condition(self, kind: Kind) -> dict[str, Any]:
         return next(dict(c) for c in self.status["conditions"] if c["type"] == kind)
@@ -325,20 +325,40 @@ def test_what_is_edited_meanwhile_gets_a_master_of_its_own(trains: World) -> Non
     suspend(trains)
     trains.edit(image="other")
     trains.settle()
-    assert trains.masters() == [], "it would take the next attempt for its own"
+    assert trains.masters() == ["job-master-r1"], "it rests"
     trains.edit(suspend=False)
     trains.settle()
     assert trains.masters() == ["job-master-r2"]
-    assert trains.accepted["attempt"] == 2
+    assert (trains.accepted["attempt"], trains.accepted["master"]) == (2, "job-master-r2")
     assert trains.status["master"]["restarts"] == 0
 
 
 def test_edited_and_resumed_at_once(trains: World) -> None:
+    """In one look, whoever rests: it is not waited for, also where its node has died under it."""
     suspend(trains)
     trains.edit(image="other", suspend=False)
-    trains.settle()
+    plan = trains.look()
+    assert [one.name for one in plan.delete] == ["job-master-r1"]
     assert trains.masters() == ["job-master-r2"]
     assert trains.accepted["spec"]["image"] == "other"
+
+
+def test_a_master_that_goes_while_suspended_is_not_named_again(trains: World) -> None:
+    """In its last seconds it would take the next attempt for its own."""
+    suspend(trains)
+    trains.pods["job-master-r1"] = replace(trains.pods["job-master-r1"], deleting=True)
+    trains.edit(suspend=False)
+    trains.settle()
+    assert trains.masters() == ["job-master-r2"]
+    assert (trains.accepted["attempt"], trains.accepted["master"]) == (2, "job-master-r2")
+    assert trains.status["master"]["restarts"] == 0
+
+
+def test_the_master_that_is_meant_is_named(trains: World) -> None:
+    assert trains.accepted["master"] == "job-master-r1"
+    del trains.pods["job-master-r1"]
+    trains.settle()
+    assert trains.accepted["master"] == "job-master-r2"
 
 
 def test_a_master_that_does_not_suspend_is_not_waited_for(trains: World) -> None:
@@ -773,7 +793,20 @@ def test_masters_that_end_before_they_speak_fail_the_job(world: World) -> None:
             world.pods[name] = replace(world.pods[name], phase="Failed")
         world.settle()
     assert world.condition(Kind.FAILED)["reason"] == Reason.MASTER
-    assert len(world.made) == 12
+    assert len(world.made) == 1 + 10
+    assert world.status["master"]["restarts"] == 11
+    assert world.pods[world.made[-1]].over, "none was made that nobody needs"
+
+
+def test_a_job_that_is_deleted_gets_masters_beyond_the_limit(trains: World) -> None:
+    """Its ranks have steps to save."""
+    name = trains.masters()[0]
+    trains.pods[name] = replace(trains.pods[name], restarts=10)
+    trains.settle()
+    trains.deleted_at = trains.now
+    del trains.pods[name]
+    trains.settle()
+    assert trains.masters() == ["job-master-r2"]
 
 
 @pytest.mark.parametrize("policy", ["All", "Running"])
@@ -839,6 +872,8 @@ class Operated(RuleBasedStateMachine):
         """By pod: what its master last heard of `status.accepted`."""
         self.resting: set[str] = set()
         """Pods whose masters wait for the next attempt."""
+        self.ghosts: set[str] = set()
+        """Masters that go on though nobody sees their pods any more: their nodes do not answer."""
         self.served: dict[int, set[str]] = {}
         """By attempt: pods that ever served it."""
         self.before: Told | None = None
@@ -894,6 +929,16 @@ class Operated(RuleBasedStateMachine):
     def change(self, image: str, on: bool) -> None:
         self.world.edit(image=image, suspend=on)
 
+    @precondition(lambda self: self.running and self.world.accepted and not self.world.gone)
+    @rule()
+    def pause(self) -> None:
+        """To its end: what comes then comes to a master that rests."""
+        self.world.edit(image="i", suspend=True)
+        self.rest()
+        if not self.world.gone:
+            self.serve(5, "", True)
+            self.rest()
+
     @rule(words=st.sampled_from(["", "the server says no"]))
     def refuse(self, words: str) -> None:
         self.world.template = words
@@ -911,6 +956,8 @@ class Operated(RuleBasedStateMachine):
     def lose(self, how: str) -> None:
         name = self.world.masters()[-1]
         found = self.world.pods.pop(name)
+        if how == "gone":
+            self.ghosts.add(name)
         if how == "deleting":
             self.world.pods[name] = replace(found, deleting=True)
         elif how == "over":
@@ -923,12 +970,18 @@ class Operated(RuleBasedStateMachine):
 
     @rule()
     def leave(self) -> None:
-        """Pods that are being deleted are gone."""
+        """Pods that are being deleted are gone, and so are those whose nodes do not answer."""
+        self.ghosts.clear()
         self.world.pods = {n: p for n, p in self.world.pods.items() if not p.deleting}
 
     # --- masters, as in elastic/job_master.py ------------------------------------------------
 
-    @precondition(lambda self: self.world.masters() and "accepted" in self.world.status)
+    @property
+    def running(self) -> list[str]:
+        pods = self.world.pods.values()
+        return [*self.ghosts, *(p.name for p in pods if p.role == "master" and not p.over)]
+
+    @precondition(lambda self: self.running and self.world.accepted and not self.world.gone)
     @rule(
         step=st.integers(0, 100),
         ends=st.sampled_from(["", "", "", "Succeeded", "Failed"]),
@@ -936,7 +989,7 @@ class Operated(RuleBasedStateMachine):
     )
     def serve(self, step: int, ends: str, fresh: bool) -> None:
         """fresh: it has heard the newest; one that begins always has."""
-        for name in self.world.masters():
+        for name in self.running:
             if fresh or name not in self.heard:
                 self.heard[name] = self.world.accepted
             self._act(name, step, ends)
@@ -944,6 +997,9 @@ class Operated(RuleBasedStateMachine):
     def _act(self, name: str, step: int, ends: str) -> None:
         world, heard = self.world, self.heard[name]
         wanted, attempt = heard["wanted"], heard["attempt"]
+        if heard["master"] not in ("", name):
+            self._leave_pod(name)
+            return
         if name in self.resting:
             if wanted == "Suspend":
                 return
@@ -968,6 +1024,9 @@ class Operated(RuleBasedStateMachine):
         self._leave_pod(name)
 
     def _leave_pod(self, name: str) -> None:
+        if name in self.ghosts:
+            self.ghosts.remove(name)
+            return
         self.world.pods[name] = replace(self.world.pods[name], phase="Succeeded")
 
     # --- what always holds -------------------------------------------------------------------
