@@ -10,6 +10,9 @@ from elastic.k8s.status import Told
 from elastic.proto import elasticjob, schema
 from elastic.proto.elasticjob import FORCE_DELETE, JobState
 
+KUEUE = "kueue"
+"""Its name as a field manager, or the beginning: its user agent."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -24,6 +27,8 @@ class Job:
     forced: bool = False
     deleted_at: float | None = None
     """In seconds of Unix; None: nobody deletes it."""
+    queued: bool = False
+    """Kueue wrote `spec.suspend` last."""
     told: Told = field(default_factory=Told)
     state: JobState | None = None
 
@@ -55,8 +60,19 @@ def job(raw: Mapping[str, Any]) -> Job:
         finalizers=tuple(meta.get("finalizers") or ()),
         forced=notes.get(FORCE_DELETE, "false") != "false",
         deleted_at=seconds(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
+        queued=_is_queued(meta),
         told=replace(schema.load(Told, ours, "status"), accepted=accepted),
         state=elasticjob.job_state(said),
+    )
+
+
+def _is_queued(meta: Mapping[str, Any]) -> bool:
+    """By who owns the field; what Kueue says of the workload would need the right to read it."""
+    return any(
+        (name == KUEUE or name.startswith(f"{KUEUE}-"))
+        and "f:suspend" in ((one.get("fieldsV1") or {}).get("f:spec") or {})
+        for one in meta.get("managedFields") or ()
+        if (name := one.get("manager") or "")
     )
 
 

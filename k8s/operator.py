@@ -251,6 +251,7 @@ class Operator:
             have.append(
                 self._have(SECRETS, belongings.token(owner, secrets.token_urlsafe(32)), again=False)
             )
+        have += [self._remove(resource, body) for resource, body in plan.superfluous]
         for answer in await asyncio.gather(*have, return_exceptions=True):  # none goes on behind
             if isinstance(answer, BaseException):
                 raise answer
@@ -277,18 +278,24 @@ class Operator:
     async def _have(self, resource: Resource, body: Json, *, again: bool = True) -> None:
         """It is there, and as `body` says; not again: as it was made at first. Another's of that name is not touched."""
         meta = body["metadata"]
-        space, name, uid = meta["namespace"], meta["name"], meta["ownerReferences"][0]["uid"]
         self._fence()
         try:
-            await self._api.create(resource, space, body)
+            await self._api.create(resource, meta["namespace"], body)
         except AlreadyExists:
-            try:
-                found = await self._writer.create(uid, resource, body)  # which tells whose it is
-            finally:
-                self._writer.expectations.not_created(space, name)  # no cache will show it
+            if (found := await self._writer.find(resource, body)) is None:
+                raise
             if again:
                 wanted = {**body, "metadata": {**meta, "uid": found["metadata"]["uid"]}}
-                await self._writer.apply(resource, space, name, wanted)
+                await self._writer.apply(resource, meta["namespace"], meta["name"], wanted)
+
+    async def _remove(self, resource: Resource, body: Json) -> None:
+        """It is not there; another's of that name stays."""
+        meta = body["metadata"]
+        self._fence()
+        with contextlib.suppress(Absent, Conflict):
+            if (found := await self._writer.find(resource, body)) is not None:
+                uid = found["metadata"]["uid"]
+                await self._api.delete(resource, meta["namespace"], meta["name"], uid=uid)
 
     def _fence(self) -> None:
         if not self._lease.held():

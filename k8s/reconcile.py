@@ -29,6 +29,8 @@ LOOK = 5.0
 """Seconds after which a job that is to stop is looked at again."""
 PATIENCE = 60.0
 """Seconds beyond `drainSeconds` after which a master that was told to suspend or stop is not waited for."""
+KEPT = 3
+"""Ended masters of earlier attempts whose pods stay, but where `cleanup.podPolicy` is None: all of them do."""
 MINE = Spec().managed_by
 POD_GROUPS: Mapping[str, Resource] = {
     "Volcano": Resource(group="scheduling.volcano.sh", version="v1beta1", kind="PodGroup", plural="podgroups"),
@@ -48,6 +50,8 @@ class Plan:
     """To be there, and like this."""
     token: bool = False
     """The job's Secret, too, with a token of its own: never changed once it is there."""
+    superfluous: tuple[tuple[Resource, Manifest], ...] = ()
+    """Was the job's by its last spec, and is not by this one: not to be there."""
     told: Told | None = None
     """To be written; None: as it is."""
     master: Manifest | None = None
@@ -142,10 +146,8 @@ def _keep(
         plan = replace(plan, finalizers=(*seen.finalizers, FINALIZER))
     if manifest is not None or (complete and over is None):
         plan = replace(plan, belongings=_belongings(seen.owner, spec, budgets), token=True)
-    elif over is None and before.accepted is not None and before.accepted.spec != accepted.spec:
-        sized = _sized(seen.owner, spec, budgets)
-        if sized != _sized(seen.owner, read_spec(before.accepted.spec), budgets):
-            plan = replace(plan, belongings=sized)
+    if over is None and before.accepted is not None and before.accepted.spec != accepted.spec:
+        plan = _edited(plan, seen.owner, read_spec(before.accepted.spec), spec, budgets)
     if seen.deleted_at is not None:
         saved = state is not None and state.state == "Ended"
         nothing = all(one.over or one.phase == "Pending" for one in workers)
@@ -285,9 +287,13 @@ def _surplus(
     *,
     late: bool,
 ) -> tuple[Member, ...]:
-    """Pods to take away: masters of earlier attempts; workers once the job is over, or where its master does not see
-    to it."""
+    """Pods to take away: masters of earlier attempts, but the last that ended, whose logs say why; workers once the job
+    is over, or where its master does not see to it."""
     policy, found = spec.cleanup.pod_policy, []
+    earlier = [
+        one for one in members if one.role == "master" and one.name != record.pod and one.over
+    ]
+    old = sorted(earlier, key=_attempt)[:-KEPT] if policy != "None" else []
     ended = seen.state is not None and seen.state.state == "Ended"
     left = over is not None and (ended or late)  # until then its master sees to them: they save
     for one in members:
@@ -295,7 +301,7 @@ def _surplus(
             continue
         if one.role == "master":
             gone = not one.over and (one.name != record.pod or (over is not None and late))
-            gone |= left and policy == "All"
+            gone |= one in old or (left and policy == "All")
         elif over is not None:
             gone = left and (policy == "All" or (policy == "Running" and not one.over))
         else:
@@ -303,6 +309,11 @@ def _surplus(
         if gone:
             found.append(one)
     return tuple(found)
+
+
+def _attempt(master: Member) -> int:
+    number = master.name.rpartition("-r")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def _late(seen: Job, accepted: Accepted, spec: Spec, now: float) -> bool:
@@ -326,6 +337,16 @@ def _belongings(owner: Owner, spec: Spec, budgets: str) -> tuple[tuple[Resource,
         of = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS)
         found += zip(of, belongings.account(owner), strict=True)
     return (*found, *_sized(owner, spec, budgets))
+
+
+def _edited(plan: Plan, owner: Owner, old: Spec, new: Spec, budgets: str) -> Plan:
+    """What names the job's size is to be like that at once, and what it has no more is to go: before the edit is
+    written down, so that it is seen again where that is not done. Its master's account stays: ranks may be saving."""
+    was, now = _sized(owner, old, budgets), _sized(owner, new, budgets)
+    if not plan.belongings and now != was:
+        plan = replace(plan, belongings=now)
+    kept = {resource for resource, _ in now}
+    return replace(plan, superfluous=tuple(one for one in was if one[0] not in kept))
 
 
 def _sized(owner: Owner, spec: Spec, budgets: str) -> tuple[tuple[Resource, Manifest], ...]:
@@ -364,6 +385,7 @@ def _tell(
         master=master_of(members, before.master.pod),
         replicas=replicas,
         suspended=suspended,
+        preempted=seen.queued and before.start_time is not None,
         over=over,
         refused=answers.master,
     )

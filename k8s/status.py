@@ -71,6 +71,7 @@ class Reason(StrEnum):
     AVOIDING = "AvoidsNodes"
     SAVING = "Saving"
     ASKED = "AsAsked"
+    PREEMPTED = "Preempted"
     NO_STEP = "NoStep"
     WAITING = "Waiting"
     SO = "AsItIs"
@@ -159,6 +160,8 @@ class Facts:
     replicas: int
     """That are wanted."""
     suspended: bool
+    preempted: bool
+    """Its queue suspended it once it had run."""
     over: "Over | None"
     refused: str
     """Why the master's pod cannot be made, in the server's words."""
@@ -310,10 +313,13 @@ def _crashes(master: Member) -> bool:
 
 
 def _suspended(facts: Facts) -> Verdict:
+    words = "its queue took its place back" if facts.preempted else ""
     if facts.suspended:
-        return Verdict(so=True, reason=Reason.ASKED)
+        reason = Reason.PREEMPTED if facts.preempted else Reason.ASKED
+        return Verdict(so=True, reason=reason, message=words)
     if facts.accepted is not None and facts.accepted.wanted == "Suspend" and not facts.over:
-        return Verdict(so=None, reason=Reason.SAVING)
+        reason = Reason.PREEMPTED if facts.preempted else Reason.SAVING
+        return Verdict(so=None, reason=reason, message=words)
     return Verdict(so=False)
 
 

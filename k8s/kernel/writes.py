@@ -102,8 +102,7 @@ class Writer:
             return await self._persist(lambda: self._api.create(resource, namespace, body))
         except AlreadyExists:
             self.expectations.not_created(namespace, name)
-            found = await self._persist(lambda: self._api.get(resource, namespace, name))
-            if _controller(found) is None or _controller(found) != _controller(body):
+            if (found := await self.find(resource, body)) is None:
                 raise
             return found
         except (Unreachable, Broken):
@@ -111,6 +110,13 @@ class Writer:
         except BaseException:
             self.expectations.not_created(namespace, name)
             raise
+
+    async def find(self, resource: Resource, body: Json) -> Json | None:
+        """What has the name of `body` and its controller; None: another's. Raises Absent."""
+        namespace, name = body["metadata"].get("namespace", ""), body["metadata"]["name"]
+        found = await self._persist(lambda: self._api.get(resource, namespace, name))
+        ours = _controller(found) is not None and _controller(found) == _controller(body)
+        return found if ours else None
 
     async def apply(
         self,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from scripts.kubernetes import words
-from tests.k8s.cluster import Cluster
+from scripts.kubernetes.client import MERGE, Client, Query
+from tests.k8s.cluster import Cluster, Namespace
 from tests.k8s.operated import DEADLINE, Job, Operator, operated
 
 
@@ -42,6 +43,28 @@ def test_a_job_from_its_first_pod_to_its_last_word(
     assert json.loads(words_left)["class"] == "Finished"
     assert {"Accepted", "Ready", "Complete"} <= set(job.events())
     assert replica.end() == 0
+
+
+def test_what_an_edit_takes_away_goes_and_what_a_queue_suspends_is_preempted(
+    crd: None, kube: Client, namespace: Namespace, tmp_path: Path
+) -> None:
+    """Its pods have no nodes here. Kueue is known by its name as a field manager, which its user agent is."""
+    with operated(namespace, tmp_path):
+        job = Job(Cluster(namespace=namespace, folder=tmp_path), tmp_path)
+        budget = "poddisruptionbudgets", "job-worker", "/apis/policy/v1beta1"
+        job.wait("it has a budget", lambda: namespace.find(*budget) is not None)
+        job.edit(worker={"disruptionBudget": "None"})
+        job.wait("it has none", lambda: namespace.find(*budget) is None)
+        kueue: Query = {"fieldManager": "kueue"}
+        kube.call("PATCH", job.path, {"spec": {"suspend": True}}, kind=MERGE, query=kueue)
+        job.wait("it is suspended", lambda: job.holds("Suspended"))
+        assert job.condition("Suspended")["reason"] == "Preempted"
+        kube.call("PATCH", job.path, {"spec": {"suspend": False}}, kind=MERGE, query=kueue)
+        job.wait("it goes on", lambda: job.status()["accepted"]["wanted"] == "Run")
+        job.edit(suspend=True)
+        job.wait("it is suspended", lambda: job.holds("Suspended"))
+        assert job.condition("Suspended")["reason"] == "AsAsked"
+        assert job.status()["master"]["restarts"] == 0
 
 
 def test_a_program_that_is_in_no_pod_says_so(cluster: Cluster) -> None:

@@ -35,6 +35,8 @@ class World:
     finalizers: list[str] = field(default_factory=list)
     annotations: dict[str, str] = field(default_factory=dict)
     deleted_at: float | None = None
+    suspends: str = "kubectl-edit"
+    """Who wrote spec.suspend."""
     pods: dict[str, Member] = field(default_factory=dict)
     template: str = ""
     """The server's words against its pods."""
@@ -46,6 +48,7 @@ class World:
         meta = {
             "name": "job", "namespace": "n", "uid": "u", "generation": self.generation,
             "finalizers": list(self.finalizers), "annotations": self.annotations,
+            "managedFields": [{"manager": self.suspends, "fieldsV1": {"f:spec": {"f:suspend": {}}}}],
         }  # fmt: skip
         if self.deleted_at is not None:
             meta["deletionTimestamp"] = status.stamp(self.deleted_at)
@@ -309,6 +312,35 @@ def test_suspended_and_resumed_it_has_the_same_master_and_another_attempt(trains
     assert not trains.holds(Kind.SUSPENDED)
 
 
+@pytest.mark.parametrize(
+    ("manager", "reason"),
+    [("kueue", Reason.PREEMPTED), ("kueue-admission", Reason.PREEMPTED), ("kueuectl2", Reason.ASKED),
+     ("", Reason.ASKED)],
+)  # fmt: skip
+def test_what_its_queue_suspends_is_preempted_and_not_counted(
+    world: World, manager: str, reason: Reason
+) -> None:
+    world.suspends = manager
+    world.edit(suspend=True)
+    world.settle()
+    assert world.condition(Kind.SUSPENDED)["reason"] == Reason.ASKED, "it waits for its first turn"
+    world.edit(suspend=False)
+    world.settle()
+    world.train()
+    world.settle()
+    world.edit(suspend=True)
+    world.settle()
+    world.lose_workers()
+    world.say("Suspended")
+    world.settle()
+    assert world.condition(Kind.SUSPENDED)["reason"] == reason
+    assert world.status["reason"] == reason
+    world.edit(suspend=False)
+    world.settle()
+    assert world.masters() == ["job-master-r1"]
+    assert world.status["master"]["restarts"] == 0
+
+
 def test_resumed_too_soon_it_saves_first(trains: World) -> None:
     trains.edit(suspend=True)
     trains.settle()
@@ -430,6 +462,22 @@ def test_masters_of_earlier_attempts_go(trains: World) -> None:
     trains.pods["job-master-r0"] = pod("job-master-r0", "master")
     trains.settle()
     assert trains.masters() == ["job-master-r1"]
+
+
+@pytest.mark.parametrize(("policy", "left"), [("None", 6), ("Running", 4), ("All", 4)])
+def test_the_last_masters_that_ended_stay_for_their_logs(
+    world: World, policy: str, left: int
+) -> None:
+    world.edit(cleanup={"podPolicy": policy})
+    world.settle()
+    for _ in range(5):
+        (name,) = world.masters()
+        world.pods[name] = replace(world.pods[name], phase="Failed")
+        world.settle()
+    assert list(world.pods) == [f"job-master-r{n}" for n in range(7 - left, 7)]
+    world.say("Ended", outcome="Failed", reason="Why")
+    world.settle()
+    assert len(world.pods) == (0 if policy == "All" else left)
 
 
 def test_a_name_that_is_taken_is_passed_over(world: World) -> None:
@@ -858,6 +906,36 @@ def test_a_number_that_is_edited_is_its_budgets_too(world: World) -> None:
     assert (resource.kind, body["spec"]["minAvailable"]) == ("PodDisruptionBudget", 2)
     world.edit(worker={"replicas": 3})
     assert world.look().belongings == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kinds"),
+    [
+        ({}, {"worker": {"replicas": 2, "disruptionBudget": "None"}}, ["PodDisruptionBudget"]),
+        ({"scheduling": {"gang": {"provider": "Volcano"}}}, {}, ["PodGroup"]),
+        (
+            {"scheduling": {"gang": {"provider": "Volcano"}}},
+            {"scheduling": {"gang": {"provider": "Coscheduling"}}}, ["PodGroup"],
+        ),
+        ({}, {"master": {"serviceAccountName": "mine"}}, []),
+        ({}, {"cleanup": {"podPolicy": "All"}}, []),
+    ],
+)  # fmt: skip
+def test_what_an_edit_makes_superfluous_goes(
+    world: World, before: dict[str, Any], after: dict[str, Any], kinds: list[str]
+) -> None:
+    world.spec |= before
+    world.settle()
+    world.train()
+    world.settle()
+    suspend(world)
+    world.spec = {**POD, "worker": {"replicas": 2}, "suspend": True}
+    world.edit(**after)
+    for steps in (1, 99):  # an operator that dies before it is written does it again
+        plan = world.look(steps)
+        assert [resource.kind for resource, _ in plan.superfluous] == kinds
+        assert plan.told is not None
+    assert world.plan().superfluous == ()
 
 
 class Operated(RuleBasedStateMachine):

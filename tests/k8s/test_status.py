@@ -53,7 +53,7 @@ def facts(**more: Any) -> Facts:
     """Of a job of two pods, that trains."""
     usual = Facts(
         accepted=ACCEPTED, acceptance=GOOD, state=trains(), workers=TWO, master=MASTER, replicas=2,
-        suspended=False, over=None, refused="",
+        suspended=False, preempted=False, over=None, refused="",
     )  # fmt: skip
     return replace(usual, **more)
 
@@ -169,6 +169,15 @@ def test_a_job_that_trains() -> None:
         (Kind.SUSPENDED, facts(accepted=SUSPEND), "Unknown", Reason.SAVING, ""),
         (Kind.SUSPENDED, facts(accepted=SUSPEND, suspended=True), "True", Reason.ASKED, ""),
         (Kind.SUSPENDED, facts(accepted=STOP), "False", Reason.SO, ""),
+        (
+            Kind.SUSPENDED, facts(accepted=SUSPEND, preempted=True),
+            "Unknown", Reason.PREEMPTED, "its queue took its place back",
+        ),
+        (
+            Kind.SUSPENDED, facts(accepted=SUSPEND, preempted=True, suspended=True),
+            "True", Reason.PREEMPTED, "its queue took its place back",
+        ),
+        (Kind.SUSPENDED, facts(preempted=True), "False", Reason.SO, ""),
         (Kind.COMPLETE, facts(over=Over(failed=False, reason="Finished", message="m")), "True", "Finished", "m"),
         (Kind.COMPLETE, facts(over=Over(failed=True, reason="UserError")), "False", Reason.SO, ""),
         (Kind.FAILED, facts(over=Over(failed=True, reason="UserError", message="m")), "True", "UserError", "m"),
@@ -254,6 +263,7 @@ def test_a_phase(found: Facts, deleting: bool, phase: Phase) -> None:
         (facts(acceptance=Verdict(so=False, reason=Reason.EDIT), accepted=SUSPEND), Reason.EDIT),
         (facts(accepted=SUSPEND, refused="x"), Reason.SAVING),
         (facts(accepted=SUSPEND, suspended=True), Reason.ASKED),
+        (facts(accepted=SUSPEND, suspended=True, preempted=True), Reason.PREEMPTED),
         (facts(refused="x", state=trains(workers=Workers(pending=("p",)))), Reason.QUOTA),
         (facts(state=replace(STOPS, workers=Workers(pending=("p",)))), Reason.UNSCHEDULABLE),
         (facts(state=replace(STOPS, last_failures=(FAILURE,))), "Evicted"),
@@ -336,6 +346,7 @@ FACTS = st.builds(
     master=st.none() | MEMBERS,
     replicas=st.integers(0, 3),
     suspended=st.booleans(),
+    preempted=st.booleans(),
     over=st.sampled_from([None, None, Over(failed=True, reason="R"), Over(failed=False, reason="R")]),
     refused=st.sampled_from(["", "exceeded quota"]),
 )  # fmt: skip

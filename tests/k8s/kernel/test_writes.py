@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from elastic.k8s.kernel import reflector, writes
 from elastic.k8s.kernel.errors import (
+    Absent,
     AlreadyExists,
     ApiError,
     Broken,
@@ -66,6 +67,20 @@ def test_anothers_object_under_the_name_is_left_alone() -> None:
             with pytest.raises(AlreadyExists, match='"a" already exists'):
                 await writer.create("job-uid", PODS, pod("a"))
             assert writer.expectations.pending("job-uid", 0) == 0
+
+    asyncio.run(main())
+
+
+def test_what_is_there_is_found_where_it_is_ours() -> None:
+    async def main() -> None:
+        async with serve() as server, server.api() as api:
+            writer = Writer(api, manager="test")
+            ours = await server.store.create(place("a"), pod("a"))
+            await server.store.create(place("b"), pod("b", owner="another"))
+            assert await writer.find(PODS, pod("a")) == ours
+            assert await writer.find(PODS, pod("b")) is None
+            with pytest.raises(Absent):
+                await writer.find(PODS, pod("c"))
 
     asyncio.run(main())
 
