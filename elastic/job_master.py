@@ -4,15 +4,17 @@ One life of this program may serve several times: a job that is suspended goes o
 """
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from elastic import supplied
+from elastic import supplied, telling
+from elastic.job_place import Place, Seen, place, seen
 from elastic.k8s import pods, recalling
 from elastic.k8s.kernel.api import Api
 from elastic.k8s.kernel.errors import ApiError
@@ -27,9 +29,9 @@ from elastic.master import endings
 from elastic.master.main import MasterSettings, serve
 from elastic.master.state import Job, Result
 from elastic.proto import elasticjob, ending, env, schema
-from elastic.proto.elasticjob import Accepted, JobState, Training
+from elastic.proto.elasticjob import Accepted, JobState, Snapshots
 from elastic.proto.ending import Ended, Ending
-from elastic.proto.errors import ElasticError, UsageError
+from elastic.proto.errors import ElasticError, ProtocolMismatch, UsageError
 from elastic.proto.security import Security, read_token
 
 log = logging.getLogger(__name__)
@@ -42,31 +44,6 @@ FRESH = 90.0
 
 Json = dict[str, Any]
 State = Literal["Starting", "Running", "Suspending", "Suspended", "Stopping", "Ended"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """The resource, as far as it matters here."""
-
-    uid: str
-    accepted: Accepted | None
-    state: JobState | None
-    """What this master said before it started anew, or another one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    namespace: str
-    name: str
-    """Of the resource: the run id, too."""
-    folder: Path
-    """For the journal."""
-    address: str
-    """host:port, as agents dial it."""
-    listen: str = ""
-    """host:port, where that is another."""
-    pod: str = ""
-    """Its own name; empty: the operator told none, and each `accepted` is obeyed."""
 
 
 class JobMaster:
@@ -84,13 +61,15 @@ class JobMaster:
         self._jobs: Reflector[Seen] = Reflector(
             api,
             ELASTICJOBS,
-            project=_seen,
+            project=seen,
             changed=lambda old, new: self._stirred.set(),
             namespace=place.namespace,
             fields=f"metadata.name={place.name}",
         )
         self._writer = Writer(api, manager=elasticjob.MASTER, held=self._held)
         self._told: JobState | None = None
+        self._last: JobState | None = None
+        """While it served; else what the master before this one said."""
         self._told_at = float("-inf")
         self._attempt = 0
         self._stepped: tuple[int, float | None] = (0, None)
@@ -103,6 +82,8 @@ class JobMaster:
             await self._jobs.synced.wait()
             while True:
                 uid, accepted = await self._accepted()
+                found = self._jobs.get(self._place.namespace, self._place.name)
+                self._last = self._last or (found.said if found else None)
                 if not accepted.names(self._place.pod):
                     self._leave()
                     return None
@@ -124,7 +105,11 @@ class JobMaster:
         return None if found is None or found.accepted is None else (found.uid, found.accepted)
 
     async def _accepted(self) -> tuple[str, Accepted]:
+        """Raises ProtocolMismatch; a master that serves already goes on by what it could read."""
         while (now := self._now()) is None:
+            found = self._jobs.get(self._place.namespace, self._place.name)
+            if found is not None and found.refused:
+                raise ProtocolMismatch(found.refused)
             self._stirred.clear()
             await self._stirred.wait()
         return now
@@ -154,12 +139,8 @@ class JobMaster:
             wanted=wanted(spec),
             limits=limits(spec),
             make=make,
-            known=recalling.recalled(self._told or self._said()),
+            known=recalling.recalled(self._told or self._last),
         )
-
-    def _said(self) -> JobState | None:
-        found = self._jobs.get(self._place.namespace, self._place.name)
-        return None if found is None else found.state
 
     # --- one attempt -----------------------------------------------------------------------------
 
@@ -190,8 +171,9 @@ class JobMaster:
             if result is None or not self._is_meant(accepted):
                 return self._leave()
             if not result.resumable:
-                await self._tell(uid, self._ended(accepted, result, joined.job, supplier))
+                await self._tell(uid, self._ended(accepted, result, joined, supplier))
                 return True
+            self._state(accepted, "Suspending", joined, supplier)  # with what was saved at the end
         return await self._rest(uid, accepted, supplier)
 
     async def _follow(
@@ -217,7 +199,7 @@ class JobMaster:
             state: State = "Running" if joined.job and joined.job.last_round else "Starting"
             if accepted.wanted != "Run":
                 state = "Suspending" if accepted.wanted == "Suspend" else "Stopping"
-            await self._tell(uid, self._state(accepted, state, joined.job, supplier))
+            await self._tell(uid, self._state(accepted, state, joined, supplier))
             waits = {served, asyncio.ensure_future(self._stirred.wait())}
             await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits - {served}:
@@ -234,13 +216,14 @@ class JobMaster:
             stopped = self._state(accepted, "Ended", None, supplier)
             await self._tell(uid, replace(stopped, outcome="Stopped", reason="Stopped"))
             return True
-        await self._tell(uid, self._state(accepted, "Suspended", None, supplier))
         while True:
             self._stirred.clear()
+            await self._tell(uid, self._state(accepted, "Suspended", None, supplier))
             now = self._newest(accepted)
             if now.wanted != "Suspend" or not self._is_meant(now):
                 return False
-            await self._stirred.wait()
+            with contextlib.suppress(TimeoutError):  # what could not be written is, after a while
+                await asyncio.wait_for(self._stirred.wait(), EVERY)
 
     def _leave(self) -> bool:
         """For good, with nothing said of how the job ended."""
@@ -276,32 +259,49 @@ class JobMaster:
     # --- what it says ----------------------------------------------------------------------------
 
     def _state(
-        self, accepted: Accepted, state: State, job: Job | None, supplier: Supplier
+        self,
+        accepted: Accepted,
+        state: State,
+        joined: supplied.Supplied | None,
+        supplier: Supplier,
     ) -> JobState:
-        current = None if job is None else job.round
-        standing = current is not None and current.standing
+        """joined: None: nobody serves, and what was done stays as it was said."""
+        job, before = joined.job if joined else None, self._last
+        now = time.time()
+        began = now - joined.now() if joined else now
         ledger = job.ledger if job else None
-        return JobState(
+        supplier.failures = telling.timed(supplier.failures, ledger, began)
+        said = JobState(
             generation=accepted.generation,
             attempt=self._attempt,
             state=state,
             workers=supplied.workers(supplier.said, supplier.refused),
-            world_size=sum(s.ranks for s in current.seats) if current and standing else 0,
-            round=job.last_round if job else 0,
-            restarts=job.restart_count if job else 0,
-            restarts_counted=job.recovery.faults if job else 0,
-            productive_seconds=round(ledger.productive, 1) if ledger else 0.0,
-            training=Training(step=ledger.step if ledger else 0, stepped_at=self._stepped[1]),
             last_failures=supplier.failures,
             avoided_nodes=recalling.avoided(supplier.placing),
             remembered=supplier.remembered,
         )
+        if joined is None or job is None or ledger is None:
+            return said if before is None else telling.resting(said, before)
+        current = job.round
+        standing = current is not None and current.standing
+        kept = before.checkpoint if before else Snapshots()
+        self._last = replace(
+            said,
+            world_size=sum(s.ranks for s in current.seats) if current and standing else 0,
+            round=job.last_round,
+            restarts=job.restart_count,
+            restarts_counted=job.recovery.faults,
+            productive_seconds=round(ledger.productive, 1),
+            training=telling.training(ledger.step, self._stepped[1], joined.metrics),
+            checkpoint=telling.snapshots(joined.saved, kept, now),
+        )
+        return self._last
 
     def _ended(
-        self, accepted: Accepted, result: Result, job: Job | None, supplier: Supplier
+        self, accepted: Accepted, result: Result, joined: supplied.Supplied, supplier: Supplier
     ) -> JobState:
         return replace(
-            self._state(accepted, "Ended", job, supplier),
+            self._state(accepted, "Ended", joined, supplier),
             outcome="Succeeded" if result.exit_code == 0 else "Failed",
             reason=str(endings.kind_of(result.exit_code, result.cause)),
             message=result.reason,
@@ -315,14 +315,12 @@ class JobMaster:
             return
         if state == self._told:
             return
+        body = schema.dump(state)
+        if not body["checkpoint"]:
+            del body["checkpoint"]  # the server makes null of an object that has become empty
+        place = self._place.namespace, self._place.name
         try:
-            await self._writer.apply_status(
-                ELASTICJOBS,
-                self._place.namespace,
-                self._place.name,
-                uid,
-                {"job": schema.dump(state)},
-            )
+            await self._writer.apply_status(ELASTICJOBS, *place, uid, {"job": body})
         except ApiError as error:
             log.warning("the status cannot be written now: %s", error)
             return
@@ -335,41 +333,12 @@ async def _end(task: "asyncio.Future[Any]") -> None:
     await asyncio.wait([task])
 
 
-def _seen(raw: Json) -> Seen:
-    status = raw.get("status") or {}
-    return Seen(
-        uid=raw["metadata"]["uid"],
-        accepted=elasticjob.accepted(status),
-        state=elasticjob.job_state(status),
-    )
-
-
 def _urgent(state: JobState) -> tuple[object, ...]:
     """What is told at once: where the job is, and what the next master would count wrongly without."""
     return state.state, state.attempt, state.avoided_nodes, state.remembered.slots
 
 
 # --- the program ---------------------------------------------------------------------------------
-
-
-def place(environ: Mapping[str, str]) -> Place:
-    """What `k8s/pods.py` tells the master's pod. Raises UsageError."""
-    names = (env.MASTER_JOB, env.MASTER_ADDRESS, env.MASTER_IP, env.MASTER_FOLDER)
-    if missing := [name for name in names if not environ.get(name)]:
-        raise UsageError(
-            f"{', '.join(missing)} not set: this program runs in the master pod of an ElasticJob"
-        )
-    namespace, _, name = environ[env.MASTER_JOB].partition("/")
-    address, ip = environ[env.MASTER_ADDRESS], environ[env.MASTER_IP]
-    port = address.rpartition(":")[2]
-    return Place(
-        namespace=namespace,
-        name=name,
-        folder=Path(environ[env.MASTER_FOLDER]),
-        address=address,
-        listen=f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}",
-        pod=environ.get(env.MASTER_POD, ""),
-    )
 
 
 def last_words(state: JobState | None) -> Ending:

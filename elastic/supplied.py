@@ -15,13 +15,14 @@ from elastic.k8s.spec import Spec, main_container
 from elastic.k8s.supply import Plan, Wanted
 from elastic.master import events as ev
 from elastic.master.events import NodeId
-from elastic.master.launcher import Master
+from elastic.master.launcher import Master, Saved
 from elastic.master.nodes import NodeState
 from elastic.master.policy import Policy
 from elastic.master.recovery import Cause
 from elastic.master.state import Job, Why
 from elastic.proto.elasticjob import Workers
 from elastic.proto.ending import Ended
+from elastic.proto.job_folder import step_of
 
 PROGRAMS = ("elastic-run", "torchrun")
 MOST_PENDING = 10
@@ -53,6 +54,19 @@ class Supplied:
     def job(self) -> Job | None:
         """None: no master has begun."""
         return None if self._master is None else self._master.job
+
+    @property
+    def saved(self) -> Saved:
+        return Saved() if self._master is None else self._master.saved
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """What the script said of its newest step."""
+        return (self._master and step_of(self._master.metrics)) or {}
+
+    def now(self) -> float:
+        """Job time."""
+        return 0.0 if self._master is None else self._master.now()
 
     def drain(self, reason: str) -> None:
         """The whole job: its ranks save, and leave."""

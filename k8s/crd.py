@@ -29,6 +29,7 @@ COLUMNS = (
     ("Age", "date", ".metadata.creationTimestamp", 0),
     ("Queue", "string", ".spec.scheduling.queue", 1),
     ("Checkpoint", "integer", ".status.job.checkpoint.persistedStep", 1),
+    ("MFU", "number", ".status.job.training.mfu", 1),
     ("Master", "string", ".status.master.pod", 1),
 )
 """Name, type, place and priority; those above 0 are shown by `-o wide`."""

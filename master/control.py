@@ -58,15 +58,9 @@ class Control(master_pb2_grpc.ControlServicer):
             nodes=[self._node_status(node, places) for node in job.nodes.values()],
             report_json=json.dumps(report(job, self._shell.now())),
             stale_messages=self._streams.stale,
-            metrics_json=self._metrics(),
+            metrics_json=self._streams.metrics,
             version=pb.Version(major=version.WIRE.major, minor=version.WIRE.minor),
         )
-
-    def _metrics(self) -> str:
-        """What the script said of its newest step."""
-        current = self._shell.job.round
-        head = None if current is None else self._streams.sessions.get(current.seats[0].node_id)
-        return "" if head is None else head.metrics
 
     def _phase(self) -> str:
         job = self._shell.job

@@ -15,10 +15,11 @@ from uuid import uuid4
 from elastic.master import events as ev
 from elastic.master.control import Control
 from elastic.master.journal import Journal
-from elastic.master.launcher import Launcher
+from elastic.master.launcher import Launcher, Master
 from elastic.master.notify import Notifier
 from elastic.master.policy import Policy
 from elastic.master.report import report
+from elastic.master.served import Served
 from elastic.master.shell import Shell, pause
 from elastic.master.state import Job, Result
 from elastic.master.streams import Streams
@@ -104,7 +105,9 @@ async def serve(settings: MasterSettings, launcher: Launcher | None = None) -> R
         ending = _go_when(told_to_end, streams)
     stop = loop.create_task(ending)
     watch = loop.create_task(streams.watch_silence())
-    supply = None if launcher is None else loop.create_task(_supply(launcher, shell))
+    supply = (
+        None if launcher is None else loop.create_task(_supply(launcher, Served(shell, streams)))
+    )
     try:
         await streams.over.wait()
         if shell.job.result is not None:
@@ -131,10 +134,10 @@ async def _go_when(told_to_end: asyncio.Event, streams: Streams) -> None:
     streams.over.set()
 
 
-async def _supply(launcher: Launcher, shell: Shell) -> None:
+async def _supply(launcher: Launcher, master: Master) -> None:
     """A bug in it ends this life of the master, and its next one lists everything anew."""
     try:
-        await launcher.run(shell)
+        await launcher.run(master)
     except Exception:
         log.critical("the launcher met a bug", exc_info=True)
         logging.shutdown()

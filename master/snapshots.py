@@ -14,6 +14,7 @@ from elastic.master.directive import places
 from elastic.master.events import Incarnation, NodeId
 from elastic.master.gathering import BATCH, LONGEST_PAUSE, PAUSE
 from elastic.master.holdings import Member, Said
+from elastic.master.launcher import Saved
 from elastic.master.session import Session
 from elastic.master.shell import Shell
 from elastic.master.state import Rollback
@@ -147,6 +148,18 @@ class Snapshots:
             return None
         step, name = max((step, name) for name, step in steps.items())
         return name, step + 1
+
+    @property
+    def saved(self) -> Saved:
+        """Of the checkpoint that is the furthest."""
+        found = [
+            Saved(
+                memory=None if state.whole is None else state.whole.moment.step,
+                storage=None if state.known in (None, held.NOTHING) else state.known.step,
+            )
+            for state in self._checkpoints.values()
+        ]
+        return max(found, key=lambda one: (one.memory or 0, one.storage or 0), default=Saved())
 
     def safe(self, name: str, moment: Moment) -> bool:
         """It is on storage, or whole and stays so when those have left that drain. Where it is whole and

@@ -75,6 +75,13 @@ class Streams(master_pb2_grpc.MasterServicer):
         """Seconds; longer for thousands of nodes, so that they cost one core at most."""
         return max(1.0, self._shell.policy.max_nodes / 1000)
 
+    @property
+    def metrics(self) -> str:
+        """What the script said of its newest step."""
+        current = self._shell.job.round
+        head = None if current is None else self.sessions.get(current.seats[0].node_id)
+        return "" if head is None else head.metrics
+
     # --- agents ---------------------------------------------------------------------------
 
     async def Attach(self, requests: Any, context: Any) -> None:

@@ -80,6 +80,7 @@ class Training:
     step: int = 0
     """The last one that was finished."""
     loss: float | None = None
+    """This and the next two: where the script tells them in `metrics.jsonl`."""
     tokens_per_second: float | None = None
     mfu: float | None = None
     stepped_at: float | None = None
@@ -89,9 +90,11 @@ class Training:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshots:
     memory_step: int | None = None
-    """The newest that is complete in memory."""
+    """The newest that is complete in memory; None: there is none, or no pod is left."""
     persisted_step: int | None = None
     """The newest on storage."""
+    persisted_at: float | None = None
+    """When that was heard of, in seconds of Unix; None: it was there when this job began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,7 @@ class PodFailure:
     action: str
     reason: str
     downtime_seconds: float | None = None
-    """Until the next finished step; None: none yet."""
+    """Until ranks finished a step again; None: not yet, or it interrupted nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from elastic.job_master import JobMaster, Place
+from elastic.job_master import JobMaster
+from elastic.job_place import Place
 from elastic.k8s.kernel.api import Api
 from elastic.k8s.spec import Spec
 from elastic.k8s.supply import New
 from elastic.proto import elasticjob, env, schema
 from elastic.proto.elasticjob import Accepted, JobState
+from elastic.proto.errors import ProtocolMismatch
 from elastic.proto.security import Security
 from tests.k8s.cluster import Cluster, Namespace
 from tests.k8s.operated import DEADLINE, SCRIPT
@@ -84,15 +86,18 @@ class Running:
             },
         }  # fmt: skip
 
-    def begin(self, pod: str = "") -> None:
-        place = Place(
+    def place(self, pod: str) -> Place:
+        return Place(
             namespace=self.namespace.name,
             name="job",
             folder=self.folder / "master",
             address=self.address,
             pod=pod,
         )
-        self.task = asyncio.create_task(JobMaster(self.api, place, Security(), self.make).run())
+
+    def begin(self, pod: str = "") -> None:
+        master = JobMaster(self.api, self.place(pod), Security(), self.make)
+        self.task = asyncio.create_task(master.run())
 
     async def until(self, what: str, true: Callable[[], bool]) -> None:
         async with asyncio.timeout(DEADLINE):
@@ -266,6 +271,31 @@ def test_only_the_master_that_is_named_serves(namespace: Namespace, tmp_path: Pa
             assert (said.attempt, said.state, running.pods()) == (1, "Suspended", [])
             running.begin("job-master-r2")
             await running.until("2 pods", lambda: len(running.pods()) == 2)
+
+    asyncio.run(body())
+
+
+@pytest.mark.usefixtures("crd")
+def test_what_an_operator_of_a_version_too_far_accepts_is_refused_in_words(
+    namespace: Namespace, tmp_path: Path
+) -> None:
+    """By a master that begins; one that serves goes on by what it could read."""
+
+    async def body() -> None:
+        async with job(namespace, tmp_path) as running:
+            await asyncio.to_thread(running.accept, "Run", 1, "job-master-r1")
+            running.begin("job-master-r1")
+            await running.until("2 pods", lambda: len(running.pods()) == 2)
+            newer = {"format": 2, "generation": 1, "attempt": 1, "news": {}}
+            path = f"{namespace.path(elasticjob.PLURAL, 'job', GROUP)}/status"
+            said = {"status": {"accepted": newer}}
+            await asyncio.to_thread(namespace.client.merge, path, said)
+            late = JobMaster(running.api, running.place("job-master-r1"), Security(), running.make)
+            with pytest.raises(ProtocolMismatch, match=r"has format 2, this release reads 1"):
+                await asyncio.wait_for(late.run(), DEADLINE)
+            assert running.task is not None
+            assert not running.task.done()
+            await asyncio.to_thread(namespace.client.merge, path, {"status": {"accepted": None}})
 
     asyncio.run(body())
 

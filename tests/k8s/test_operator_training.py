@@ -4,6 +4,7 @@ alone, bit for bit, and none is done twice where its ranks had time to save."""
 from pathlib import Path
 from typing import Any
 
+from elastic.proto.elasticjob import JobState
 from elastic.trainer.watch import jsonl
 from tests.k8s.cluster import Cluster
 from tests.k8s.operated import Job, operated
@@ -36,6 +37,16 @@ class Trained(Job):
     def step(self) -> int:
         return max((int(line["iteration"]) for line in self.lines()), default=0)
 
+    def told(self) -> JobState:
+        found = self.state()
+        assert found is not None
+        return found
+
+    def cost(self, pod: str) -> float:
+        """Seconds in which nobody trained since it was lost."""
+        found = (one.downtime_seconds for one in self.told().last_failures if one.pod == pod)
+        return next(found, None) or 0.0
+
     def wait_world(self, ranks: int) -> int:
         """Until so many have done steps; the last of these."""
 
@@ -64,10 +75,16 @@ def test_scaled_lost_and_suspended_it_ends_with_the_same_bits(
         job.wait("it is replaced", lambda: victim not in job.names() and len(job.names()) == 4)
         job.wait("3 train", lambda: (now := job.state()) is not None and now.world_size != 4)
         job.wait_world(4)
+        job.wait("what is in memory is told", lambda: job.told().checkpoint.memory_step is not None)
+        job.wait("so is what the loss has cost", lambda: job.cost(victim) > 0)
         job.edit(suspend=True)
         job.wait("it is suspended", lambda: job.holds("Suspended"))
         assert (job.names(), job.status()["phase"]) == ([], "Suspended")
-        before = job.lines()
+        before, told = job.lines(), job.told()
+        assert told.checkpoint.memory_step is None
+        assert told.checkpoint.persisted_step == told.training.step == before[-1]["iteration"]
+        assert told.checkpoint.persisted_at is not None
+        assert job.cost(victim) > 0
         job.edit(suspend=False)
         job.wait("it goes on", lambda: len(job.lines()) > len(before))
         first = job.lines()[len(before)]

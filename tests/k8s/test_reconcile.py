@@ -18,6 +18,7 @@ from elastic.k8s.reconcile import Plan
 from elastic.k8s.status import Kind, Phase, Reason, Told
 from elastic.proto import schema
 from elastic.proto.elasticjob import FINALIZER, FORCE_DELETE, MADE_FROM, JobState, Training, Workers
+from elastic.proto.errors import ProtocolMismatch
 
 POD = {"image": "i"}
 DRAIN = 120.0
@@ -936,6 +937,24 @@ def test_what_an_edit_makes_superfluous_goes(
         assert [resource.kind for resource, _ in plan.superfluous] == kinds
         assert plan.told is not None
     assert world.plan().superfluous == ()
+
+
+def test_a_master_of_the_release_before_is_served_on(trains: World) -> None:
+    """What its operator accepted named no pod, and what it says has no fields of this release."""
+    del trains.status["accepted"]["master"]
+    trains.status["job"] = {
+        "generation": 1, "attempt": 1, "state": "Running", "worldSize": 2, "round": 1,
+        "workers": {"ready": 2}, "training": {"step": 5, "steppedAt": trains.now, "of the future": 1},
+    }  # fmt: skip
+    trains.settle()
+    assert trains.accepted["master"] == "job-master-r1"
+    assert (trains.accepted["attempt"], trains.masters()) == (1, ["job-master-r1"])
+    assert trains.status["phase"] == Phase.RUNNING
+    trains.status["job"]["format"] = 2
+    with pytest.raises(
+        ProtocolMismatch, match="let operator and training image be of neighbouring"
+    ):
+        jobs.job(trains.raw())
 
 
 class Operated(RuleBasedStateMachine):

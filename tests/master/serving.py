@@ -13,6 +13,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
+from elastic.master.launcher import Launcher
 from elastic.master.main import MasterSettings, serve
 from elastic.master.policy import Policy
 from elastic.proto import master_pb2 as pb
@@ -64,6 +65,7 @@ async def master(
     security: Security = NO_SECURITY,
     host: str = "127.0.0.1",
     policy: Policy | None = None,
+    launcher: Launcher | None = None,
 ) -> AsyncIterator[str]:
     """Serve a job in this process; its address. The job is stopped at the end."""
     with reserved(host) as address:
@@ -74,7 +76,7 @@ async def master(
             policy=policy or Policy(),
             security=security,
         )
-        serving = asyncio.create_task(serve(settings))
+        serving = asyncio.create_task(serve(settings, launcher))
         near = address.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
         try:
             await ready(near, security)

@@ -1,8 +1,10 @@
 """What agents say of their snapshots, and what the master has them do, over a real stream."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+from elastic.master.launcher import Master, Saved
 from elastic.master.policy import Policy
 from elastic.proto import master_pb2 as pb
 from elastic.proto.calls import MasterClient
@@ -52,6 +54,42 @@ async def test_whole_is_told_to_all_and_each_writes_its_own(tmp_path: Path) -> N
             told = await order(agent)
             assert (told.whole, told.all_units, told.pending) == (AT, 2, True)
             assert [(flush.moment, list(flush.ranks)) for flush in told.flush] == [(AT, [rank])]
+
+
+class Onlooker:
+    """A launcher that gives nothing, and looks."""
+
+    master: Master
+
+    async def run(self, master: Master) -> None:
+        self.master = master
+        await asyncio.Event().wait()
+
+
+@within(120)
+async def test_a_launcher_sees_what_is_saved_and_what_the_script_says(tmp_path: Path) -> None:
+    seen, line = Onlooker(), '{"kind": "step", "iteration": 7}'
+    async with (
+        master(tmp_path, policy=TWO, launcher=seen) as address,
+        Agent(address, "node-a") as a,
+        Agent(address, "node-b") as b,
+    ):
+        await a.ordered(RUN)
+        await b.ordered(RUN)
+        assert (seen.master.saved, seen.master.metrics) == (Saved(), "")
+        nothing = pb.Moment()
+        await a.say(snapshots=snapshots(0, committed=nothing))
+        await b.say(snapshots=snapshots(1, committed=nothing))
+        while not (await order(a)).HasField("whole"):
+            pass
+        assert seen.master.saved == Saved(memory=AT.step)
+        await a.say(heartbeat=pb.Heartbeat(round=1, metrics=line))
+        await a.say(snapshots=snapshots(0, committed=AT))
+        while not (await order(b)).HasField("committed"):
+            pass
+        assert seen.master.saved == Saved(memory=AT.step, storage=AT.step)
+        assert seen.master.metrics == line
+        assert seen.master.now() > 0
 
 
 @within(120)

@@ -12,6 +12,7 @@ import sqlite3
 import struct
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,12 +21,22 @@ from elastic.master import journal
 from elastic.master.job import Job, replay
 from elastic.master.journal import Entry, Journal
 from elastic.master.policy import Policy
-from elastic.proto import codec, link, page, slot, version
+from elastic.proto import codec, elasticjob, link, page, slot, version
 from elastic.proto import master_pb2 as pb
+from elastic.proto.elasticjob import (
+    Accepted,
+    AvoidedNode,
+    JobState,
+    PodFailure,
+    Training,
+    Workers,
+)
 from elastic.proto.errors import JournalError, LinkError, ProtocolMismatch
 from tests.proto.chunks import damaged
 
 RECORDED = Path(__file__).parent / "recorded"
+WALL = 1_700_000_000.0
+"""When the recorded job began, in seconds of Unix."""
 MINOR = 10
 """Where a page's minor version stands, little-endian."""
 
@@ -131,6 +142,54 @@ def test_wire_of_a_newer_neighbour() -> None:
     assert (order.round, order.store) == (5, "10.0.0.1:2")
 
 
+def elasticjob_of(**more: object) -> dict[str, Any]:
+    """`status.accepted` and `status.job` of format 1, before it had the master's name; more: in both."""
+    found = json.loads((RECORDED / "elasticjob-1.json").read_text())
+    return {name: {**part, **more} for name, part in found.items()}
+
+
+@pytest.mark.parametrize("news", [{}, {"news": {"a": [1]}}], ids=["older", "newer"])
+def test_what_neighbours_say_of_an_elasticjob(news: dict[str, object]) -> None:
+    """What the older does not say is as if nobody did; what only the newer knows is left out."""
+    status = elasticjob_of(**news)
+    accepted, state = elasticjob.accepted(status), elasticjob.job_state(status)
+    assert accepted is not None
+    assert (accepted.generation, accepted.wanted, accepted.attempt) == (3, "Run", 2)
+    assert accepted.names("job-master-r2"), "any master's"
+    assert accepted.spec["image"] == "train:1"
+    assert state == JobState(
+        generation=3, attempt=2, state="Running", world_size=8, round=4, restarts=3, restarts_counted=1,
+        productive_seconds=12.5, training=Training(step=41, stepped_at=WALL),
+        workers=Workers(
+            desired=2, ready=1, spares=1, pending=("job-worker-1-r0: no node has room",),
+            refused="exceeded quota",
+        ),
+        last_failures=(
+            PodFailure(
+                time=WALL - 10, pod="job-worker-1-r0", node="node-3", rank=5, exit_code=137,
+                cause="OOMKilled", action="ReplacePod", reason="job-worker-1-r0: no memory",
+            ),
+        ),
+        avoided_nodes=(AvoidedNode(node="node-3", reason="an Xid", until=WALL + 3600),),
+    )  # fmt: skip
+
+
+def test_an_elasticjobs_status_of_a_stranger() -> None:
+    status = elasticjob_of(format=2)
+    for name, read in (("accepted", elasticjob.accepted), ("job", elasticjob.job_state)):
+        with pytest.raises(ProtocolMismatch, match=rf"status\.{name} has format 2, this release"):
+            read(status)
+
+
+@pytest.mark.parametrize(
+    ("named", "pod", "meant"),
+    [("", "", True), ("", "a", True), ("a", "", True), ("a", "a", True), ("a", "b", False)],
+)
+def test_a_master_obeys_what_names_it(named: str, pod: str, meant: bool) -> None:
+    """An operator that names nobody, and a pod that was told no name, are of the release before."""
+    assert Accepted(generation=1, spec={}, master=named).names(pod) is meant
+
+
 def test_journal() -> None:
     lines = (RECORDED / "events-2.0.jsonl").read_text().splitlines()
     for named in ("2.1", "2.2"):
@@ -155,10 +214,6 @@ def test_a_journal_is_folded_to_the_state_that_it_meant() -> None:
     recorded = (RECORDED / "state-2.0.json").read_text().strip()
     assert codec.dumps(job) == recorded
     assert codec.loads(Job, recorded) == job
-
-
-WALL = 1_700_000_000.0
-"""When the recorded job began, in seconds of Unix."""
 
 
 @pytest.mark.parametrize(

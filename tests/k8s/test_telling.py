@@ -1,0 +1,85 @@
+"""What a master tells of training, checkpoint and failures in `status.job`."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elastic import telling
+from elastic.master.launcher import Saved
+from elastic.master.ledger import Interruption, Ledger
+from elastic.proto.elasticjob import JobState, PodFailure, Snapshots, Training
+
+FAILURE = PodFailure(time=1000.0, pod="p", cause="NodeLost", action="ReplacePod", reason="gone")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "downtime"),
+    [
+        ((), None),
+        (((10.0, 3.0),), 3.0),
+        (((10.0, None),), None),
+        (((-50.0, 9.0), (12.0, 3.0), (40.0, 5.0)), 3.0),
+        (((telling.NEAR + 1, 3.0), (-telling.NEAR - 1, 3.0)), None),
+    ],
+)
+def test_a_failures_downtime_is_that_of_the_interruption_that_it_made(
+    breaks: tuple[tuple[float, float | None], ...], downtime: float | None
+) -> None:
+    """breaks: seconds after the failure, and how long nothing trained."""
+    made = tuple(
+        Interruption(cause="node lost", reason="r", at=900.0 + after, downtime=lasted)
+        for after, lasted in breaks
+    )
+    (found,) = telling.timed((FAILURE,), Ledger(interruptions=made), began=100.0)
+    assert found == replace(FAILURE, downtime_seconds=downtime)
+    known = replace(FAILURE, downtime_seconds=7.0)
+    assert telling.timed((known,), Ledger(interruptions=made), began=100.0) == (known,)
+    assert telling.timed((FAILURE,) * 12, None, began=100.0) == (FAILURE,) * 12
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({}, (None, None, None)),
+        (
+            {"losses": {"lm loss": 2.3456789}, "tokens_per_second": 1234, "mfu": 0.41},
+            (2.34568, 1234.0, 0.41),
+        ),
+        (
+            {"losses": {"lm loss": "NaN"}, "tokens_per_second": True, "mfu": float("inf")},
+            (None,) * 3,
+        ),
+        ({"losses": [1], "tokens_per_second": 10**400, "mfu": None}, (None, None, None)),
+    ],
+)
+def test_what_the_script_says_of_its_steps(
+    metrics: dict[str, Any], expected: tuple[float | None, ...]
+) -> None:
+    found = telling.training(7, 1.5, metrics)
+    assert (found.step, found.stepped_at) == (7, 1.5)
+    assert (found.loss, found.tokens_per_second, found.mfu) == expected
+
+
+def test_when_a_checkpoint_came_to_storage() -> None:
+    there = telling.snapshots(Saved(storage=5), Snapshots(), 100.0)
+    assert there == Snapshots(persisted_step=5), "it was there before this job"
+    memory = telling.snapshots(Saved(memory=7, storage=5), there, 101.0)
+    assert memory == Snapshots(memory_step=7, persisted_step=5)
+    saved = telling.snapshots(Saved(memory=8, storage=7), memory, 102.0)
+    assert saved == Snapshots(memory_step=8, persisted_step=7, persisted_at=102.0)
+    assert telling.snapshots(Saved(memory=9, storage=7), saved, 103.0).persisted_at == 102.0
+    assert telling.snapshots(Saved(), saved, 104.0) == replace(saved, memory_step=None)
+    first = telling.snapshots(Saved(memory=1, storage=1), Snapshots(memory_step=1), 105.0)
+    assert first.persisted_at == 105.0
+
+
+def test_what_was_done_stays_while_nobody_serves() -> None:
+    before = JobState(
+        generation=1, attempt=1, state="Running", restarts=3, round=4, world_size=2,
+        training=Training(step=9, loss=1.0), checkpoint=Snapshots(memory_step=9, persisted_step=8),
+    )  # fmt: skip
+    found = telling.resting(JobState(generation=1, attempt=1, state="Suspended"), before)
+    assert (found.restarts, found.training) == (3, before.training)
+    assert found.checkpoint == Snapshots(persisted_step=8)
+    assert (found.round, found.world_size) == (0, 0)
