@@ -245,6 +245,7 @@ def test_a_master_that_starts_anew_between_two_ends_by_want_of_memory_counts_bot
             running.begin()
             await asyncio.to_thread(ends, second)
             last = await asyncio.wait_for(running.task, DEADLINE)
+            assert last is not None
             assert (last.outcome, last.reason) == ("Failed", "OOMKilled")
             assert "again" in last.message
             assert [one.pod for one in last.last_failures] == [first, second]
