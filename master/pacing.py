@@ -55,6 +55,7 @@ class Pacing:
             return
         if current.number != self._round:
             self._round, self._length = current.number, 0
+            self._waiting, self._judged = {}, 0  # its ranks are others
             self._world = sum(seat.ranks for seat in current.seats)
             self._seats, self._state = {}, core.State()
             self._told = {one.about: one for one in current.stragglers}

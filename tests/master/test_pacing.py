@@ -161,3 +161,25 @@ async def test_another_master_takes_back_nothing_before_it_knows(tmp_path: Path)
         await train.run(INTERVALS, [0.04] * 4)
         assert train.slow == []
         await train.end()
+
+
+@within(120)
+async def test_what_a_larger_round_has_told_is_nothing_to_a_smaller_one(tmp_path: Path) -> None:
+    """Three of its four ranks have told of an interval when the fourth is lost: all of three, but others."""
+    policy = Policy(min_nodes=3, max_nodes=4)
+    async with serving(tmp_path, policy) as (shell, streams):
+        train = Round(shell, streams)
+        await train.begin()
+        await train.run(1, [0.04] * 4, silent=0)
+        lost = train.nodes[train.place.index(0)]
+        await lost.end()
+        left = [node for node in train.nodes if node is not lost]
+        failure = pb.RankFailure(exit_code=1, message="a peer is silent")
+        for node in left:
+            node.say(report=pb.NodeReport(round=1, phase=pb.NodeReport.FAILED, failures=[failure]))
+            node.say(spare_store=pb.SpareStore(address=f"{node.node}:2"))
+        for node in left:
+            rank = (await node.ordered(RUN)).node_rank
+            node.say(heartbeat=pb.Heartbeat(round=2, ranks=[pb.RankProgress(rank=rank)]))
+        for node in left:
+            await node.end()  # which raises what a heartbeat did
