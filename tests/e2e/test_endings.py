@@ -55,8 +55,8 @@ def test_no_master(job: Job) -> None:
 
 def test_too_few_are_left(job: Job) -> None:
     flags = ("--below-min-timeout", "4", "--exit-codes", "detailed")
-    job.start(*flags, *termination_log(job, "a"), nodes="2", nproc=1)
-    second = job.start(*flags, nodes="2", nproc=1)
+    job.start(*flags, *termination_log(job, "a"), nodes="2", nproc=1).master()
+    second = job.start(*flags, nodes="2", nproc=1)  # and so not the one with the master
     job.wait_for_steps(2)
     second.signal(signal.SIGTERM)
     assert second.exit_code() == 1, job.dump()
