@@ -42,6 +42,9 @@ EVERY = 5.0
 FRESH = 90.0
 """Seconds without a word of the server after which nothing is written: another may serve by now."""
 
+GATHER = 30.0
+"""Seconds for which a master that begins anew waits for the agents of pods that run, before it has them leave."""
+
 Json = dict[str, Any]
 State = Literal["Starting", "Running", "Suspending", "Suspended", "Stopping", "Ended"]
 
@@ -87,12 +90,15 @@ class JobMaster:
                 if not accepted.names(self._place.pod):
                     self._leave()
                     return None
+                if self._told is None and self._last is not None and self._last.state == "Ended":
+                    log.warning("this job has ended: its operator had not heard of it")
+                    return self._last
                 supplier = self._supplier(uid, read(accepted.spec))
-                pods = asyncio.create_task(supplier.watch())
+                workers = asyncio.create_task(supplier.watch())
                 try:
                     over = await self._serve(uid, accepted, supplier)
                 finally:
-                    await _end(pods)
+                    await _end(workers)
                 if over:
                     return self._told
         finally:
@@ -148,8 +154,10 @@ class JobMaster:
         """Returns whether all is over; else the next attempt begins, this master's or another's."""
         self._attempt = accepted.attempt
         spec, joined = read(accepted.spec), supplied.Supplied(supplier)
-        if accepted.wanted == "Run":
-            await self._tell(uid, self._state(accepted, "Starting", None, supplier))
+        if accepted.wanted == "Run" or await supplier.running():  # which are to save first
+            await self._tell(
+                uid, self._state(accepted, _going(accepted, begun=False), None, supplier)
+            )
             settings = MasterSettings(
                 run_id=self._place.name,
                 address=self._place.address,
@@ -171,8 +179,8 @@ class JobMaster:
             if result is None or not self._is_meant(accepted):
                 return self._leave()
             if not result.resumable:
-                await self._tell(uid, self._ended(accepted, result, joined, supplier))
-                return True
+                ended = self._ended(accepted, result, joined, supplier)
+                return await self._say_the_end(uid, accepted, ended)
             self._state(accepted, "Suspending", joined, supplier)  # with what was saved at the end
         return await self._rest(uid, accepted, supplier)
 
@@ -184,21 +192,22 @@ class JobMaster:
         joined: supplied.Supplied,
         served: "asyncio.Task[Result | None]",
     ) -> Result | None:
+        since = asyncio.get_running_loop().time()
         while not served.done():
             self._stirred.clear()
             accepted = self._newest(accepted)
             if not self._is_meant(accepted):
                 return None
             spec = read(accepted.spec)
-            if supplier.wanted != wanted(spec):
+            if (supplier.wanted, supplier.limits) != (wanted(spec), limits(spec)):
                 supplier.wanted, supplier.limits = wanted(spec), limits(spec)
                 supplier.wake()
-            if accepted.wanted != "Run":
+            supplier.makes = accepted.wanted == "Run"
+            late = asyncio.get_running_loop().time() >= since + GATHER
+            if accepted.wanted != "Run" and (late or await supplier.running() <= joined.attached()):
                 joined.drain("suspended" if accepted.wanted == "Suspend" else "deleted")
             self._note_step(joined.job)
-            state: State = "Running" if joined.job and joined.job.last_round else "Starting"
-            if accepted.wanted != "Run":
-                state = "Suspending" if accepted.wanted == "Suspend" else "Stopping"
+            state = _going(accepted, begun=bool(joined.job and joined.job.last_round))
             await self._tell(uid, self._state(accepted, state, joined, supplier))
             waits = {served, asyncio.ensure_future(self._stirred.wait())}
             await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
@@ -208,14 +217,13 @@ class JobMaster:
 
     async def _rest(self, uid: str, accepted: Accepted, supplier: Supplier) -> bool:
         """Every pod goes; after that it is suspended until the next attempt, or has ended."""
-        going: State = "Stopping" if accepted.wanted == "Stop" else "Suspending"
-        await self._tell(uid, self._state(accepted, going, None, supplier))
+        await self._tell(uid, self._state(accepted, _going(accepted, begun=True), None, supplier))
         if not await self._emptied(accepted, supplier):
             return self._leave()
         if accepted.wanted == "Stop":
             stopped = self._state(accepted, "Ended", None, supplier)
-            await self._tell(uid, replace(stopped, outcome="Stopped", reason="Stopped"))
-            return True
+            stopped = replace(stopped, outcome="Stopped", reason="Stopped")
+            return await self._say_the_end(uid, accepted, stopped)
         while True:
             self._stirred.clear()
             await self._tell(uid, self._state(accepted, "Suspended", None, supplier))
@@ -223,6 +231,18 @@ class JobMaster:
             if now.wanted != "Suspend" or not self._is_meant(now):
                 return False
             with contextlib.suppress(TimeoutError):  # what could not be written is, after a while
+                await asyncio.wait_for(self._stirred.wait(), EVERY)
+
+    async def _say_the_end(self, uid: str, accepted: Accepted, state: JobState) -> bool:
+        """Until it is written: who does not hear of an end begins another attempt."""
+        while True:
+            self._stirred.clear()
+            await self._tell(uid, state)
+            if self._told == state:
+                return True
+            if not self._is_meant(self._newest(accepted)):
+                return self._leave()
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stirred.wait(), EVERY)
 
     def _leave(self) -> bool:
@@ -244,7 +264,8 @@ class JobMaster:
                 stirred.cancel()
         finally:
             await _end(emptied)
-        return not emptied.cancelled()
+        emptied.result()
+        return True
 
     def _newest(self, accepted: Accepted) -> Accepted:
         now = self._now()
@@ -325,6 +346,13 @@ class JobMaster:
             log.warning("the status cannot be written now: %s", error)
             return
         self._told, self._told_at = state, now
+
+
+def _going(accepted: Accepted, *, begun: bool) -> State:
+    """begun: ranks have trained in this life."""
+    if accepted.wanted == "Run":
+        return "Running" if begun else "Starting"
+    return "Suspending" if accepted.wanted == "Suspend" else "Stopping"
 
 
 async def _end(task: "asyncio.Future[Any]") -> None:

@@ -87,7 +87,8 @@ class Supplied:
         return frozenset(self._there.job.nodes)
 
     def attached(self) -> frozenset[str]:
-        job = self._there.job
+        if (job := self.job) is None:
+            return frozenset()
         return frozenset(n.node_id for n in job.nodes.values() if n.state is NodeState.ATTACHED)
 
     def slow(self) -> frozenset[str]:

@@ -41,6 +41,8 @@ class Answers:
     """What it says of the worker's pod, by a dry run; empty: it takes it; None: not asked."""
     master: str = ""
     """Why it did not take the master's pod."""
+    lacks: str = ""
+    """Why something that the job needs beside its pods is not there."""
     taken: bool = False
     """Somebody else's pod has the name of the master's."""
 
@@ -58,7 +60,7 @@ def job(raw: Mapping[str, Any]) -> Job:
         generation=int(meta.get("generation") or 0),
         spec=raw.get("spec") or {},
         finalizers=tuple(meta.get("finalizers") or ()),
-        forced=notes.get(FORCE_DELETE, "false") != "false",
+        forced=notes.get(FORCE_DELETE, "").lower() == "true",
         deleted_at=seconds(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
         queued=_is_queued(meta),
         told=replace(schema.load(Told, ours, "status"), accepted=accepted),

@@ -80,6 +80,8 @@ class Supplier:
         self.limits = limits
         self.said: Plan | None = None
         """The last one."""
+        self.makes = True
+        """Pods that are missing are made."""
         self._known = known or Recalled()
         self.failures = self._known.failures
         """The last ones, oldest first."""
@@ -139,6 +141,11 @@ class Supplier:
         """Keep the cache, until cancelled."""
         await self._pods.run()
 
+    async def running(self) -> frozenset[str]:
+        """Names of pods that run."""
+        await self._pods.synced.wait()
+        return frozenset(p.name for p in self.pods if p.alive and p.phase == "Running")
+
     async def run(self, told: Told, changed: Callable[[float], Any]) -> None:
         """Give the job its pods, until it has a result."""
         await self._pods.synced.wait()
@@ -192,7 +199,7 @@ class Supplier:
         self._learn(plan, now)
         self._tell(told, plan, here)
         await self._delete(plan, here)
-        if now >= self._not_before:
+        if self.makes and now >= self._not_before:
             await self._create(plan, now)
         else:
             self._memory = supply.refused(self._memory, plan.create)

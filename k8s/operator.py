@@ -56,6 +56,8 @@ LEASE = "elasticjob-operator"
 RESYNC = 600.0
 """Seconds after which everything that belongs to a job is looked after again, whoever took it away."""
 QPS, BURST = 100.0, 200
+REFUSALS = (Absent, AlreadyExists, Forbidden, Invalid)
+"""Of what a job needs: they stay, until somebody does something about them."""
 SHOWN = 120.0
 """Seconds after which a status that was written and the cache does not show is not waited for: a watch that is silent
 is begun anew long before."""
@@ -240,6 +242,8 @@ class Operator:
             await self._api.create(PODS, body["metadata"]["namespace"], body, dry_run=True)
         except (Invalid, Forbidden) as error:
             return "" if "exceeded quota" in str(error) else str(error)
+        except AlreadyExists:  # that is found out last: all else was taken
+            return ""
         return ""
 
     async def _carry_out(self, seen: Job, plan: Plan, answers: Answers) -> None:
@@ -253,16 +257,20 @@ class Operator:
             )
         have += [self._remove(resource, body) for resource, body in plan.superfluous]
         for answer in await asyncio.gather(*have, return_exceptions=True):  # none goes on behind
+            if isinstance(answer, REFUSALS):
+                self._answers[owner.uid] = replace(answers, lacks=str(answer))
             if isinstance(answer, BaseException):
                 raise answer
         if plan.told is not None:
             await self._tell(seen, plan.told)
-        if plan.master is not None:
-            await self._begin(owner, plan.master, answers)
-        await together(plan.delete, lambda one: self._take(owner, one))
-        for event in plan.events:
+        for event in plan.events:  # no later look has them
             with contextlib.suppress(asyncio.QueueFull):
                 self._events.put_nowait((owner, event))
+        if plan.master is not None:
+            await self._begin(owner, plan.master, answers)
+        _, error = await together(plan.delete, lambda one: self._take(owner, one))
+        if error is not None:
+            raise error
         if plan.delete_job:
             self._fence()
             with contextlib.suppress(Absent, Conflict):

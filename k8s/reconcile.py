@@ -157,11 +157,17 @@ def _keep(
     if told.completion_time and ttl is not None and seen.deleted_at is None:
         left = seconds(told.completion_time) + ttl - now
         plan = replace(plan, delete_job=left <= 0, again=_least(plan.again, max(left, 0.5)))
+    if answers.lacks:  # until that is there, all else stays as it was
+        told = replace(told, accepted=before.accepted, master=before.master)
+        plan = Plan(again=LOOK)
     return _written(plan, seen, told)
 
 
 def _current(state: JobState | None, accepted: Accepted) -> JobState | None:
-    return state if state is not None and state.attempt == accepted.attempt else None
+    """What was said of this attempt. An end is one whichever attempt came to it: its pod may be seen to be over before
+    what it said is, and another attempt have begun meanwhile."""
+    known = state is not None and (state.attempt == accepted.attempt or state.state == "Ended")
+    return state if known else None
 
 
 def _count(told: Told, members: tuple[Member, ...], state: JobState | None) -> MasterRecord:
@@ -388,6 +394,7 @@ def _tell(
         preempted=seen.queued and before.start_time is not None,
         over=over,
         refused=answers.master,
+        lacks=answers.lacks,
     )
     found = tuple(status.conditions(facts, seen.told, seen.generation, now))
     word, message = status.reason(facts, found)

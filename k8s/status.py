@@ -62,6 +62,7 @@ class Reason(StrEnum):
     TEMPLATE = "InvalidPodTemplate"
     CHECKING = "Checking"
     QUOTA = "QuotaExceeded"
+    LACKS = "NotCreated"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE = "ImagePullFailed"
     MASTER = "MasterLost"
@@ -165,6 +166,8 @@ class Facts:
     over: "Over | None"
     refused: str
     """Why the master's pod cannot be made, in the server's words."""
+    lacks: str = ""
+    """Why something else that it needs cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +226,8 @@ def _verdicts(facts: Facts, before: Told, now: float) -> Mapping[Kind, Verdict]:
 
 
 def _quota(facts: Facts) -> Verdict:
+    if facts.lacks and facts.over is None:
+        return Verdict(so=False, reason=Reason.LACKS, message=facts.lacks)
     refused = facts.refused or (facts.state.workers.refused if facts.state else "")
     if refused and facts.over is None:
         return Verdict(so=False, reason=Reason.QUOTA, message=refused)

@@ -49,17 +49,8 @@ class Tainter:
                 yield from one.state.avoided_nodes
 
     async def _do(self, change: Change) -> None:
-        """Of that version of the node alone: its taints are one list, that others write, too."""
-        until = None if change.until is None else f"{change.until:.0f}"
-        body = {
-            "metadata": {
-                "resourceVersion": change.node.version,
-                "annotations": {tainting.UNTIL: until},
-            },
-            "spec": {"taints": list(change.taints)},
-        }
         try:
-            await self._api.merge(NODES, "", change.node.name, body)
+            await self._api.merge(NODES, "", change.node.name, tainting.patch(change))
         except (Absent, Conflict):  # another look shows it as it is
             return
         except ApiError as error:

@@ -55,6 +55,8 @@ def node(raw: Mapping[str, Any]) -> Node:
         until = None if said is None else float(said)
     except ValueError:
         until = 0.0
+    if until is not None and not math.isfinite(until):
+        until = 0.0
     return Node(
         name=meta.get("name", ""),
         version=meta.get("resourceVersion", ""),
@@ -82,6 +84,15 @@ def decide(found: Iterable[AvoidedNode], nodes: Sequence[Node], now: float) -> t
     return tuple(changes)
 
 
+def patch(change: Change) -> dict[str, Any]:
+    """Of that version of the node alone: its taints are one list, that others write, too."""
+    until = None if change.until is None else f"{change.until:.0f}"
+    return {
+        "metadata": {"resourceVersion": change.node.version, "annotations": {UNTIL: until}},
+        "spec": {"taints": list(change.taints)},
+    }
+
+
 def _is_news(one: Node, asked: AvoidedNode) -> bool:
     """Not where a person has tainted it."""
     theirs = one.tainted and one.until is None
@@ -89,7 +100,8 @@ def _is_news(one: Node, asked: AvoidedNode) -> bool:
 
 
 def _until(one: AvoidedNode) -> float:
-    return min(one.until, one.since + LONGEST)
+    """In whole seconds, as the annotation has it."""
+    return float(math.floor(min(one.until, one.since + LONGEST)))
 
 
 def _taint(one: Node, asked: AvoidedNode) -> Change:

@@ -323,3 +323,27 @@ def test_one_that_empties_for_a_suspend_leaves_its_successors_pods(
             assert await asyncio.wait_for(running.task, DEADLINE) is None
 
     asyncio.run(body())
+
+
+@pytest.mark.usefixtures("crd")
+def test_a_master_of_a_job_that_has_ended_leaves_it_so(cluster: Cluster, tmp_path: Path) -> None:
+    """Its operator had seen the pod's end before the job's, and began another attempt."""
+
+    async def main() -> None:
+        async with job(cluster.namespace, tmp_path) as running:
+            ended = JobState(
+                generation=1, attempt=1, state="Ended", outcome="Succeeded", reason="Finished"
+            )
+            path = running.namespace.path(elasticjob.PLURAL, "job", GROUP)
+            said = {"status": {"job": schema.dump(ended)}}
+            await asyncio.to_thread(running.namespace.client.merge, f"{path}/status", said)
+            await asyncio.to_thread(running.accept, "Run", 2)
+            running.begin()
+            assert running.task is not None
+            found = await asyncio.wait_for(running.task, DEADLINE)
+            assert found is not None
+            assert (found.attempt, found.outcome) == (1, "Succeeded")
+            assert running.said() == found
+            assert running.pods() == []
+
+    asyncio.run(main())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -249,6 +249,42 @@ def test_a_template_that_the_server_refuses(world: World) -> None:
     assert world.condition(Kind.ACCEPTED)["reason"] == Reason.TEMPLATE
     assert world.condition(Kind.ACCEPTED)["message"] == "the server says no"
     assert world.pods == {}
+
+
+KINDS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.sampled_from(["", "x", "1k", "8e0", "1Ei", "64gb", "+1Gi", "1.5.5Gi"]),
+    st.lists(st.none() | st.text(max_size=2), max_size=2), st.dictionaries(st.text(max_size=2), st.none(), max_size=1),
+)  # fmt: skip
+PLACES = (
+    "metadata", "metadata.labels", "metadata.annotations", "spec", "spec.containers", "spec.volumes", "spec.affinity",
+    "spec.affinity.nodeAffinity", "spec.nodeSelector", "spec.tolerations", "spec.terminationGracePeriodSeconds",
+    "spec.securityContext", "spec.hostNetwork", "main.env", "main.volumeMounts", "main.resources", "main.command",
+    "main.resources.limits", "main.resources.requests", "main.resources.limits.memory", "main.securityContext",
+    "main.resources.requests.memory", "main.resources.limits.nvidia.com/gpu", "main.image", "main.args",
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    place=st.sampled_from(PLACES), value=KINDS,
+    beside=st.sampled_from([{}, {"flashCheckpoint": {"memory": "1Gi"}}, {"scheduling": {"nodeSelector": {"a": "b"}}}]),
+)  # fmt: skip
+def test_a_template_with_anything_in_it_is_judged_in_words(
+    place: str, value: Any, beside: dict[str, Any]
+) -> None:
+    main: dict[str, Any] = {"name": "main", "image": "i", "command": ["elastic-run", "x"]}
+    template: dict[str, Any] = {"metadata": {}, "spec": {"containers": [main]}}
+    first, *rest = place.split(".", 3)
+    at = {"main": main}.get(first, template)
+    for key in [*([] if first == "main" else [first]), *rest][:-1]:
+        at = at.setdefault(key, {})
+    at[place.split(".", 3)[-1]] = value
+    world = World(spec={"worker": {"replicas": 2, "template": template}, **beside})
+    world.look()
+    found = world.condition(Kind.ACCEPTED)
+    if found["status"] == "False":
+        assert found["reason"] in (Reason.INVALID, Reason.TEMPLATE)
+        assert found["message"]
 
 
 def test_a_refused_edit_leaves_the_job_as_it_was(trains: World) -> None:
@@ -504,6 +540,17 @@ def test_an_end(trains: World, outcome: str, kind: Kind, phase: Phase) -> None:
     assert trains.masters() == []
 
 
+def test_an_end_that_is_heard_of_after_the_pods(trains: World) -> None:
+    """They are two watches: by then another attempt has begun, and it is over, too."""
+    name = "job-master-r1"
+    trains.pods[name] = replace(trains.pods[name], phase="Succeeded")
+    trains.look()
+    assert trains.accepted["attempt"] == 2
+    trains.say("Ended", attempt=1, outcome="Succeeded", reason="Finished")
+    trains.settle()
+    assert trains.status["phase"] == Phase.SUCCEEDED
+
+
 @pytest.mark.parametrize(
     ("policy", "left"),
     [
@@ -606,6 +653,14 @@ def test_a_deleted_job_is_held_until_its_ranks_have_saved(trains: World) -> None
     assert trains.gone
 
 
+@pytest.mark.parametrize("said", ["false", "False", "no", "0", ""])
+def test_only_true_lets_a_deleted_job_go_at_once(trains: World, said: str) -> None:
+    trains.deleted_at = trains.now
+    trains.annotations = {FORCE_DELETE: said}
+    trains.look()
+    assert not trains.gone
+
+
 @pytest.mark.parametrize("why", ["forced", "late", "idle"])
 def test_a_deleted_job_that_is_not_held(trains: World, why: str) -> None:
     trains.deleted_at = trains.now
@@ -637,6 +692,17 @@ def test_what_the_server_says_of_the_master_is_told(world: World) -> None:
     plan = world.plan(Answers(master="exceeded quota"))
     assert plan.told is not None
     assert (plan.told.reason, plan.told.message) == (Reason.QUOTA, "exceeded quota")
+
+
+def test_what_the_job_lacks_is_told_and_nothing_else_is_done(world: World) -> None:
+    world.look(steps=1)
+    plan = world.plan(Answers(lacks="no PodGroups here"))
+    assert plan.told is not None
+    assert (plan.told.reason, plan.told.message) == (Reason.LACKS, "no PodGroups here")
+    assert (plan.told.accepted, plan.told.master.pod) == (None, "")
+    assert (plan.belongings, plan.master, plan.again) == ((), None, it.LOOK)
+    world.settle()
+    assert world.masters() == ["job-master-r1"]
 
 
 # --- found by looking for what could go wrong ------------------------------------------------------

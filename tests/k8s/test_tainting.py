@@ -16,7 +16,7 @@ from elastic.k8s.jobs import Job
 from elastic.k8s.kernel.api import Api
 from elastic.k8s.pods import Owner
 from elastic.k8s.tainter import Tainter
-from elastic.k8s.tainting import KEY, UNTIL, Node, decide
+from elastic.k8s.tainting import KEY, UNTIL, Change, Node, decide
 from elastic.proto.elasticjob import AvoidedNode, JobState
 from scripts.kubernetes.accounts import RBAC
 from scripts.kubernetes.client import CORE
@@ -84,6 +84,27 @@ def test_no_change(found: list[AvoidedNode], seen: tuple[Node, ...]) -> None:
     assert decide(found, seen, NOW) == ()
 
 
+def tainted(change: Change) -> Node:
+    """As it is read once the change is written."""
+    found = tainting.patch(change)
+    return tainting.node({**found, "metadata": {**found["metadata"], "name": change.node.name}})
+
+
+@pytest.mark.parametrize("more", [100.3, 100.7])
+def test_a_taint_is_written_once_and_not_again_once_somebody_took_it_away(more: float) -> None:
+    found = [avoided(until=NOW + more)]
+    (change,) = decide(found, nodes(), NOW)
+    read, others = tainted(change), [one for one in nodes() if one.name != change.node.name]
+    assert decide(found, (read, *others), NOW) == ()
+    assert decide(found, (replace(read, taints=()), *others), NOW) == ()
+
+
+@pytest.mark.parametrize("said", ["nan", "inf", "-inf", "soon"])
+def test_a_time_that_is_none_is_over(said: str) -> None:
+    raw = {"metadata": {"name": "n1", "annotations": {tainting.UNTIL: said}}}
+    assert tainting.node(raw).until == 0.0
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     told=st.lists(st.tuples(st.integers(0, 11), st.floats(-50, 500)), max_size=12),
@@ -106,7 +127,7 @@ def test_never_too_many_never_anothers_and_once_is_enough(
     for change in decide(found, tuple(seen.values()), NOW):
         name = change.node.name
         assert name not in {f"n{number}" for number in theirs - ours.keys()}
-        seen[name] = replace(change.node, taints=change.taints, until=change.until)
+        seen[name] = tainted(change)
     after = {name for name, one in seen.items() if (one.until or 0.0) > NOW}
     assert len(after) <= max(1, len(before))
     assert decide(found, tuple(seen.values()), NOW) == ()
