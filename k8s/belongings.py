@@ -53,6 +53,12 @@ def account(owner: Owner) -> tuple[Manifest, Manifest, Manifest]:
             "resourceNames": [owner.name],
             "verbs": ["patch"],
         },
+        {  # which some clusters ask of who makes what holds up its owner's deletion
+            "apiGroups": [GROUP],
+            "resources": [f"{PLURAL}/finalizers"],
+            "resourceNames": [owner.name],
+            "verbs": ["update"],
+        },
     ]
     metadata = owner.metadata(owner.host)
     subject = {"kind": "ServiceAccount", "name": owner.host, "namespace": owner.namespace}

@@ -196,6 +196,8 @@ def judge(
     last."""
     told = from_json(pod.last_words)
     verdict = _own(pod, told, past, step, gone=gone)
+    if verdict.cause is Cause.COMPLETED:  # rules are of failures
+        return verdict
     for rule in rules:
         if _matches(rule, pod, verdict.cause):
             counts = verdict.counts if rule.counts is None else rule.counts
@@ -268,6 +270,9 @@ def _own(pod: Pod, told: Ending | None, past: Past, step: int, *, gone: bool) ->
         return _outside(pod, _BY_DISRUPTION.get(disruption, usual))
     if pod.reason in _BY_REASON:
         return _outside(pod, _BY_REASON[pod.reason])
+    if pod.reason == "DeadlineExceeded":
+        words = "its template's activeDeadlineSeconds are over: write spec.activeDeadlineSeconds"
+        return _of(pod, Cause.USER_ERROR, Action.FAIL, True, words)
     if pod.ended == "OOMKilled" or (told is not None and told.kind is Ended.OOM):
         return _oom(pod, _step(told, step), past)
     if told is not None and told.kind in _BY_WORDS:

@@ -35,6 +35,8 @@ SILENT = 3.0
 """Seconds for which a pod whose agent the master has no more may still end by itself."""
 MANY = 10
 """Last failures that are kept."""
+LONGEST_REASON = 300
+"""Characters of why a pod failed, or a node is avoided, in the status, which is to stay small."""
 LONGEST_PAUSE = 60.0
 """Seconds, at most, until creation is tried again where it was refused."""
 
@@ -227,13 +229,14 @@ class Supplier:
                     exit_code=ended.exit_code,
                     cause=str(verdict.cause),
                     action=str(verdict.action),
-                    reason=verdict.reason,
+                    reason=verdict.reason[:LONGEST_REASON],
                 )
                 self.failures = (*self.failures, one)[-MANY:]
             if verdict.action is Action.REPLACE_ELSEWHERE:
-                # A slot's crashes in a row have been counted already.
-                sure = verdict.cause in (Cause.UNHEALTHY, Cause.HARDWARE, Cause.CRASHED)
-                cause, reason = str(verdict.cause), verdict.reason
+                # A slot's crashes in a row have been counted already, and a rule says what it means.
+                known = verdict.cause in (Cause.UNHEALTHY, Cause.HARDWARE, Cause.CRASHED)
+                sure = known or bool(verdict.rule)
+                cause, reason = str(verdict.cause), verdict.reason[:LONGEST_REASON]
                 self.placing = placing.blame(
                     self.placing, ended.node, cause, reason, now, self.limits, sure=sure
                 )

@@ -90,6 +90,8 @@ def member(raw: Mapping[str, Any]) -> Member:
     container = _main(status.get("containerStatuses") or ())
     waiting = (container.get("state") or {}).get("waiting") or {}
     held = f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
+    if waiting.get("reason") in (None, "ContainerCreating"):
+        held = f"Unschedulable: {unplaced}" if (unplaced := _unplaced(status)) else ""
     return Member(
         namespace=meta.get("namespace", ""),
         name=meta.get("name", ""),
@@ -99,7 +101,7 @@ def member(raw: Mapping[str, Any]) -> Member:
         phase=status.get("phase") or "Pending",
         deleting=bool(meta.get("deletionTimestamp")),
         restarts=int(container.get("restartCount") or 0),
-        waiting=held if waiting.get("reason") not in (None, "ContainerCreating") else "",
+        waiting=held,
         made_from=(meta.get("annotations") or {}).get(MADE_FROM, ""),
     )
 
@@ -111,15 +113,11 @@ def pod(raw: Mapping[str, Any], slot: int, attempt: int) -> Pod:
         (c.get("type", ""), c.get("status", ""), c.get("reason") or "")
         for c in status.get("conditions") or ()
     )
-    scheduled: Mapping[str, Any] = next(
-        (c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {}
-    )
     container = _main(status.get("containerStatuses") or ())
     state = container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     if waiting.get("reason") == "PodInitializing":
         waiting = _of_init(status) or waiting
-    unplaced = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
     return Pod(
         name=meta.get("name", ""),
         uid=meta.get("uid", ""),
@@ -131,7 +129,7 @@ def pod(raw: Mapping[str, Any], slot: int, attempt: int) -> Pod:
         deleting=bool(meta.get("deletionTimestamp")),
         ready=("Ready", "True") in {(kind, state) for kind, state, _ in conditions},
         conditions=conditions,
-        unschedulable=(scheduled.get("message") or "no node has room") if unplaced else "",
+        unschedulable=_unplaced(status),
         reason=status.get("reason") or "",
         message=status.get("message") or "",
         waiting=waiting.get("reason") or "",
@@ -140,6 +138,15 @@ def pod(raw: Mapping[str, Any], slot: int, attempt: int) -> Pod:
         ended=ended.get("reason") or "",
         last_words=ended.get("message") or "",
     )
+
+
+def _unplaced(status: Mapping[str, Any]) -> str:
+    """Why no node takes it, in the scheduler's words; empty: one does, or nobody has looked."""
+    said: Mapping[str, Any] = next(
+        (c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {}
+    )
+    unplaced = said.get("status") == "False" and said.get("reason") == "Unschedulable"
+    return (said.get("message") or "no node has room") if unplaced else ""
 
 
 def _of_init(status: Mapping[str, Any]) -> Mapping[str, Any] | None:

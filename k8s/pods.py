@@ -16,6 +16,7 @@ from elastic.proto.security import TOKEN
 
 Manifest = dict[str, Any]
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 HOSTNAMES = "metadata.name"
 """Field of a node by which pods keep away from it: a node's label may say another host name."""
 GONE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
@@ -30,9 +31,9 @@ MASTER_RESOURCES: Json = {"requests": {"cpu": "250m", "memory": "256Mi"}}
 COSCHEDULER = "scheduler-plugins-scheduler"
 _UNITS: Mapping[str, Decimal] = {
     "": Decimal(1),
-    "m": Decimal("0.001"),
-    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTP", 1)},
-    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTP", 1)},
+    **{unit: Decimal(1000) ** power for power, unit in enumerate("num", -3)},
+    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", 1)},
+    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
 }
 
 
@@ -95,6 +96,8 @@ def worker(owner: Owner, spec: Spec, new: New, avoid: tuple[str, ...]) -> Manife
     container["env"] = [*(container.get("env") or []), *_environment(owner, spec, new, name)]
     _room(pod, container, spec)
     pod |= {"restartPolicy": "Never", "automountServiceAccountToken": False}
+    if pod.get("hostNetwork"):  # else the node's DNS is asked for the master, and does not know it
+        pod.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     least = spec.flash_checkpoint.drain_seconds + LEAVE
     asked = pod.get("terminationGracePeriodSeconds")
     pod["terminationGracePeriodSeconds"] = max(least, asked or 0)
@@ -109,7 +112,7 @@ def ranks(spec: Spec) -> int:
     if asked.isdecimal():
         return int(asked)
     limits = (main_container(spec.pod).get("resources") or {}).get("limits") or {}
-    gpus = sum(int(count) for name, count in limits.items() if name.endswith("/gpu"))
+    gpus = sum(int(_number(count)) for name, count in limits.items() if name.endswith("/gpu"))
     return gpus if gpus and asked != "cpu" else 1
 
 
@@ -165,14 +168,12 @@ def _patience() -> list[Manifest]:
 
 def _avoid(affinity: Manifest, nodes: tuple[str, ...]) -> None:
     """A node is chosen by any of the terms, so each gets it."""
-    of_nodes = affinity.setdefault("nodeAffinity", {})
-    required = of_nodes.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-    terms = required.setdefault("nodeSelectorTerms", []) or [{}]
-    required["nodeSelectorTerms"] = terms
-    for node in nodes:  # of this field, one value each is all that the API server takes
-        for term in terms:
-            fields = term.setdefault("matchFields", [])
-            fields.append({"key": HOSTNAMES, "operator": "NotIn", "values": [node]})
+    of_nodes = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}
+    required = of_nodes[REQUIRED] = of_nodes.get(REQUIRED) or {}
+    terms = required["nodeSelectorTerms"] = required.get("nodeSelectorTerms") or [{}]
+    for term in terms:  # of this field, one value each is all that the API server takes
+        away = [{"key": HOSTNAMES, "operator": "NotIn", "values": [node]} for node in nodes]
+        term["matchFields"] = [*(term.get("matchFields") or []), *away]
 
 
 def _join_gang(
@@ -194,8 +195,8 @@ def _join_gang(
 
 def _room(pod: Manifest, container: Manifest, spec: Spec) -> None:
     """Shared memory for loaders and NCCL, which the pod's memory limit bounds; and memory for snapshots."""
-    mounts = container.setdefault("volumeMounts", [])
-    if not any(one.get("mountPath") == SHM for one in mounts):
+    mounts = container.get("volumeMounts") or []
+    if not any(str(one.get("mountPath")).rstrip("/") == SHM for one in mounts):
         container["volumeMounts"] = [*mounts, {"name": SHM_VOLUME, "mountPath": SHM}]
         volume = {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory"}}
         pod["volumes"] = [*(pod.get("volumes") or []), volume]
@@ -214,11 +215,26 @@ def add(one: str, other: str) -> str:
 
 
 def _number(quantity: str) -> Decimal:
-    digits, unit = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", str(quantity)).groups()  # type: ignore[union-attr]
-    return Decimal(digits) * _UNITS[unit]
+    """Raises ValueError."""
+    found = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)([A-Za-z]*)", str(quantity))
+    if found is None or found[2] not in _UNITS:
+        raise ValueError(f"{quantity!r} is no quantity")
+    return Decimal(found[1]) * _UNITS[found[2]]
 
 
 # --- the master ----------------------------------------------------------------------------------
+
+UNPRIVILEGED = (
+    "allowPrivilegeEscalation", "runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile",
+)  # fmt: skip
+
+
+def _held(asked: Mapping[str, Any]) -> Manifest:
+    """Of a worker's security context what takes rights away, and none that gives some."""
+    found = {name: asked[name] for name in UNPRIVILEGED if asked.get(name) is not None}
+    if dropped := (asked.get("capabilities") or {}).get("drop"):
+        found["capabilities"] = {"drop": dropped}
+    return found
 
 
 def master_name(owner: Owner, attempt: int) -> str:
@@ -252,6 +268,8 @@ def master(owner: Owner, spec: Spec, attempt: int) -> Manifest:
     }
     if policy := template.get("imagePullPolicy"):
         container["imagePullPolicy"] = policy
+    if held := _held(template.get("securityContext") or {}):
+        container["securityContext"] = held
     claim = spec.master.storage_claim
     journal: Manifest = (
         {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
@@ -259,7 +277,7 @@ def master(owner: Owner, spec: Spec, attempt: int) -> Manifest:
     pod: Manifest = {
         "restartPolicy": "OnFailure",
         "serviceAccountName": spec.master.service_account_name or owner.host,
-        "tolerations": _patience(),
+        "tolerations": [*spec.scheduling.tolerations, *_patience()],
         "containers": [container],
         "volumes": [{"name": FOLDER_VOLUME, **journal}],
     }

@@ -47,7 +47,7 @@ def recalled(state: JobState | None) -> Recalled:
         ),
         suspected={one.node: (one.times, one.until) for one in known.suspected},
     )
-    slots = () if state.state == "Suspended" else known.slots
+    slots = () if state.state in ("Suspending", "Suspended") else known.slots
     return Recalled(
         pasts={
             one.slot: Past(

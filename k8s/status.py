@@ -247,7 +247,9 @@ def _scheduled(facts: Facts) -> Verdict:
         return Verdict(so=False, reason=reason, message="; ".join(pending))
     if facts.master is not None and facts.master.waiting and not _crashes(facts.master):
         words = f"{facts.master.name}: {facts.master.waiting}"
-        return Verdict(so=False, reason=Reason.IMAGE, message=words)
+        unplaced = facts.master.waiting.startswith(Reason.UNSCHEDULABLE)
+        reason = Reason.UNSCHEDULABLE if unplaced else Reason.IMAGE
+        return Verdict(so=False, reason=reason, message=words)
     placed = sum(one.phase == "Running" and not one.deleting for one in facts.workers)
     if placed >= facts.replicas:
         return Verdict(so=True)

@@ -350,7 +350,8 @@ def _take(
 def _remains(
     wanted: Wanted, seen: Seen, live: Sequence[Pod], ended: Sequence[tuple[Pod, Verdict]]
 ) -> tuple[tuple[str, str], ...]:
-    """What the master has lost though it seems to run, whose unit starts again, and all but a slot's last end."""
+    """What the master has lost though it seems to run, whose unit starts again, what holds its node though it is over,
+    and all but a slot's last end."""
     newest: dict[int, int] = {}
     for pod in seen.pods:
         newest[pod.slot] = max(newest.get(pod.slot, 0), pod.attempt)
@@ -361,8 +362,13 @@ def _remains(
         for p in seen.pods
         if p.over and not p.deleting and p.attempt < newest[p.slot] - 1
     ]
+    held = [
+        (p.name, "its main container has ended, and another one runs on")
+        for p in seen.pods
+        if p.over and p.phase == "Running" and not p.deleting and p.attempt >= newest[p.slot] - 1
+    ]
     mates = [(p.name, "its unit starts again") for p in live if p.slot // wanted.unit in units]
-    return (*gone, *old, *mates)
+    return (*gone, *old, *held, *mates)
 
 
 def _missing(

@@ -110,6 +110,7 @@ def _resumed(job: Job) -> Job:
         forget(job, tuple(job.nodes.values())),
         round=None if job.round is None else replace(job.round, standing=False, change=None),
         ledger=books.interrupted(job.ledger, books.STOPPED, job.result.reason, job.ledger.since),
+        recovery=replace(job.recovery, seen={}, ooms={}),  # what failed may have been put right
         trial=None,
         result=None,
     )

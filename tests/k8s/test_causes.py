@@ -236,3 +236,15 @@ def test_a_pod_is_read_from_raw_json() -> None:
         "message": "full",
     }
     assert pod({"status": {"conditions": [waits]}}, 0, 0).unschedulable == "full"
+
+
+def test_no_rule_judges_success() -> None:
+    every = Rule(name="every", action=Action.FAIL)
+    assert judge(over(0), Past(), (every,)).action is Action.IGNORE
+    assert judge(over(1), Past(), (every,)).action is Action.FAIL
+
+
+def test_a_templates_own_deadline_blames_no_node() -> None:
+    found = judge(over(None, reason="DeadlineExceeded"), Past())
+    assert (found.cause, found.action) == (Cause.USER_ERROR, Action.FAIL)
+    assert "spec.activeDeadlineSeconds" in found.reason

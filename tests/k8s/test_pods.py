@@ -225,3 +225,62 @@ def test_a_real_server_takes_each(given: Spec, kube: Client, namespace: Namespac
     ):
         made = kube.create(path, body)
         assert made["metadata"]["ownerReferences"] == body["metadata"]["ownerReferences"]
+
+
+@pytest.mark.parametrize(
+    "affinity",
+    [
+        {"nodeAffinity": None},
+        {"nodeAffinity": {pods.REQUIRED: None}},
+        {"nodeAffinity": {pods.REQUIRED: {"nodeSelectorTerms": [{"matchFields": None}]}}},
+    ],
+)
+def test_it_keeps_away_from_nodes_where_nothing_is_asked_for(affinity: dict[str, Any]) -> None:
+    made = worker(spec(scheduling={"affinity": affinity}), "n1")
+    (term,) = made["spec"]["affinity"]["nodeAffinity"][pods.REQUIRED]["nodeSelectorTerms"]
+    assert [one["values"] for one in term["matchFields"]] == [["n1"]]
+
+
+def test_on_the_nodes_network_it_still_knows_the_master() -> None:
+    main = {"name": "main", "image": "i"}
+    template = {"spec": {"hostNetwork": True, "containers": [main]}}
+    made = worker(read({"worker": {"replicas": 1, "template": template}}))
+    assert made["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert "dnsPolicy" not in worker(spec())["spec"]
+
+
+def test_a_master_has_the_workers_limits_and_none_of_their_rights() -> None:
+    asked = {
+        "privileged": True, "runAsNonRoot": True, "allowPrivilegeEscalation": False,
+        "capabilities": {"add": ["IPC_LOCK"], "drop": ["ALL"]},
+    }  # fmt: skip
+    template = {"spec": {"containers": [{"name": "main", "image": "i", "securityContext": asked}]}}
+    toleration = {"key": "nvidia.com/gpu", "operator": "Exists"}
+    given = {"worker": {"replicas": 1, "template": template}, "scheduling": {"tolerations": [toleration]}}  # fmt: skip
+    made = pods.master(OWNER, read(given), 1)
+    (container,) = made["spec"]["containers"]
+    assert container["securityContext"] == {
+        "runAsNonRoot": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert toleration in made["spec"]["tolerations"]
+
+
+@pytest.mark.parametrize(
+    ("one", "bytes_"),
+    [
+        ("1e9", 10**9),
+        ("1E", 10**18),
+        ("1Ei", 2**60),
+        ("1.5Gi", 3 * 2**29),
+        ("+1Ki", 1024),
+        (".5k", 500),
+    ],
+)
+def test_a_quantity(one: str, bytes_: int) -> None:
+    assert pods.add(one, "0") == str(bytes_)
+
+
+@pytest.mark.parametrize("one", ["", "x", "64gb", "1.5.5Gi"])
+def test_what_is_no_quantity(one: str) -> None:
+    with pytest.raises(ValueError, match="is no quantity"):
+        pods.add(one, "0")

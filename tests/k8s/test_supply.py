@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.k8s.causes import Action, Rule
+from elastic.k8s.causes import Action, Cause, Rule
 from elastic.k8s.observed import Pod
 from elastic.k8s.supply import Memory, New, Plan, Seen, Wanted, legal, plan, refused
 
@@ -489,3 +489,15 @@ def test_whatever_happens(
     told = cluster.settle()
     assert len(cluster.live()) == legal(cluster.wanted.replicas, cluster.wanted) + spares
     assert (told.ready, told.size) == (len(cluster.live()), cluster.wanted.replicas)
+
+
+def test_what_is_over_and_holds_its_node_is_deleted() -> None:
+    """A second container, a proxy say, runs on: its pod stays Running, with all that it has."""
+    cluster = four()
+    name = "j-worker-1-r0"
+    cluster.pods[name] = replace(cluster.pods[name], exit_code=137)
+    cluster.attached.discard(name)
+    told = cluster.turn()
+    assert [verdict.cause for _, verdict in told.ended] == [Cause.KILLED]
+    assert [gone for gone, _ in told.delete] == [name]
+    assert told.create == (New(slot=1, attempt=1),)
