@@ -192,7 +192,9 @@ class JobMaster:
         joined: supplied.Supplied,
         served: "asyncio.Task[Result | None]",
     ) -> Result | None:
-        since = asyncio.get_running_loop().time()
+        # Where it was to run at first, who has not attached by now has nothing to save.
+        loop, wait = asyncio.get_running_loop(), 0.0 if accepted.wanted == "Run" else GATHER
+        until = loop.time() + wait
         while not served.done():
             self._stirred.clear()
             accepted = self._newest(accepted)
@@ -203,7 +205,7 @@ class JobMaster:
                 supplier.wanted, supplier.limits = wanted(spec), limits(spec)
                 supplier.wake()
             supplier.makes = accepted.wanted == "Run"
-            late = asyncio.get_running_loop().time() >= since + GATHER
+            late = loop.time() >= until
             if accepted.wanted != "Run" and (late or await supplier.running() <= joined.attached()):
                 joined.drain("suspended" if accepted.wanted == "Suspend" else "deleted")
             self._note_step(joined.job)
