@@ -193,8 +193,8 @@ class JobMaster:
         served: "asyncio.Task[Result | None]",
     ) -> Result | None:
         # Where it was to run at first, who has not attached by now has nothing to save.
-        loop, wait = asyncio.get_running_loop(), 0.0 if accepted.wanted == "Run" else GATHER
-        until = loop.time() + wait
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (0.0 if accepted.wanted == "Run" else GATHER)
         while not served.done():
             self._stirred.clear()
             accepted = self._newest(accepted)
