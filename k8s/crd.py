@@ -34,40 +34,6 @@ COLUMNS = (
 )
 """Name, type, place and priority; those above 0 are shown by `-o wide`."""
 
-TEMPLATE: Json = {
-    "type": "object",
-    "x-kubernetes-preserve-unknown-fields": True,
-    "properties": {
-        "spec": {
-            "type": "object",
-            "x-kubernetes-preserve-unknown-fields": True,
-            "properties": {
-                "containers": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "x-kubernetes-preserve-unknown-fields": True,
-                        "properties": {
-                            "name": {"type": "string"},
-                            "image": {"type": "string"},
-                            "env": {
-                                "type": "array",
-                                "items": {
-                                    "type": "object",
-                                    "x-kubernetes-preserve-unknown-fields": True,
-                                    "properties": {"name": {"type": "string"}},
-                                },
-                            },
-                        },
-                    },
-                }
-            },
-        }
-    },
-}
-"""What is known here of a pod template: all of it would make 500 KB, which no `kubectl apply` takes. The API server
-judges the rest, by a dry run of the pod."""
-
 
 def manifest() -> Json:
     version = {
@@ -114,8 +80,6 @@ def text() -> str:
 
 def _schema() -> Json:
     spec = openapi(Spec)
-    template = spec["properties"]["worker"]["properties"]["template"]
-    spec["properties"]["worker"]["properties"]["template"] = {**template, **TEMPLATE}
     spec["x-kubernetes-validations"] = rules.of_spec()
     return {
         "type": "object",
@@ -184,7 +148,7 @@ def _rows(node: Json, path: str) -> Iterator[str]:
     for name, one in node["properties"].items():
         where = f"{path}.{name}".lstrip(".")
         inner = one.get("items", one)
-        nested = "properties" in inner
+        nested = "properties" in inner and "x-kubernetes-preserve-unknown-fields" not in inner
         if not nested or "description" in one:
             kind, default = _kind(one), "" if nested else _default(one)
             words = one.get("description", "").replace("|", "\\|")
@@ -196,6 +160,8 @@ def _rows(node: Json, path: str) -> Iterator[str]:
 def _kind(one: Json) -> str:
     if "enum" in one:
         return ", ".join(f"`{value}`" for value in one["enum"])
+    if "additionalProperties" in one:
+        return f"object of {_kind(one['additionalProperties'])}"
     if "x-kubernetes-int-or-string" in one:
         return "number or text"
     if one["type"] == "array":

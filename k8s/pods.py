@@ -1,14 +1,14 @@
 """The pods of a job, as manifests: its workers' and its master's. Pure."""
 
 import copy
-import re
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 from elastic.k8s.spec import Spec, main_container
 from elastic.k8s.supply import New
+from elastic.k8s.template import amount, total
 from elastic.proto import env
 from elastic.proto.elasticjob import GROUP, JOB_LABEL, KIND, PORT, ROLE_LABEL, UID_LABEL, VERSION
 from elastic.proto.schema import Json
@@ -29,12 +29,12 @@ SHM, SHM_VOLUME = "/dev/shm", "elastic-shm"
 FOLDER, FOLDER_VOLUME = "/var/lib/elastic", "elastic-journal"
 MASTER_RESOURCES: Json = {"requests": {"cpu": "250m", "memory": "256Mi"}}
 COSCHEDULER = "scheduler-plugins-scheduler"
-_UNITS: Mapping[str, Decimal] = {
-    "": Decimal(1),
-    **{unit: Decimal(1000) ** power for power, unit in enumerate("num", -3)},
-    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", 1)},
-    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
-}
+SECURITY = (
+    "allowPrivilegeEscalation", "runAsGroup", "runAsNonRoot", "runAsUser", "seLinuxOptions",
+    "seccompProfile",
+)  # fmt: skip
+"""Of a main container's `securityContext`, what its master has, too: what a namespace's policy asks of each pod. The
+rest (`privileged`, capabilities that are added, a read-only root) is about what trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,9 @@ def worker(owner: Owner, spec: Spec, new: New, avoid: tuple[str, ...]) -> Manife
     container["env"] = [*(container.get("env") or []), *_environment(owner, spec, new, name)]
     _room(pod, container, spec)
     pod |= {"restartPolicy": "Never", "automountServiceAccountToken": False}
-    if pod.get("hostNetwork"):  # else the node's DNS is asked for the master, and does not know it
+    if pod.get(
+        "hostNetwork"
+    ):  # where a pod does not ask the cluster for names: its master's is one
         pod.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     least = spec.flash_checkpoint.drain_seconds + LEAVE
     asked = pod.get("terminationGracePeriodSeconds")
@@ -112,7 +114,7 @@ def ranks(spec: Spec) -> int:
     if asked.isdecimal():
         return int(asked)
     limits = (main_container(spec.pod).get("resources") or {}).get("limits") or {}
-    gpus = sum(int(_number(count)) for name, count in limits.items() if name.endswith("/gpu"))
+    gpus = sum(int(amount(count)) for name, count in limits.items() if name.endswith("/gpu"))
     return gpus if gpus and asked != "cpu" else 1
 
 
@@ -195,46 +197,21 @@ def _join_gang(
 
 def _room(pod: Manifest, container: Manifest, spec: Spec) -> None:
     """Shared memory for loaders and NCCL, which the pod's memory limit bounds; and memory for snapshots."""
-    mounts = container.get("volumeMounts") or []
-    if not any(str(one.get("mountPath")).rstrip("/") == SHM for one in mounts):
+    mounts = container.setdefault("volumeMounts", [])
+    if not any(posixpath.normpath(one.get("mountPath") or "") == SHM for one in mounts):
         container["volumeMounts"] = [*mounts, {"name": SHM_VOLUME, "mountPath": SHM}]
         volume = {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory"}}
         pod["volumes"] = [*(pod.get("volumes") or []), volume]
     if spec.flash_checkpoint.memory is None:
         return
     resources = copy.deepcopy(container.get("resources") or {})
-    for part in resources.values():
+    for part in (resources.get("limits") or {}, resources.get("requests") or {}):
         if "memory" in part:
-            part["memory"] = add(part["memory"], spec.flash_checkpoint.memory)
+            part["memory"] = total(part["memory"], spec.flash_checkpoint.memory)
     container["resources"] = resources
 
 
-def add(one: str, other: str) -> str:
-    """Of two quantities, in bytes."""
-    return str(int(_number(one) + _number(other)))
-
-
-def _number(quantity: str) -> Decimal:
-    """Raises ValueError."""
-    found = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)([A-Za-z]*)", str(quantity))
-    if found is None or found[2] not in _UNITS:
-        raise ValueError(f"{quantity!r} is no quantity")
-    return Decimal(found[1]) * _UNITS[found[2]]
-
-
 # --- the master ----------------------------------------------------------------------------------
-
-UNPRIVILEGED = (
-    "allowPrivilegeEscalation", "runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile",
-)  # fmt: skip
-
-
-def _held(asked: Mapping[str, Any]) -> Manifest:
-    """Of a worker's security context what takes rights away, and none that gives some."""
-    found = {name: asked[name] for name in UNPRIVILEGED if asked.get(name) is not None}
-    if dropped := (asked.get("capabilities") or {}).get("drop"):
-        found["capabilities"] = {"drop": dropped}
-    return found
 
 
 def master_name(owner: Owner, attempt: int) -> str:
@@ -242,7 +219,8 @@ def master_name(owner: Owner, attempt: int) -> str:
 
 
 def master(owner: Owner, spec: Spec, attempt: int) -> Manifest:
-    """In the training image, whose version workers and master share; restarted in place by its node."""
+    """In the training image, whose version workers and master share; restarted in place by its node. It is as urgent
+    as the job and goes where the job is let in, but on any node: those of a nodeSelector have the GPUs."""
     template = main_container(spec.pod)
     variables: dict[str, Any] = {
         env.MASTER_JOB: f"{owner.namespace}/{owner.name}",
@@ -268,8 +246,12 @@ def master(owner: Owner, spec: Spec, attempt: int) -> Manifest:
     }
     if policy := template.get("imagePullPolicy"):
         container["imagePullPolicy"] = policy
-    if held := _held(template.get("securityContext") or {}):
-        container["securityContext"] = held
+    asked = template.get("securityContext") or {}
+    kept = {name: asked[name] for name in SECURITY if name in asked}
+    if drop := (asked.get("capabilities") or {}).get("drop"):
+        kept["capabilities"] = {"drop": drop}
+    if kept:
+        container["securityContext"] = kept
     claim = spec.master.storage_claim
     journal: Manifest = (
         {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
@@ -284,5 +266,7 @@ def master(owner: Owner, spec: Spec, attempt: int) -> Manifest:
     for name in ("imagePullSecrets", "securityContext"):
         if said := (spec.pod.get("spec") or {}).get(name):
             pod[name] = said
+    if priority := spec.scheduling.priority_class_name:
+        pod["priorityClassName"] = priority
     metadata = owner.metadata(master_name(owner, attempt), {ROLE_LABEL: "master"})
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}

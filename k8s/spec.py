@@ -5,22 +5,20 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from elastic.k8s.observed import MAIN
-from elastic.proto.schema import IntOrString, Json, Most, Pattern, Range, dump, load
+from elastic.k8s.template import QUANTITY, QUANTITY_WORDS, VARIABLES, Affinity, Resources, Template
+from elastic.proto.schema import IntOrString, Json, Known, Most, Pattern, Range, dump, load
 
 Seconds = Annotated[int, Range(0)]
 Deadline = Annotated[int, Range(1)]
 Nodes = Annotated[int, Range(1, 10000)]
-Quantity = Annotated[
-    str,
-    Pattern(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?", "write a quantity such as 64Gi"),
-]
+Quantity = Annotated[str, Pattern(QUANTITY, QUANTITY_WORDS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     replicas: Nodes | None = None
     """Worker pods that are wanted; elastic.max by default, else 1. `kubectl scale` sets it."""
-    template: Json | None = None
+    template: Annotated[Json, Known(Template)] | None = None
     """Pod template. What trains is its container named main, else its first one."""
     disruption_budget: Literal["None", "ProtectMin"] = "ProtectMin"
     """ProtectMin: a PodDisruptionBudget keeps evictions from taking more pods than elastic.min leaves."""
@@ -50,7 +48,7 @@ class HotSpares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Master:
-    resources: Json | None = None
+    resources: Annotated[Json, Known(Resources)] | None = None
     """Of the master's container; 250m of CPU and 256Mi by default."""
     storage_claim: str = ""
     """PersistentVolumeClaim for the journal; without one it lies in the pod."""
@@ -157,9 +155,9 @@ class Scheduling:
     """Of Kueue or Volcano."""
     priority_class_name: Annotated[str, Most(253)] = ""
     scheduler_name: Annotated[str, Most(253)] = ""
-    node_selector: Json | None = None
+    node_selector: Mapping[str, str] | None = None
     tolerations: Annotated[tuple[Json, ...], Most(64)] = ()
-    affinity: Json | None = None
+    affinity: Annotated[Json, Known(Affinity)] | None = None
     pending: Pending = field(default_factory=Pending)
 
 
@@ -210,7 +208,7 @@ class Spec:
     """With command, args, env and workingDir: a worker's container, where there is no worker.template."""
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
-    env: tuple[Variable, ...] = ()
+    env: Annotated[tuple[Variable, ...], Most(VARIABLES)] = ()
     working_dir: str = ""
     worker: Worker = field(default_factory=Worker)
     elastic: Elastic = field(default_factory=Elastic)

@@ -1,8 +1,9 @@
 """Frozen dataclasses as a structural schema of Kubernetes, and JSON read by them: one description of an object's fields.
 
 A field's name is written in camelCase in JSON. Its type says what it may hold: int, bool, float, str, `Literal`,
-`T | None`, a tuple, another such class, `IntOrString`, or `Json`, an object that is passed on as it is. What a type
-cannot say is in its `Annotated`: `Range`, `Pattern`, `Most`. The string below a field is its description.
+`T | None`, a tuple, a `Mapping` of texts, another such class, `IntOrString`, `Scalar`, or `Json`, an object that is
+passed on as it is, without its nulls. What a type cannot say is in its `Annotated`: `Range`, `Pattern`, `Most`,
+`Known`. The string below a field is its description.
 """
 
 import ast
@@ -20,6 +21,8 @@ from elastic.proto.errors import UsageError
 Json = Mapping[str, Any]
 """An object of the API's own, whose fields are not checked here."""
 IntOrString = int | str
+Scalar = int | float | str
+"""What a server takes as it is: its schema cannot say number or text, `cpu: 0.5` or `cpu: 500m`."""
 
 T = TypeVar("T")
 
@@ -48,6 +51,13 @@ class Most:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Of a `Json`: what is known of its fields is as in this class; the others are passed on."""
+
+    kind: type
+
+
 class FieldError(UsageError):
     """A field holds what it may not."""
 
@@ -64,7 +74,7 @@ def camel(name: str) -> str:
 
 def load(kind: type[T], raw: Any, path: str) -> T:
     """`raw` as `kind`, defaults filled in. Fields that are not known are left out, as the API server does; null is
-    nothing said. Raises FieldError, which names the field."""
+    nothing said, anywhere. Raises FieldError, which names the field."""
     if not isinstance(raw, Mapping):
         raise FieldError(f"{path}: write an object, not {_shown(raw)}")
     hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
@@ -109,19 +119,35 @@ def _typed(hint: Any, value: Any, path: str) -> Any:
             raise FieldError(f"{path}: write a list, not {_shown(value)}")
         item = get_args(hint)[0]
         return tuple(_value(item, one, f"{path}[{n}]") for n, one in enumerate(value))
+    if _is_map(hint):
+        if not isinstance(value, Mapping):
+            raise FieldError(f"{path}: write an object, not {_shown(value)}")
+        item = get_args(hint)[1]
+        return {
+            key: _value(item, one, f"{path}.{key}") for key, one in value.items() if one is not None
+        }
     if is_dataclass(hint) and isinstance(hint, type):
         return load(hint, value, path)
-    if hint == IntOrString:
-        wanted: tuple[type, ...] = (int, str)
+    if hint in (IntOrString, Scalar):
+        wanted: tuple[type, ...] = get_args(hint)
     else:
         wanted = (Mapping,) if hint == Json else (int, float) if hint is float else (hint,)
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         raise FieldError(f"{path}: write {_named(hint)}, not {_shown(value)}")
-    return value
+    return _said(value) if hint == Json else value
 
 
-def _hold(note: Range | Pattern | Most, value: Any, path: str) -> None:
-    if isinstance(note, Range):
+def _said(value: Any) -> Any:
+    """Without the fields that are null."""
+    if isinstance(value, Mapping):
+        return {key: _said(one) for key, one in value.items() if one is not None}
+    return [_said(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _hold(note: Range | Pattern | Most | Known, value: Any, path: str) -> None:
+    if isinstance(note, Known):
+        load(note.kind, value, path)
+    elif isinstance(note, Range):
         if value < note.least or (note.most is not None and value > note.most):
             upper = "or more" if note.most is None else f"to {note.most}"
             raise FieldError(f"{path}: write {note.least} {upper}, not {value}")
@@ -132,6 +158,10 @@ def _hold(note: Range | Pattern | Most, value: Any, path: str) -> None:
         raise FieldError(f"{path}: at most {note.count}, not {len(value)}")
 
 
+def _is_map(hint: Any) -> bool:
+    return hint != Json and get_origin(hint) is Mapping
+
+
 def _shown(value: Any) -> str:
     return repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
 
@@ -139,7 +169,7 @@ def _shown(value: Any) -> str:
 def _named(hint: Any) -> str:
     if hint == Json:
         return "an object"
-    if hint == IntOrString:
+    if hint in (IntOrString, Scalar):
         return "a number or a text"
     return {int: "a number", float: "a number", str: "a text", bool: "true or false"}[hint]
 
@@ -199,11 +229,23 @@ def _schema(hint: Any) -> dict[str, Any]:
             found["minimum"] = note.least
             if note.most is not None:
                 found["maximum"] = note.most
+        elif isinstance(note, Known):
+            found |= _open(openapi(note.kind))
         elif isinstance(note, Most):
             found["maxItems" if found["type"] == "array" else "maxLength"] = note.count
         elif found.get("type") == "string":  # of a number it is a rule's
             found["pattern"] = f"^({note.text})$"
     return found
+
+
+def _open(schema: dict[str, Any]) -> dict[str, Any]:
+    """Which takes fields that it does not know, too."""
+    if "items" in schema:
+        return {**schema, "items": _open(schema["items"])}
+    if "properties" not in schema:
+        return schema
+    inner = {name: _open(one) for name, one in schema["properties"].items()}
+    return {**schema, "x-kubernetes-preserve-unknown-fields": True, "properties": inner}
 
 
 def _of_type(hint: Any) -> dict[str, Any]:
@@ -213,6 +255,10 @@ def _of_type(hint: Any) -> dict[str, Any]:
         return {"type": "array", "items": _schema(get_args(hint)[0])}
     if hint == IntOrString:
         return {"x-kubernetes-int-or-string": True}
+    if hint == Scalar:
+        return {"x-kubernetes-preserve-unknown-fields": True}
+    if _is_map(hint):
+        return {"type": "object", "additionalProperties": _schema(get_args(hint)[1])}
     if hint == Json:
         return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     if is_dataclass(hint) and isinstance(hint, type):
@@ -227,7 +273,7 @@ def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     if get_origin(hint) is Annotated:
         inner, notes = _bare(get_args(hint)[0])
         return inner, (*notes, *get_args(hint)[1:])
-    if hint != IntOrString and get_origin(hint) in (Union, types.UnionType):
+    if hint not in (IntOrString, Scalar) and get_origin(hint) in (Union, types.UnionType):
         (inner,) = (arg for arg in get_args(hint) if arg is not types.NoneType)
         return _bare(inner)
     return hint, ()

@@ -1,18 +1,23 @@
 """Manifests of a job's pods and of what it has beside them; a real API server takes each."""
 
+import re
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from elastic.k8s import belongings, pods
 from elastic.k8s.pods import Owner
+from elastic.k8s.rules import violations
 from elastic.k8s.spec import Spec, read
 from elastic.k8s.supply import New
+from elastic.k8s.template import QUANTITY, amount
 from scripts.kubernetes.client import Client
 from tests.k8s.cluster import Namespace
 
 OWNER = Owner(namespace="space", name="job", uid="the-uid")
 NEW = New(slot=2, attempt=5)
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def spec(**more: Any) -> Spec:
@@ -66,6 +71,8 @@ def test_what_a_pasted_torchrun_command_reads() -> None:
         ("cpu", {"nvidia.com/gpu": "8"}, 1),
         (3, {"nvidia.com/gpu": "8"}, 3),
         ("2", {}, 2),
+        ("gpu", {"nvidia.com/gpu": "8e0"}, 8),
+        ("gpu", {"nvidia.com/gpu": "1k"}, 1000),
     ],
 )
 def test_ranks_of_a_node(asked: int | str, limits: dict[str, Any], count: int) -> None:
@@ -99,7 +106,7 @@ def test_a_template_stays_what_it_was_and_its_main_container_gets_ours() -> None
 def test_shared_memory_comes_along_unless_it_is_there() -> None:
     made = worker(spec())
     assert made["spec"]["volumes"] == [{"name": "elastic-shm", "emptyDir": {"medium": "Memory"}}]
-    mount = {"name": "mine", "mountPath": "/dev/shm"}
+    mount = {"name": "mine", "mountPath": "/dev/shm/"}
     container = {"name": "main", "image": "i", "volumeMounts": [mount]}
     mine = read({"worker": {"template": {"spec": {"containers": [container]}}}})
     assert worker(mine)["spec"]["containers"][0]["volumeMounts"] == [mount]
@@ -114,6 +121,41 @@ def test_snapshots_are_counted_into_the_pods_memory() -> None:
     found = worker(given)["spec"]["containers"][0]["resources"]
     assert found["requests"] == {"cpu": "2", "memory": str((1 << 30) + (512 << 20))}
     assert found["limits"] == {"memory": str(1_500_000_000 + (512 << 20))}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1500m", "1.5"), ("3u", "0.000003"), ("2n", "2e-9"), ("1k", "1000"), ("1E", "1e18"), ("1e9", "1e9"),
+        ("1E3", "1000"), ("5e-1", "0.5"), ("+1Gi", "1073741824"), (".5", "0.5"), ("1.", "1"), (0.5, "0.5"), (8, "8"),
+        ("1Ki", "1024"), ("2Ei", "2305843009213693952"),
+    ],
+)  # fmt: skip
+def test_quantities(text: str | float, number: str) -> None:
+    assert re.fullmatch(QUANTITY, str(text))
+    assert amount(text) == Decimal(number)
+
+
+@pytest.mark.parametrize("text", ["64gb", "1.5.5Gi", "", "x", "Gi", ".", "1 Gi", "1e999999999"])
+def test_no_quantity(text: str) -> None:
+    assert not re.fullmatch(QUANTITY, text)
+
+
+@pytest.mark.parametrize("affinity", [{"nodeAffinity": None}, {"nodeAffinity": {REQUIRED: None}}])
+@pytest.mark.parametrize("where", ["scheduling", "template"])
+def test_null_is_nothing_said(where: str, affinity: dict[str, Any]) -> None:
+    container: dict[str, Any] = {"name": "main", "image": "i", "volumeMounts": None}
+    nothing = dict.fromkeys(("tolerations", "volumes", "nodeSelector", "affinity"))
+    pod: dict[str, Any] = {"containers": [container], **nothing}
+    if where == "template":
+        pod |= {"affinity": affinity}
+    template: dict[str, Any] = {"metadata": {"labels": None, "annotations": None}, "spec": pod}
+    scheduling = {"affinity": affinity} if where == "scheduling" else {}
+    raw = {"worker": {"template": template}, "scheduling": scheduling}
+    assert violations("job", raw) == ()
+    made = worker(read(raw), "n1")
+    (term,) = made["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert term["matchFields"][0]["values"] == ["n1"]
 
 
 def test_it_keeps_away_from_nodes_whatever_else_it_asks_for() -> None:
@@ -188,6 +230,37 @@ def test_a_master_runs_in_the_training_image_and_is_restarted_in_place() -> None
     assert (
         belongings.service(OWNER)["spec"]["selector"].items() <= made["metadata"]["labels"].items()
     )
+
+
+def test_a_master_is_let_in_where_the_job_is() -> None:
+    """Also in a namespace whose pods must be `restricted`."""
+    restricted = {
+        "allowPrivilegeEscalation": False, "runAsNonRoot": True, "runAsUser": 1000,
+        "seccompProfile": {"type": "RuntimeDefault"}, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    beside = {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"], "add": ["X"]}}
+    container = {"name": "main", "image": "i", "securityContext": restricted | beside}
+    toleration = {"key": "gpu", "operator": "Exists"}
+    scheduling = {
+        "tolerations": [toleration], "priorityClassName": "high", "nodeSelector": {"gpu": "yes"},
+    }  # fmt: skip
+    template = {"spec": {"containers": [container]}}
+    given = read({"worker": {"template": template}, "scheduling": scheduling})
+    pod = pods.master(OWNER, given, 1)["spec"]
+    assert pod["containers"][0]["securityContext"] == restricted
+    assert pod["tolerations"][0] == toleration
+    assert pod["priorityClassName"] == "high"
+    assert "nodeSelector" not in pod
+    assert "securityContext" not in pods.master(OWNER, spec(), 1)["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize(
+    ("said", "policy"), [({}, "ClusterFirstWithHostNet"), ({"dnsPolicy": "Default"}, "Default")]
+)
+def test_a_pod_on_its_nodes_network_finds_the_master(said: dict[str, str], policy: str) -> None:
+    pod = {"hostNetwork": True, "containers": [{"name": "main", "image": "i"}], **said}
+    made = worker(read({"worker": {"template": {"spec": pod}}}))
+    assert made["spec"]["dnsPolicy"] == policy
 
 
 def test_no_budget_where_none_is_wanted() -> None:
