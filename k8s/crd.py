@@ -191,6 +191,10 @@ def _rules() -> Iterator[str]:
     yield ""
     yield from (f"* `{path}`" for path in rules.FROZEN)
     yield ""
+    yield "While a job runs in a gang of Kueue's, these neither:"
+    yield ""
+    yield from (f"* `{path}`" for path in rules.COUNTED)
+    yield ""
     yield "Never: " + ", ".join(f"`{path}`" for path in rules.FIXED) + "."
 
 

@@ -1,7 +1,8 @@
 """What several fields of a spec must be together, and which of them an edit may change: each rule once.
 
 Each has its CEL, which the API server evaluates (1.25 and newer), its predicate, by which the operator says the same
-on any cluster, and its words. What CEL cannot say, the operator alone does.
+on any cluster, and its words. What CEL cannot say, the operator alone does. A server adds up beforehand what the CEL of
+a CRD could cost, and takes none that could cost too much: it walks over bounded lists, by their path, and makes no text.
 """
 
 import re
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from elastic.k8s.observed import MAIN
 from elastic.k8s.spec import Spec, read
 from elastic.proto.errors import UsageError
 from elastic.proto.schema import dump
@@ -17,8 +19,10 @@ from elastic.proto.schema import dump
 LONGEST = 40
 """Characters of a name: the names and labels of its pods are longer, and end at 63."""
 NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
-RESERVED = r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|(PET|ELASTIC)_.*"
+OURS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+PREFIXES = ("PET_", "ELASTIC_")
 """Variables that a pod gets from us."""
+RANKS = r"auto|gpu|cpu|[1-9][0-9]{0,3}"
 
 Json = dict[str, Any]
 
@@ -31,7 +35,7 @@ class Rule:
     cel: str
     """Of `self`, a spec with its defaults; empty: CEL cannot say it."""
     message: str
-    """CEL of the same words."""
+    """The server's words: the same, or the rule's name where they have the spec's numbers."""
     holds: Callable[[Spec], bool]
     words: Callable[[Spec], str]
 
@@ -49,18 +53,18 @@ def violations(name: str, raw: Mapping[str, Any]) -> tuple[str, ...]:
 def edit_violations(old: Spec, new: Spec) -> tuple[str, ...]:
     """Why a job with spec `old` cannot become one with `new`; both are legal by themselves."""
     changed = [path for path in (*FROZEN, *FIXED) if _at(old, path) != _at(new, path)]
-    return tuple(_edit_words(path) for path in changed if path in FIXED or not old.suspend)
+    found = [_edit_words(path) for path in changed if path in FIXED or not old.suspend]
+    if not old.suspend and new.scheduling.gang.provider == "Kueue":
+        found += [_count_words(path) for path in COUNTED if _at(old, path) != _at(new, path)]
+    return tuple(found)
 
 
 def of_spec() -> list[Json]:
     """`x-kubernetes-validations` of the spec."""
-    rules = [
-        {"rule": rule.cel, "message": rule.name, "messageExpression": rule.message}
-        for rule in RULES
-        if rule.cel
-    ]
+    rules = [{"rule": rule.cel, "message": rule.message} for rule in RULES if rule.cel]
     edits = [{"rule": _edit_cel(path), "message": _edit_words(path)} for path in (*FROZEN, *FIXED)]
-    return [*rules, *edits]
+    counts = [{"rule": _count_cel(path), "message": _count_words(path)} for path in COUNTED]
+    return [*rules, *edits, *counts]
 
 
 def of_name() -> list[Json]:
@@ -83,12 +87,21 @@ _REPLICAS = (
 _MIN = f"(has(self.elastic.min) ? self.elastic.min : {_REPLICAS})"
 _MAX = f"(has(self.elastic.max) ? self.elastic.max : {_REPLICAS})"
 _UNIT = "self.elastic.nodeUnit"
-_SIZES = "(has(self.elastic.discreteSizes) ? self.elastic.discreteSizes : [])"
+_SIZES = "self.elastic.discreteSizes"
+_NO_SIZES = f"!has({_SIZES}) || size({_SIZES}) == 0"
 _TEMPLATE = "self.worker.template"
 _CONTAINERS = f"{_TEMPLATE}.spec.containers"
 _HAS_CONTAINERS = f"has({_TEMPLATE}.spec) && has({_CONTAINERS}) && size({_CONTAINERS}) > 0"
 _IMAGE = "(has(self.image) && self.image != '')"
-_FAILURES = "(has(self.failurePolicy.rules) ? self.failurePolicy.rules : [])"
+_FAILURES = "self.failurePolicy.rules"
+_MAINS = f"{_CONTAINERS}.exists(c, has(c.name) && c.name == '{MAIN}')"
+
+
+def _named(value: str) -> str:
+    """A variable that is ours."""
+    return " || ".join(
+        [f"{value} in {list(OURS)}", *(f"{value}.startsWith('{p}')" for p in PREFIXES)]
+    )
 
 
 def _containers(spec: Spec) -> Sequence[Mapping[str, Any]]:
@@ -96,11 +109,13 @@ def _containers(spec: Spec) -> Sequence[Mapping[str, Any]]:
     return (pod.get("containers") or []) if isinstance(pod, Mapping) else []
 
 
-def _reserved(spec: Spec) -> str:
-    """The first such variable; empty: there is none."""
+def _reserved(spec: Spec) -> bool:
+    """Whether such a variable is given to what trains; where no container is called main, to any."""
+    containers = _containers(spec)
+    mains = [one for one in containers if one.get("name") == MAIN] or containers
     names = [one.name for one in spec.env]
-    names += [str(one.get("name")) for c in _containers(spec) for one in c.get("env") or []]
-    return next((name for name in names if re.fullmatch(RESERVED, name)), "")
+    names += [one.get("name", "") for container in mains for one in container.get("env") or []]
+    return any(name in OURS or name.startswith(PREFIXES) for name in names)
 
 
 def _unused(spec: Spec) -> bool:
@@ -118,27 +133,22 @@ def _bad_pattern(spec: Spec) -> str:
     return ""
 
 
-def _text(words: str) -> str:
-    return "'" + words.replace("'", "\\'") + "'"
-
-
 def _fixed(words: str) -> tuple[str, Callable[[Spec], str]]:
-    return _text(words), lambda spec: words
+    return words, lambda _: words
 
 
 def _rule(
     name: str,
     cel: str,
     holds: Callable[[Spec], bool],
-    words: tuple[str, Callable[[Spec], str]],
+    words: tuple[str, Callable[[Spec], str]] | Callable[[Spec], str],
 ) -> Rule:
-    return Rule(name=name, cel=cel, message=words[0], holds=holds, words=words[1])
+    message, of = (name, words) if callable(words) else words
+    return Rule(name=name, cel=cel, message=message, holds=holds, words=of)
 
 
 def _divides(field: str, value: str, of: Callable[[Spec], int]) -> Rule:
     """nodeUnit divides a number of nodes; the words name the nearest ones that it does divide."""
-    below = f"{value} / {_UNIT} * {_UNIT}"
-    near = f"({below} > 0 ? string({below}) + ' or ' : '') + string({below} + {_UNIT})"
 
     def words(spec: Spec) -> str:
         unit, count = spec.elastic.node_unit, of(spec)
@@ -146,15 +156,11 @@ def _divides(field: str, value: str, of: Callable[[Spec], int]) -> Rule:
         nearest = f"{low} or {low + unit}" if low else f"{low + unit}"
         return f"{field} is {count}, no multiple of elastic.nodeUnit, {unit}: write {nearest}"
 
-    message = (
-        f"'{field} is ' + string({value}) + ', no multiple of elastic.nodeUnit, ' + string({_UNIT}) + ': write ' + "
-        + near
-    )
     return _rule(
         f"{field} is a multiple of elastic.nodeUnit",
         f"{value} % {_UNIT} == 0",
         lambda spec: of(spec) % spec.elastic.node_unit == 0,
-        (message, words),
+        words,
     )
 
 
@@ -167,22 +173,14 @@ RULES: tuple[Rule, ...] = (
         "elastic.min is not above elastic.max",
         f"{_MIN} <= {_MAX}",
         lambda spec: spec.least <= spec.most,
-        (
-            f"'elastic.min is ' + string({_MIN}) + ', above elastic.max: write ' + string({_MAX}) + ' or less'",
-            lambda spec: (
-                f"elastic.min is {spec.least}, above elastic.max: write {spec.most} or less"
-            ),
-        ),
+        lambda spec: f"elastic.min is {spec.least}, above elastic.max: write {spec.most} or less",
     ),
     _rule(
         "worker.replicas is within elastic.min and elastic.max",
         f"{_MIN} > {_MAX} || ({_REPLICAS} >= {_MIN} && {_REPLICAS} <= {_MAX})",
         lambda spec: spec.least > spec.most or spec.least <= spec.replicas <= spec.most,
-        (
-            f"'worker.replicas is ' + string({_REPLICAS}) + ', not within elastic.min and elastic.max: write ' + string({_REPLICAS} < {_MIN} ? {_MIN} : {_MAX})",
-            lambda spec: (
-                f"worker.replicas is {spec.replicas}, not within elastic.min and elastic.max: write {_clamped(spec)}"
-            ),
+        lambda spec: (
+            f"worker.replicas is {spec.replicas}, not within elastic.min and elastic.max: write {_clamped(spec)}"
         ),
     ),
     _divides("worker.replicas", _REPLICAS, lambda spec: spec.replicas),
@@ -190,7 +188,7 @@ RULES: tuple[Rule, ...] = (
     _divides("elastic.max", _MAX, lambda spec: spec.most),
     _rule(
         "discreteSizes stand in place of nodeUnit",
-        f"size({_SIZES}) == 0 || {_UNIT} == 1",
+        f"{_NO_SIZES} || {_UNIT} == 1",
         lambda spec: not spec.elastic.discrete_sizes or spec.elastic.node_unit == 1,
         _fixed(
             "elastic.discreteSizes and elastic.nodeUnit exclude each other: leave one of them out"
@@ -198,21 +196,18 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "discreteSizes are within elastic.min and elastic.max",
-        f"{_SIZES}.all(s, s >= {_MIN} && s <= {_MAX})",
+        f"!has({_SIZES}) || {_SIZES}.all(s, s >= {_MIN} && s <= {_MAX})",
         lambda spec: all(spec.least <= size <= spec.most for size in spec.elastic.discrete_sizes),
         _fixed("elastic.discreteSizes: each is to be within elastic.min and elastic.max"),
     ),
     _rule(
         "worker.replicas is one of discreteSizes",
-        f"size({_SIZES}) == 0 || {_REPLICAS} in {_SIZES}",
+        f"{_NO_SIZES} || {_REPLICAS} in {_SIZES}",
         lambda spec: (
             not spec.elastic.discrete_sizes or spec.replicas in spec.elastic.discrete_sizes
         ),
-        (
-            f"'worker.replicas is ' + string({_REPLICAS}) + ', none of elastic.discreteSizes: write one of them'",
-            lambda spec: (
-                f"worker.replicas is {spec.replicas}, none of elastic.discreteSizes: write one of them"
-            ),
+        lambda spec: (
+            f"worker.replicas is {spec.replicas}, none of elastic.discreteSizes: write one of them"
         ),
     ),
     _rule(
@@ -252,9 +247,9 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "variables of ours are left to us",
-        f"(has(self.env) ? self.env : []).all(e, !e.name.matches('^({RESERVED})$')) && (!(has({_TEMPLATE}) && "
-        f"{_HAS_CONTAINERS}) || {_CONTAINERS}.all(c, !has(c.env) || c.env.all(e, !has(e.name) || "
-        f"!e.name.matches('^({RESERVED})$'))))",
+        f"(!has(self.env) || self.env.all(e, !({_named('e.name')}))) && (!(has({_TEMPLATE}) && {_HAS_CONTAINERS}) || "
+        f"{_CONTAINERS}.all(c, !has(c.env) || ({_MAINS} && !(has(c.name) && c.name == '{MAIN}')) || "
+        f"c.env.all(e, !has(e.name) || !({_named('e.name')}))))",
         lambda spec: not _reserved(spec),
         _fixed(
             "env: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_* and ELASTIC_* "
@@ -263,7 +258,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "failure rules have names of their own",
-        f"{_FAILURES}.all(r, {_FAILURES}.exists_one(q, q.name == r.name))",
+        f"!has({_FAILURES}) || {_FAILURES}.all(r, {_FAILURES}.exists_one(q, q.name == r.name))",
         lambda spec: (
             len({r.name for r in spec.failure_policy.rules}) == len(spec.failure_policy.rules)
         ),
@@ -273,7 +268,42 @@ RULES: tuple[Rule, ...] = (
         "patterns are regular expressions",
         "",
         lambda spec: not _bad_pattern(spec),
-        ("", lambda spec: f"failurePolicy.rules: no regular expression: {_bad_pattern(spec)}"),
+        lambda spec: f"failurePolicy.rules: no regular expression: {_bad_pattern(spec)}",
+    ),
+    _rule(
+        "hotSpares.count is not above elastic.max",
+        f"self.hotSpares.count <= {_MAX}",
+        lambda spec: spec.hot_spares.count <= spec.most,
+        lambda spec: (
+            f"hotSpares.count is {spec.hot_spares.count}, above elastic.max: write {spec.most} or less"
+        ),
+    ),
+    _rule(
+        "the deadline is the job's",
+        f"!has({_TEMPLATE}) || !has({_TEMPLATE}.spec) || !has({_TEMPLATE}.spec.activeDeadlineSeconds)",
+        lambda spec: (
+            "activeDeadlineSeconds" not in ((spec.worker.template or {}).get("spec") or {})
+        ),
+        _fixed(
+            "spec.worker.template.spec.activeDeadlineSeconds would end each pod, which is then replaced: write "
+            "spec.activeDeadlineSeconds"
+        ),
+    ),
+    _rule(
+        "nprocPerNode is a number of processes, or auto, gpu or cpu",
+        f"type(self.nprocPerNode) == string ? self.nprocPerNode.matches('^({RANKS})$') : "
+        "self.nprocPerNode >= 1 && self.nprocPerNode <= 9999",
+        lambda spec: re.fullmatch(RANKS, str(spec.nproc_per_node)) is not None,
+        _fixed("spec.nprocPerNode: write auto, gpu, cpu or a number of processes"),
+    ),
+    _rule(
+        "a queue is Kueue's or Volcano's",
+        "!has(self.scheduling.queue) || self.scheduling.queue == '' || self.scheduling.gang.provider in "
+        "['Kueue', 'Volcano']",
+        lambda spec: (
+            not spec.scheduling.queue or spec.scheduling.gang.provider in ("Kueue", "Volcano")
+        ),
+        _fixed("scheduling.queue needs scheduling.gang.provider Kueue or Volcano: write it, too"),
     ),
     _rule(
         "Kueue has a queue",
@@ -288,13 +318,16 @@ RULES: tuple[Rule, ...] = (
 
 FROZEN = (
     "image", "command", "args", "env", "workingDir", "worker.template", "nprocPerNode", "elastic.nodeUnit",
-    "elastic.discreteSizes", "elastic.lastCallSeconds", "flashCheckpoint.memory", "failurePolicy.maxRestarts",
+    "elastic.discreteSizes", "elastic.lastCallSeconds", "flashCheckpoint", "failurePolicy.maxRestarts",
     "healthCheck", "master", "notify", "scheduling.gang", "scheduling.queue", "scheduling.priorityClassName",
     "scheduling.schedulerName", "scheduling.nodeSelector", "scheduling.tolerations", "scheduling.affinity",
 )  # fmt: skip
 """Paths that may change while the job is suspended: a running one has been started with them."""
 FIXED = ("managedBy",)
 """Paths that never change."""
+COUNTED = {"worker.replicas": _REPLICAS, "hotSpares.count": "self.hotSpares.count"}
+"""Paths that may not change while Kueue has a job's pods, and what they come to: each pod of a group says the same
+number of them all."""
 
 
 def _at(spec: Spec, path: str) -> Any:
@@ -302,7 +335,7 @@ def _at(spec: Spec, path: str) -> Any:
     found = reduce(
         lambda node, key: None if node is None else node.get(key), path.split("."), whole
     )
-    return str(found) if isinstance(found, int) else found  # 8 processes are "8" processes
+    return found or None if isinstance(found, str | list) else found
 
 
 def _edit_words(path: str) -> str:
@@ -311,15 +344,27 @@ def _edit_words(path: str) -> str:
     return f"spec.{path} can be changed while the job is suspended only: set spec.suspend first"
 
 
+def _count_words(path: str) -> str:
+    return f"spec.{path} is part of the number that Kueue knows the job's pods by: set spec.suspend first"
+
+
+def _count_cel(path: str) -> str:
+    new = COUNTED[path]
+    old = new.replace("self.", "oldSelf.")
+    return f"oldSelf.suspend || self.scheduling.gang.provider != 'Kueue' || ({new}) == ({old})"
+
+
 def _edit_cel(path: str) -> str:
     """Nothing said and an empty text or list are the same."""
+    new, old = f"self.{path}", f"oldSelf.{path}"
     value = _field(path)
-    default = "''" if isinstance(value, str) else "[]" if isinstance(value, tuple) else None
-    if default is None:
-        same = f"has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || self.{path} == oldSelf.{path})"
-    else:
-        new, old = (f"(has({of}.{path}) ? {of}.{path} : {default})" for of in ("self", "oldSelf"))
-        same = f"string({new}) == string({old})" if default == "''" else f"{new} == {old}"
+    said = "{0} != ''" if isinstance(value, str) else "size({0}) > 0" if value == () else ""
+    has_new, has_old = (
+        f"has({of})" + (f" && {said.format(of)}" if said else "") for of in (new, old)
+    )
+    same = f"({has_new}) == ({has_old}) && (!({has_new}) || {new} == {old})"
+    if isinstance(value, str) and value:  # both have it; a number and a text cannot be compared
+        same = f"(type({new}) == string) == (type({old}) == string) && {new} == {old}"
     return same if path in FIXED else f"oldSelf.suspend || ({same})"
 
 

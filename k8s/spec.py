@@ -86,7 +86,7 @@ class FlashCheckpoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitCodes:
     operator: Literal["In", "NotIn"] = "In"
-    values: Annotated[tuple[Annotated[int, Range(0, 255)], ...], Most(255)]
+    values: Annotated[tuple[Annotated[int, Range(0, 255)], ...], Most(256, least=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class Gang:
     provider: Literal["None", "Volcano", "Coscheduling", "Kueue"] = "None"
     """Who places elastic.min pods together or none."""
     schedule_timeout_seconds: Deadline = 300
-    """How long Volcano or coscheduling tries to."""
+    """How long coscheduling tries to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,16 +148,20 @@ class Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduling:
-    """Merged into the worker's template."""
+    """Beside what the worker's template says."""
 
     gang: Gang = field(default_factory=Gang)
     queue: Annotated[str, Most(253)] = ""
     """Of Kueue or Volcano."""
     priority_class_name: Annotated[str, Most(253)] = ""
+    """Of the worker pods and the master's."""
     scheduler_name: Annotated[str, Most(253)] = ""
     node_selector: Mapping[str, str] | None = None
+    """Beside the template's; of two with the same label this one."""
     tolerations: Annotated[tuple[Json, ...], Most(64)] = ()
+    """Beside the template's; the master's pod has them, too."""
     affinity: Annotated[Json, Known(Affinity)] | None = None
+    """In place of the template's."""
     pending: Pending = field(default_factory=Pending)
 
 
@@ -199,10 +203,7 @@ class Spec:
         "elastic-runtime.dev/operator"
     )
     """Whom the job is left to."""
-    nproc_per_node: Annotated[
-        IntOrString,
-        Pattern(r"auto|gpu|cpu|[1-9][0-9]{0,3}", "write auto, gpu, cpu or a number of processes"),
-    ] = "auto"
+    nproc_per_node: IntOrString = "auto"
     """Ranks of a node."""
     image: str = ""
     """With command, args, env and workingDir: a worker's container, where there is no worker.template."""

@@ -82,6 +82,7 @@ class Pod:
     node_selector: Mapping[str, str] | None = None
     tolerations: tuple[Json, ...] = ()
     affinity: Affinity | None = None
+    active_deadline_seconds: int | None = None
     termination_grace_period_seconds: Annotated[int, Range(0)] | None = None
     security_context: Json | None = None
     image_pull_secrets: tuple[Json, ...] = ()

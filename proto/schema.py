@@ -49,6 +49,7 @@ class Most:
     """Items of a list, or characters of a text."""
 
     count: int
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,8 @@ def _hold(note: Range | Pattern | Most | Known, value: Any, path: str) -> None:
             raise FieldError(f"{path}: {note.words}, not {_shown(value)}")
     elif len(value) > note.count:
         raise FieldError(f"{path}: at most {note.count}, not {len(value)}")
+    elif len(value) < note.least:
+        raise FieldError(f"{path}: at least {note.least}, not {len(value)}")
 
 
 def _is_map(hint: Any) -> bool:
@@ -233,6 +236,8 @@ def _schema(hint: Any) -> dict[str, Any]:
             found |= _open(openapi(note.kind))
         elif isinstance(note, Most):
             found["maxItems" if found["type"] == "array" else "maxLength"] = note.count
+            if note.least:
+                found["minItems" if found["type"] == "array" else "minLength"] = note.least
         elif found.get("type") == "string":  # of a number it is a rule's
             found["pattern"] = f"^({note.text})$"
     return found

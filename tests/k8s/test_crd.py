@@ -35,8 +35,7 @@ def test_every_field_has_words_or_a_name_that_says_all() -> None:
     plain = {
         "command", "args", "workingDir", "env[].name", "env[].value", "failurePolicy.rules[].name",
         "failurePolicy.rules[].match.exitCodes.operator", "failurePolicy.rules[].match.exitCodes.values",
-        "scheduling.priorityClassName", "scheduling.schedulerName",
-        "scheduling.nodeSelector", "scheduling.tolerations", "scheduling.affinity",
+        "scheduling.schedulerName",
     }  # fmt: skip
     rows = [line.split(" | ") for line in maker.reference().splitlines() if line.startswith("| `")]
     silent = {row[0].strip("| `") for row in rows if not row[3].strip("| ")}
@@ -69,6 +68,14 @@ def test_the_server_fills_in_what_the_operator_does(
         ({"cleanup": {"podPolicy": "Some"}}, "spec.cleanup.podPolicy"),
         ({"flashCheckpoint": {"memory": "lots"}}, "spec.flashCheckpoint.memory"),
         ({"nprocPerNode": {}}, "spec.nprocPerNode"),
+        (
+            {"worker": {"template": {"spec": {"containers": [{"volumeMounts": [None]}]}}}},
+            "volumeMounts",
+        ),
+        (
+            {"worker": {"template": {"spec": {"terminationGracePeriodSeconds": "60"}}}},
+            "terminationGrace",
+        ),
         ({"failurePolicy": {"rules": [{"name": "r"}]}}, "spec.failurePolicy.rules"),
     ],
 )
@@ -77,6 +84,20 @@ def test_the_server_refuses_a_field_that_holds_what_it_may_not(
 ) -> None:
     with pytest.raises(ApiError, match=words):
         kube.create(PATH.format(namespace.name), job(**spec))
+
+
+def test_the_server_takes_nulls_and_whatever_else_a_template_has(
+    crd: None, kube: Client, namespace: Namespace
+) -> None:
+    resources = {"limits": {"cpu": 0.5, "memory": "1e9", "nvidia.com/gpu": 8}}
+    container = {"name": "main", "image": "i", "volumeMounts": None, "resources": resources, "x": 1}
+    template = {"metadata": {"labels": None}, "spec": {"containers": [container], "y": {"z": None}}}
+    body = job(worker={"template": template})
+    del body["spec"]["image"]
+    made = kube.create(PATH.format(namespace.name), body)["spec"]
+    assert read(made) == read(body["spec"])
+    (found,) = made["worker"]["template"]["spec"]["containers"]
+    assert (found["x"], found["resources"]) == (1, resources)
 
 
 def test_both_parts_of_a_status_come_back_as_they_were_written(

@@ -777,8 +777,10 @@ def test_with_neither_master_nor_workers_it_is_suspended(trains: World) -> None:
 
 def test_what_was_refused_is_not_asked_about_at_every_look(trains: World) -> None:
     """Its master writes every five seconds, and each write is looked at."""
+    trains.edit(suspend=True)
+    trains.settle()
     trains.template = "the server says no"
-    trains.edit(flashCheckpoint={"drainSeconds": 7})
+    trains.edit(image="other")
     trains.settle()
     seen, members = jobs.job(trains.raw()), tuple(trains.pods.values())
     assert it.reconcile(seen, members, Answers(), trains.now) == trains.plan()
