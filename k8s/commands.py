@@ -2,18 +2,20 @@
 
 import argparse
 import asyncio
+import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from elastic.k8s import following, listing, submission
 from elastic.k8s.kernel.api import Api, Json
 from elastic.k8s.kernel.errors import Absent, Forbidden, Unauthorized
 from elastic.k8s.resources import ELASTICJOBS
+from elastic.k8s.rules import violations
 from elastic.k8s.submission import Nodes, Submission, Volume
 from elastic.proto.errors import UsageError
-from elastic.proto.verbs import Context, Output, forms
+from elastic.proto.verbs import Context, Output, forms, said
 
 NOT_FOUND, TIMED_OUT, NOT_ALLOWED = 3, 4, 5
 """Exit codes, beside 0 done, 1 it could not be done or the job failed, 2 usage, 130 ^C."""
@@ -32,9 +34,12 @@ def submit(context: Context, argv: Sequence[str]) -> int:
     bodies = _bodies(parser, args, command)
 
     async def work(api: Api) -> int:
-        created = [await _create(api, args, body) for body in bodies]
-        for item in created:
-            _show_written(context.out, item, "created", dry_run=args.dry_run)
+        whole = [_placed(api, args, body) for body in bodies]
+        created = [await _try(api, body) for body in whole]  # before any is made
+        for n, body in enumerate(whole):
+            if not args.dry_run:
+                created[n] = await api.create(ELASTICJOBS, body["metadata"]["namespace"], body)
+            _show_written(context.out, created[n], "created", dry_run=args.dry_run)
         if args.dry_run or not (args.wait or args.follow):
             return 0
         until = following.begun if args.wait else following.over
@@ -50,7 +55,7 @@ def submit(context: Context, argv: Sequence[str]) -> int:
 def ls(context: Context, argv: Sequence[str]) -> int:
     """ElasticJobs of a Kubernetes cluster, as the server's columns have them."""
     parser = _parser("ls", ls)
-    parser.add_argument("name", nargs="?", help="this one alone")
+    parser.add_argument("name", nargs="?", type=said, help="this one alone")
     parser.add_argument("-A", "--all-namespaces", action="store_true", help="of every namespace")
     parser.add_argument("-l", "--selector", default="", metavar="LABELS", help="with these labels")
     _add_follow(parser, "go on until the job is over; needs a NAME")
@@ -75,7 +80,7 @@ def ls(context: Context, argv: Sequence[str]) -> int:
 def scale(context: Context, argv: Sequence[str]) -> int:
     """Give an ElasticJob another number of worker pods, within its range."""
     parser = _parser("scale", scale)
-    parser.add_argument("name", help="the job")
+    parser.add_argument("name", type=said, help="the job")
     parser.add_argument("nodes", type=_count, help="worker pods that it should have")
     _add_write(parser, "until so many are ready")
     args = parser.parse_args(argv)
@@ -84,7 +89,7 @@ def scale(context: Context, argv: Sequence[str]) -> int:
         return bool(item.get("status", {}).get("readyReplicas") == args.nodes)
 
     patch = {"spec": {"worker": {"replicas": args.nodes}}}
-    return _edit(context, args, patch, f"scaled to {args.nodes}", settled)
+    return _edit(context, args, patch, f"scaled to {args.nodes}", settled, needs_pods=args.wait)
 
 
 @forms(*FORMS)
@@ -105,7 +110,7 @@ def resume(context: Context, argv: Sequence[str]) -> int:
 def delete(context: Context, argv: Sequence[str]) -> int:
     """Delete ElasticJobs: each saves what it has, then its pods go."""
     parser = _parser("delete", delete)
-    parser.add_argument("names", nargs="+", metavar="name", help="the jobs")
+    parser.add_argument("names", nargs="+", type=said, metavar="name", help="the jobs")
     _add_write(parser, "until they are gone")
     args = parser.parse_args(argv)
 
@@ -138,18 +143,25 @@ def _submit_parser() -> argparse.ArgumentParser:
     parser.usage = "elasticctl submit (-f FILE | --image IMAGE [flags] -- torchrun ...)"
     add = parser.add_argument
     add("-f", "--file", metavar="FILE", help="ElasticJobs in YAML or JSON; - is standard input")
-    add("--name", default="", help="the job's name (made from the script's)")
+    add("--name", type=said, help="the job's name (made from the script's)")
     add("--image", default="", help="what the pods run")
     add("--nodes", default="1", metavar="N|MIN:MAX", help="worker pods (1)")
     add("--node-unit", type=_count, default=1, metavar="N", help="only multiples of N pods (1)")
     add("--spares", type=_count, default=0, metavar="N", help="hot spares beside them (0)")
     add("--gpus", type=_count, default=0, metavar="N", help="GPUs of each pod (0)")
-    add("--gpu-resource", default=submission.GPU, metavar="NAME", help=f"({submission.GPU})")
+    add(
+        "--gpu-resource",
+        type=said,
+        default=submission.GPU,
+        metavar="NAME",
+        help=f"({submission.GPU})",
+    )
     add("--cpus", default="", metavar="QUANTITY", help="CPUs that each pod requests")
     add("--memory", default="", metavar="QUANTITY", help="memory of each pod: request and limit")
     add("--nproc-per-node", default="", metavar="N|auto|gpu|cpu", help="ranks of each pod (auto)")
-    add("--priority", default="", metavar="CLASS", help="the pods' priority class")
-    add("--queue", default="", metavar="NAME", help="queue of Kueue or Volcano")
+    add("--priority", type=said, metavar="CLASS", help="the pods' priority class")
+    add("--gang", choices=("Kueue", "Volcano", "Coscheduling"), help="who places the pods together")
+    add("--queue", type=said, metavar="NAME", help="its queue, of Kueue or Volcano")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="for the script")
     add("--volume", action="append", default=[], metavar="SOURCE:/PATH[:ro]",
         help="a PersistentVolumeClaim, or a path on the nodes, at this path")  # fmt: skip
@@ -165,9 +177,11 @@ def _parser(name: str, verb: Any) -> argparse.ArgumentParser:
         prog=f"elasticctl {name}", description=verb.__doc__, allow_abbrev=False
     )
     where = parser.add_argument_group("the cluster")
-    where.add_argument("--kubeconfig", metavar="FILE", help="(as kubectl finds it)")
-    where.add_argument("--context", metavar="NAME", help="of the kubeconfig (its current one)")
-    where.add_argument("-n", "--namespace", default="", help="(the context's)")
+    where.add_argument("--kubeconfig", type=said, metavar="FILE", help="(as kubectl finds it)")
+    where.add_argument(
+        "--context", type=said, metavar="NAME", help="of the kubeconfig (its current one)"
+    )
+    where.add_argument("-n", "--namespace", type=said, help="(the context's)")
     return parser
 
 
@@ -223,18 +237,22 @@ def _bodies(
     if args.file is not None:
         if command or args.image or args.name:
             parser.error("-f FILE says all of a job: give no --name, --image or command beside it")
-        return _read(args.file)
-    if not command or not args.image:
+        bodies = _read(args.file)
+    elif not command or not args.image:
         parser.error("say what to run: -f FILE, or --image IMAGE ... -- torchrun ... script.py")
-    try:
-        return [submission.manifest(_submission(args, command), "")]
-    except UsageError as error:
-        parser.error(str(error))
+    else:
+        try:
+            bodies = [submission.manifest(_submission(args, command), "")]
+        except UsageError as error:
+            parser.error(str(error))
+    if args.wait and any((body.get("spec") or {}).get("suspend") for body in bodies):
+        parser.error("a suspended job does not train before it is resumed: leave --wait out")
+    return bodies
 
 
 def _submission(args: argparse.Namespace, command: tuple[str, ...]) -> Submission:
     return Submission(
-        name=args.name,
+        name=args.name or "",
         image=args.image,
         command=command,
         nodes=Nodes.read(args.nodes),
@@ -245,9 +263,10 @@ def _submission(args: argparse.Namespace, command: tuple[str, ...]) -> Submissio
         nproc_per_node=args.nproc_per_node,
         node_unit=args.node_unit,
         spares=args.spares,
-        priority=args.priority,
-        queue=args.queue,
-        env=tuple(submission.variable(text) for text in args.env),
+        priority=args.priority or "",
+        gang=args.gang or "",
+        queue=args.queue or "",
+        env=submission.variables(args.env),
         volumes=tuple(Volume.read(text) for text in args.volume),
         workdir=args.workdir,
         suspended=args.suspended,
@@ -258,11 +277,22 @@ def _read(file: str) -> list[Json]:
     """ElasticJobs of a file. Raises UsageError."""
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """As JSON has it: a day is a text."""
+
+        yaml_implicit_resolvers: ClassVar = {
+            first: [one for one in some if not one[0].endswith(":timestamp")]
+            for first, some in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
     text = sys.stdin.read() if file == "-" else Path(file).read_text(errors="replace")
     try:
-        found = [body for body in yaml.safe_load_all(text) if body is not None]
+        found = [body for body in yaml.load_all(text, Loader) if body is not None]
+        json.dumps(found, allow_nan=False)
     except yaml.YAMLError as error:
         raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{file} holds what JSON has not: {error}") from error
     for body in found:
         kind = (body.get("apiVersion"), body.get("kind")) if isinstance(body, dict) else None
         if kind != (ELASTICJOBS.api_version, ELASTICJOBS.kind):
@@ -270,11 +300,20 @@ def _read(file: str) -> list[Json]:
                 f"{file} holds something that is no ElasticJob of {ELASTICJOBS.api_version}: "
                 "`kubectl apply -f` takes other kinds"
             )
-        if not isinstance(body.get("metadata"), dict) or not body["metadata"].get("name"):
+        metadata = body.get("metadata")
+        if not isinstance(metadata, dict) or not _is_name(metadata.get("name")):
             raise UsageError(f"{file}: an ElasticJob needs metadata.name")
+        if not _is_name(metadata.get("namespace", "default")):
+            raise UsageError(f"{file}: metadata.namespace is no name: write one, or leave it out")
+        if not isinstance(body.get("spec"), dict):
+            raise UsageError(f"{file}: an ElasticJob needs a spec")
     if not found:
         raise UsageError(f"{file} is empty")
     return found
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 # --- calls ---------------------------------------------------------------------------------------
@@ -303,26 +342,34 @@ def _run(context: Context, args: argparse.Namespace, work: Callable[[Api], Await
 
 
 def _space(api: Api, args: argparse.Namespace) -> str:
-    return str(args.namespace) or api.namespace
+    return str(args.namespace or api.namespace)
 
 
 async def _get(api: Api, name: str, namespace: str) -> Json:
     return await api.get(ELASTICJOBS, namespace, name)
 
 
-async def _create(api: Api, args: argparse.Namespace, body: Json) -> Json:
-    """Create what the server takes whole; a field that it would drop without a word is refused."""
+def _placed(api: Api, args: argparse.Namespace, body: Json) -> Json:
+    """The object whole, in its namespace."""
     namespace = args.namespace or body["metadata"].get("namespace") or api.namespace
-    whole = {
+    return {
         **body,
         "apiVersion": ELASTICJOBS.api_version,
         "kind": ELASTICJOBS.kind,
         "metadata": {**body["metadata"], "namespace": namespace},
     }
-    tried = await api.create(ELASTICJOBS, namespace, whole, dry_run=True)
-    if unknown := submission.lost(body.get("spec"), tried.get("spec"), "spec"):
+
+
+async def _try(api: Api, whole: Json) -> Json:
+    """What the server would make of it. A field that it would drop without a word is refused, and what the operator
+    would refuse: not every server evaluates its rules."""
+    metadata = whole["metadata"]
+    tried = await api.create(ELASTICJOBS, metadata["namespace"], whole, dry_run=True)
+    if unknown := submission.lost(whole["spec"], tried.get("spec"), "spec"):
         raise UsageError(f"an ElasticJob has no field {', '.join(sorted(unknown))}")
-    return tried if args.dry_run else await api.create(ELASTICJOBS, namespace, whole)
+    if refused := violations(metadata["name"], tried["spec"]):
+        raise UsageError("; ".join(refused))
+    return tried
 
 
 def _set_suspend(
@@ -333,7 +380,7 @@ def _set_suspend(
     settled: Callable[[Json], bool],
 ) -> int:
     parser = _parser(verb.__name__, verb)
-    parser.add_argument("name", help="the job")
+    parser.add_argument("name", type=said, help="the job")
     _add_write(parser, "until its pods are gone" if value else "until it trains")
     args = parser.parse_args(argv)
     done = "suspended" if value else "resumed"
@@ -346,8 +393,12 @@ def _edit(
     patch: Json,
     done: str,
     settled: Callable[[Json], bool],
+    *,
+    needs_pods: bool = False,
 ) -> int:
     async def work(api: Api) -> int:
+        if needs_pods and (await _get(api, args.name, _space(api, args)))["spec"].get("suspend"):
+            raise UsageError(f"{args.name} is suspended and has no pods: leave --wait out")
         item = await api.merge(
             ELASTICJOBS, _space(api, args), args.name, patch, dry_run=args.dry_run
         )

@@ -7,7 +7,7 @@ from elastic.k8s.kernel.api import Api, Json
 from elastic.k8s.kernel.errors import Absent, Forbidden
 from elastic.k8s.kernel.resources import PODS, SECRETS, SERVICES
 from elastic.k8s.resources import ELASTICJOBS
-from elastic.proto.errors import NotFound
+from elastic.proto.errors import NotFound, UsageError
 from elastic.proto.security import TOKEN
 
 
@@ -25,9 +25,11 @@ class Master:
 
 
 async def master(job: str) -> Master:
-    """Of `NAME`, or `NAMESPACE/NAME`, in the kubeconfig's cluster. Raises NotFound and ApiError."""
+    """Of `NAME`, or `NAMESPACE/NAME`, in the kubeconfig's cluster. Raises NotFound, UsageError and ApiError."""
+    namespace, slash, name = job.rpartition("/")
+    if not name or (slash and not namespace) or "/" in namespace:
+        raise UsageError(f"--job {job}: write NAME, or NAMESPACE/NAME")
     async with await Api.connect() as api:
-        namespace, _, name = job.rpartition("/")
         return await find(api, namespace or api.namespace, name)
 
 

@@ -48,7 +48,7 @@ from elastic.k8s.status import Event, Told
 from elastic.k8s.tainter import Tainter
 from elastic.proto import elasticjob, schema
 from elastic.proto.errors import ElasticError
-from elastic.proto.verbs import Context
+from elastic.proto.verbs import Context, said
 
 log = logging.getLogger(__name__)
 
@@ -402,25 +402,35 @@ def operator(context: Context, argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="elasticctl operator", description=operator.__doc__)
     parser.add_argument(
-        "-n", "--namespace", action="append", default=[], metavar="NAME",
+        "-n", "--namespace", action="append", default=[], type=said, metavar="NAME",
         help="look after the jobs of this namespace; may be given several times; default: its own",
     )  # fmt: skip
     parser.add_argument(
         "-A", "--all-namespaces", action="store_true", help="of all; it needs a ClusterRole then"
     )
-    parser.add_argument("--lease-namespace", metavar="NAME", help="of the Lease; default: its own")
+    parser.add_argument(
+        "--lease-namespace", type=said, metavar="NAME", help="of the Lease; default: its own"
+    )
     parser.add_argument(
         "--health-address", default="127.0.0.1", metavar="IP",
         help="where /healthz, /readyz and /metrics are; in a pod its own address (default: 127.0.0.1)",
     )  # fmt: skip
-    parser.add_argument("--health-port", type=int, default=8080, metavar="PORT")
+    parser.add_argument("--health-port", type=_port, default=8080, metavar="PORT")
     parser.add_argument(
         "--allow-node-taint", action="store_true",
         help="taint nodes whose hardware failed a job, for as long as the job avoids them; it needs a ClusterRole then",
     )  # fmt: skip
-    parser.add_argument("--kubeconfig", metavar="FILE", help="default: as kubectl finds it")
-    parser.add_argument("--context", metavar="NAME", help="of the kubeconfig")
+    parser.add_argument(
+        "--kubeconfig", type=said, metavar="FILE", help="default: as kubectl finds it"
+    )
+    parser.add_argument("--context", type=said, metavar="NAME", help="of the kubeconfig")
     return parser
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: write 0 to 65535")
+    return int(text)
 
 
 async def _run(args: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from elastic.k8s.template import QUANTITY
 from elastic.proto.errors import UsageError
 
 Json = dict[str, Any]
@@ -14,7 +15,6 @@ Json = dict[str, Any]
 LONGEST = 40
 """Characters of a job's name: its pods' names are longer, and end at 63."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 GPU = "nvidia.com/gpu"
 
@@ -55,7 +55,8 @@ class Volume:
         path, _, mode = rest.partition(":")
         if not source or not posixpath.isabs(path) or mode not in ("", "ro", "rw"):
             raise UsageError(
-                f"--volume {text}: write CLAIM:/path or /on/the/node:/path, with :ro if"
+                f"--volume {text}: write CLAIM:/path or /on/the/node:/path, with :ro behind it where "
+                "nothing is written"
             )
         return cls(source=source, path=path, read_only=mode == "ro")
 
@@ -80,6 +81,7 @@ class Submission:
     node_unit: int = 1
     spares: int = 0
     priority: str = ""
+    gang: str = ""
     queue: str = ""
     env: tuple[tuple[str, str], ...] = ()
     volumes: tuple[Volume, ...] = ()
@@ -95,9 +97,19 @@ def variable(text: str) -> tuple[str, str]:
     return name, value
 
 
+def variables(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Each `NAME=VALUE`, and no name twice."""
+    found = tuple(variable(text) for text in texts)
+    names = [name for name, _ in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--env {name} is there {names.count(name)} times: write it once")
+    return found
+
+
 def quantity(flag: str, text: str) -> str:
     """A quantity as Kubernetes reads it: 500m, 8, 64Gi."""
-    if not _QUANTITY.fullmatch(text):
+    if not re.fullmatch(QUANTITY, text) or text.startswith("-"):
         raise UsageError(f"{flag} {text}: write a quantity such as 500m, 8 or 64Gi")
     return text
 
@@ -120,9 +132,15 @@ def manifest(given: Submission, namespace: str) -> Json:
         spec["nprocPerNode"] = given.nproc_per_node
     if given.spares:
         spec["hotSpares"] = {"count": given.spares}
-    scheduling = {"queue": given.queue, "priorityClassName": given.priority}
-    if any(scheduling.values()):
-        spec["scheduling"] = {key: value for key, value in scheduling.items() if value}
+    if given.queue and given.gang not in ("Kueue", "Volcano"):
+        raise UsageError(f"--queue {given.queue}: whose it is, --gang Kueue or Volcano says")
+    if given.gang == "Kueue" and not given.queue:
+        raise UsageError("--gang Kueue needs a --queue")
+    scheduling: Json = _said({"queue": given.queue, "priorityClassName": given.priority})
+    if given.gang:
+        scheduling["gang"] = {"provider": given.gang}
+    if scheduling:
+        spec["scheduling"] = scheduling
     return {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
 
 

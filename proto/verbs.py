@@ -107,3 +107,10 @@ def age(seconds: float) -> str:
         size, unit, part, small = 86400, "d", 3600, "h"
     left = rest % size // part
     return f"{rest // size}{unit}{left}{small}" if left else f"{rest // size}{unit}"
+
+
+def said(text: str) -> str:
+    """Not empty: a variable that is not set must not mean whatever the default is."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty: write a name, or leave it out")
+    return text

@@ -28,7 +28,7 @@ async def find(kubeconfig: str | None = None, context: str | None = None) -> Con
     account of the pod that this runs in; raises NoCluster."""
     # half a second and 46 MB: only where a cluster is talked to
     config = importlib.import_module("kubernetes.aio.config")
-    named = kubeconfig or config.KUBE_CONFIG_DEFAULT_LOCATION
+    named = kubeconfig or config.KUBE_CONFIG_DEFAULT_LOCATION or "~/.kube/config"
     if any(Path(name).expanduser().is_file() for name in named.split(":") if name):
         return await _from_file(config, named, context)
     if kubeconfig or context:
@@ -39,17 +39,18 @@ async def find(kubeconfig: str | None = None, context: str | None = None) -> Con
 async def _from_file(config: Any, named: str, context: str | None) -> Connection:
     configuration = _configuration()
     try:
-        await config.load_kube_config(
+        loader = await config.load_kube_config(
             config_file=named,
             context=context,
             client_configuration=configuration,
             persist_config=False,
         )
-        contexts, current = config.list_kube_config_contexts(named)
+        chosen = loader.current_context["context"]  # the one that is used: given, or the file's
     except Exception as error:  # the library lets through what a strange file makes it do
         raise NoCluster(f"kubeconfig {named} cannot be used: {error}") from error
-    chosen = next((one for one in contexts if one["name"] == context), current)
-    namespace = chosen["context"].get("namespace") or "default"
+    namespace = chosen.get("namespace") or "default"
+    if not isinstance(namespace, str):
+        raise NoCluster(f"kubeconfig {named} cannot be used: namespace {namespace} is no text")
     return Connection(configuration=configuration, namespace=namespace, source=named)
 
 

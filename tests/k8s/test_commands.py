@@ -20,6 +20,7 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("kubernetes")
 GROUP = f"/apis/{ELASTICJOBS.api_version}"
+JOB = "apiVersion: elastic-runtime.dev/v1alpha1\nkind: ElasticJob\nmetadata: {name: a}\nspec:\n  image: i\n"
 TORCHRUN = ("--image", "team/image", "--", "torchrun", "--nproc-per-node", "8", "train.py")
 
 
@@ -132,6 +133,56 @@ def test_a_file_of_jobs_is_submitted_whole_or_a_line_says_why_not(
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (JOB + "  active: 2026-01-01\n", "an ElasticJob has no field spec.active"),
+        (JOB + "  notify: [2026-01-01, !!binary aGk=]\n", "holds what JSON has not"),
+        (JOB + "  notify: &a [*a]\n", "holds what JSON has not"),
+        (JOB.replace("name: a", "name: 5"), "needs metadata.name"),
+        (JOB.replace("name: a", "name: a, namespace: ''"), "metadata.namespace is no name"),
+        (JOB.partition("spec:")[0], "needs a spec"),
+        (JOB.replace("image: i", "nprocPerNode: 1"), "there is no image"),
+        (JOB + "---\n" + JOB + "  nprocPerNode: x\n", "write auto, gpu, cpu or a number"),
+    ],
+)
+def test_a_file_that_is_refused_makes_nothing_and_is_told_in_a_line(
+    ctl_in: Ctl, tmp_path: Path, text: str, words: str
+) -> None:
+    """Also by a server that evaluates no rules, such as this one; of two jobs not the first, either."""
+    (tmp_path / "job.yaml").write_text(text)
+    code, out, err = ctl_in.ctl("submit", "-f", str(tmp_path / "job.yaml"))
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert words in err
+    assert ctl_in.names() == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("delete", ("",)), ("delete", ("a", "")), ("delete", ("a", "-n", "")), ("suspend", ("a", "-n", "")),
+        ("scale", ("", "2")), ("resume", ("",)), ("ls", ("",)), ("ls", ("--context", "")),
+        ("ls", ("--kubeconfig", "")), ("operator", ("-n", "")), ("operator", ("--lease-namespace", "")),
+        ("operator", ("--health-port", "99999")), ("submit", ("--gpu-resource", "", *TORCHRUN)),
+        ("submit", ("--name", "", *TORCHRUN)), ("submit", ("--queue", "q", *TORCHRUN)),
+        ("submit", ("--suspended", "--wait", *TORCHRUN)), ("submit", ("--env", "A=1", "--env", "A=2", *TORCHRUN)),
+    ],
+)  # fmt: skip
+def test_what_an_unset_variable_leaves_is_refused(
+    verb: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ctl.main([verb, *words])
+    assert ended.value.code == 2
+    assert ": error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["team/", "/a", "a/b/c"])
+def test_a_job_with_half_a_name_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl.main(["--job", name, "status"]) != 0
+    assert f"--job {name}: write NAME, or NAMESPACE/NAME" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "words",
     [
         (), ("--image", "x"), ("--", "torchrun"), ("-f", "x", "--", "torchrun"),
@@ -184,6 +235,8 @@ def test_edits_are_made_and_waited_for(ctl_in: Ctl) -> None:
     assert ctl_in.get("demo")["spec"]["worker"]["replicas"] == 3
     assert ctl_in.ctl("suspend", "demo")[0] == 0
     assert ctl_in.get("demo")["spec"]["suspend"] is True
+    code, _, err = ctl_in.ctl("scale", "demo", "2", "--wait")
+    assert (code, err) == (1, "elasticctl: demo is suspended and has no pods: leave --wait out\n")
     code, _, err = ctl_in.ctl("suspend", "demo", "--wait", "--timeout", "0.5")
     assert code == 4
     assert "after 0.5 s" in err

@@ -57,6 +57,7 @@ def test_what_flags_say_is_where_kubernetes_has_it() -> None:
         nproc_per_node="8",
         spares=1,
         priority="high",
+        gang="Kueue",
         queue="research",
         env=(("NCCL_DEBUG", "INFO"),),
         volumes=(
@@ -67,7 +68,9 @@ def test_what_flags_say_is_where_kubernetes_has_it() -> None:
         suspended=True,
     )
     spec = body["spec"]
-    assert spec["scheduling"] == {"queue": "research", "priorityClassName": "high"}
+    assert spec["scheduling"] == {
+        "queue": "research", "priorityClassName": "high", "gang": {"provider": "Kueue"},
+    }  # fmt: skip
     assert (spec["nprocPerNode"], spec["hotSpares"], spec["suspend"]) == ("8", {"count": 1}, True)
     pod = spec["worker"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -120,7 +123,28 @@ def test_a_variable_may_hold_anything() -> None:
     assert submission.variable("A=") == ("A", "")
 
 
-@pytest.mark.parametrize("text", ["x", "8 Gi", "-1", "8GB", "Gi", "1e3"])
+@pytest.mark.parametrize(
+    ("gang", "queue", "words"),
+    [
+        ("", "q", "--queue q: whose it is"), ("Coscheduling", "q", "--queue q: whose it is"),
+        ("Kueue", "", "--gang Kueue needs a --queue"),
+    ],
+)  # fmt: skip
+def test_a_queue_is_somebodys(gang: str, queue: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        submitted(gang=gang, queue=queue)
+    assert submitted(gang="Coscheduling")["spec"]["scheduling"] == {
+        "gang": {"provider": "Coscheduling"}
+    }
+
+
+def test_a_variable_is_given_once() -> None:
+    assert submission.variables(["A=1", "B=1"]) == (("A", "1"), ("B", "1"))
+    with pytest.raises(UsageError, match="--env A is there 2 times"):
+        submission.variables(["A=1", "B=1", "A=2"])
+
+
+@pytest.mark.parametrize("text", ["x", "8 Gi", "-1", "8GB", "Gi", "1e999"])
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--memory"):
         submission.quantity("--memory", text)

@@ -97,8 +97,8 @@ def test_the_pace_lets_a_burst_through_and_then_so_many_a_second() -> None:
 # --- the way to a cluster ------------------------------------------------------------------------
 
 
-def kubeconfig(folder: Path, port: int, **user: Any) -> str:
-    where = {"cluster": "c", "user": "u", "namespace": "team"}
+def kubeconfig(folder: Path, port: int, *, space: object = "team", **user: Any) -> str:
+    where = {"cluster": "c", "user": "u", "namespace": space}
     content = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -123,6 +123,19 @@ def test_a_kubeconfig_says_where_and_in_which_namespace(
     found = asyncio.run(connection.find(path, context))
     assert (found.namespace, found.source) == (namespace, path)
     assert found.configuration.host == "http://127.0.0.1:1234"
+
+
+def test_a_context_that_is_given_needs_no_current_one(tmp_path: Path) -> None:
+    path = Path(kubeconfig(tmp_path, 1234, token="t"))
+    path.write_text(path.read_text().replace("current-context: one\n", ""))
+    assert asyncio.run(connection.find(str(path), "one")).namespace == "team"
+    with pytest.raises(NoCluster, match="current-context"):
+        asyncio.run(connection.find(str(path)))
+
+
+def test_a_namespace_that_is_no_text_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NoCluster, match="namespace 5 is no text"):
+        asyncio.run(connection.find(kubeconfig(tmp_path, 1, space=5)))
 
 
 def test_a_token_that_was_renewed_on_disk_is_read_again(tmp_path: Path) -> None:
