@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from elastic.k8s import following, listing, submission
 from elastic.k8s.kernel.api import Api, Json
@@ -280,10 +280,10 @@ def _read(file: str) -> list[Json]:
     class Loader(yaml.SafeLoader):
         """As JSON has it: a day is a text."""
 
-        yaml_implicit_resolvers: ClassVar = {
-            first: [one for one in some if not one[0].endswith(":timestamp")]
-            for first, some in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
+    Loader.yaml_implicit_resolvers = {
+        first: [one for one in some if not one[0].endswith(":timestamp")]
+        for first, some in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     text = sys.stdin.read() if file == "-" else Path(file).read_text(errors="replace")
     try:
