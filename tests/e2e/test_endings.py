@@ -1,11 +1,15 @@
 """Why launchers end: their exit codes, and the termination log of a container. Real processes."""
 
 import signal
+import sys
 from pathlib import Path
 
 from elastic.proto import env
 from elastic.proto.ending import Ended, Ending, from_json
 from tests.e2e.harness import Job
+from tests.e2e.harness.job import SCRIPT
+
+HANGS = SCRIPT.with_name("hangs.py")
 
 
 def termination_log(job: Job, name: str) -> tuple[str, str]:
@@ -64,6 +68,14 @@ def test_too_few_are_left(job: Job) -> None:
     assert said(job, "a").kind is Ended.BELOW_MIN
 
 
+def test_a_hang_too_many(job: Job) -> None:
+    flags = ("--fault-budget", "0", "--exit-codes", "detailed", *termination_log(job, "a"))
+    entry = (str(HANGS), str(job.folder), "40", "0.02", "cpu", "stop:1")
+    job.start(*flags, entry=entry)
+    job.ends(215)
+    assert said(job, "a").kind is Ended.HANG
+
+
 def test_a_mistake_on_the_command_line(job: Job) -> None:
     job.start("--require-token", *termination_log(job, "a"))
     job.ends(2)
@@ -91,6 +103,30 @@ def test_in_a_pod_of_an_elasticjob(job: Job, tmp_path: Path) -> None:
     second.signal(signal.SIGTERM)
     assert second.exit_code() == 213, job.dump()
     assert said(job, "b").kind is Ended.DRAINED
+    job.wait_for_steps(1, after=grown)
+    job.finish()
+    job.ends(0, 213)
+
+
+def test_a_command_pasted_from_a_cloud_platform(job: Job) -> None:
+    """Its variables are the pod's own by now; where the master is, and how many nodes, the ElasticJob says."""
+    job.start("--last-call", "0.2", nodes="1:2", nproc=1)
+    first = job.wait_for_steps(1)
+    pod = {
+        env.POD_JOB: "job", env.POD_NAME: "job-worker-1-r0", env.POD_MASTER: f"{job.address}:{job.port}",
+        env.POD_NODES: "1:2", "WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "job-master", "MASTER_PORT": "29400",
+    }  # fmt: skip
+    pasted = (
+        "exec $PYTHON -m elastic.run --nproc_per_node 1 --nnodes $WORLD_SIZE --node_rank $RANK "
+        "--master_addr $MASTER_ADDR --master_port $MASTER_PORT --precheck off "
+        f"--log-dir {job.folder}/logs {SCRIPT} {job.folder}"
+    )
+    command = ("sh", "-c", pasted)
+    second = job.launch("pasted", command, {**pod, "PYTHON": sys.executable})
+    grown = job.wait_for_steps(2, after=first)
+    assert "job-worker-1-r0 attached" in "".join(job.events())
+    second.signal(signal.SIGTERM)
+    assert second.exit_code() == 213, job.dump()
     job.wait_for_steps(1, after=grown)
     job.finish()
     job.ends(0, 213)
