@@ -1,4 +1,4 @@
-"""How a pod ended -> the cause, what is done, and whether it counts. The user's rules come first. Pure."""
+"""How a pod ended -> the cause, what is done, and whether it counts. Of failures the user's rules come first. Pure."""
 
 import hashlib
 import re
@@ -104,6 +104,11 @@ class Verdict:
     rule: str = ""
     """Name of the user's rule that decided."""
 
+    @property
+    def proof(self) -> bool:
+        """Once is enough to avoid its node: a user, a probe or a slot's crashes in a row, which are counted, say so."""
+        return bool(self.rule) or self.cause in (Cause.UNHEALTHY, Cause.HARDWARE, Cause.CRASHED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
@@ -196,9 +201,7 @@ def judge(
     last."""
     told = from_json(pod.last_words)
     verdict = _own(pod, told, past, step, gone=gone)
-    if verdict.cause is Cause.COMPLETED:  # rules are of failures
-        return verdict
-    for rule in rules:
+    for rule in rules if verdict.cause is not Cause.COMPLETED else ():
         if _matches(rule, pod, verdict.cause):
             counts = verdict.counts if rule.counts is None else rule.counts
             return Verdict(
@@ -268,6 +271,9 @@ def _own(pod: Pod, told: Ending | None, past: Past, step: int, *, gone: bool) ->
     if (disruption := on.get("DisruptionTarget")) is not None:
         usual = (Cause.PREEMPTED, Action.REPLACE, "it was taken away")
         return _outside(pod, _BY_DISRUPTION.get(disruption, usual))
+    if pod.reason == "DeadlineExceeded":
+        words = "its template's activeDeadlineSeconds are over: write spec.activeDeadlineSeconds"
+        return _of(pod, Cause.USER_ERROR, Action.FAIL, True, words)
     if pod.reason in _BY_REASON:
         return _outside(pod, _BY_REASON[pod.reason])
     if pod.reason == "DeadlineExceeded":

@@ -233,14 +233,11 @@ class Supplier:
                 )
                 self.failures = (*self.failures, one)[-MANY:]
             if verdict.action is Action.REPLACE_ELSEWHERE:
-                # A slot's crashes in a row have been counted already, and a rule says what it means.
-                known = verdict.cause in (Cause.UNHEALTHY, Cause.HARDWARE, Cause.CRASHED)
-                sure = known or bool(verdict.rule)
-                cause, reason = str(verdict.cause), verdict.reason[:LONGEST_REASON]
+                cause, reason = str(verdict.cause), verdict.reason
                 self.placing = placing.blame(
-                    self.placing, ended.node, cause, reason, now, self.limits, sure=sure
+                    self.placing, ended.node, cause, reason, now, self.limits, sure=verdict.proof
                 )
-        self.placing = placing.expire(self.placing, now)
+        self.placing = placing.expire(self.placing, now, self.limits)
 
     def _tell(self, told: Told, plan: Plan, here: dict[str, Pod]) -> None:
         assert self._memory is not None

@@ -58,7 +58,7 @@ def blame(
     sure: bool = False,
 ) -> Placing:
     """A node failed the job, by that cause. sure: once is enough, a probe has said so."""
-    state = expire(state, now)
+    state = expire(state, now, limits)
     if not node or not limits.any or any(one.node == node for one in state.avoided):
         return state
     times, _ = state.suspected.get(node, (0, 0.0))
@@ -70,7 +70,10 @@ def blame(
     return Placing(avoided=(*state.avoided, one), suspected=suspected)
 
 
-def expire(state: Placing, now: float) -> Placing:
+def expire(state: Placing, now: float, limits: Limits) -> Placing:
+    """Without what is past, and with nothing at all where no node is to be avoided any more."""
+    if not limits.any:
+        return Placing()
     return Placing(
         avoided=tuple(one for one in state.avoided if one.until > now),
         suspected={k: v for k, v in state.suspected.items() if v[1] > now},

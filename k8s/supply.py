@@ -350,8 +350,8 @@ def _take(
 def _remains(
     wanted: Wanted, seen: Seen, live: Sequence[Pod], ended: Sequence[tuple[Pod, Verdict]]
 ) -> tuple[tuple[str, str], ...]:
-    """What the master has lost though it seems to run, whose unit starts again, what holds its node though it is over,
-    and all but a slot's last end."""
+    """What the master has lost though it seems to run, whose unit starts again, all but a slot's last end, and what
+    has failed while a sidecar of it holds its devices; one that ended well is there to tell so."""
     newest: dict[int, int] = {}
     for pod in seen.pods:
         newest[pod.slot] = max(newest.get(pod.slot, 0), pod.attempt)
@@ -368,7 +368,13 @@ def _remains(
         if p.over and p.phase == "Running" and not p.deleting and p.attempt >= newest[p.slot] - 1
     ]
     mates = [(p.name, "its unit starts again") for p in live if p.slot // wanted.unit in units]
-    return (*gone, *old, *held, *mates)
+    held = [
+        (p.name, "its main container has ended")
+        for p in seen.pods
+        if p.exit_code and p.phase == "Running" and not p.deleting and p.name not in dict(old)
+    ]
+    new = {pod.name for pod, _ in ended}  # their end is to be told first
+    return (*gone, *old, *(one for one in held if one[0] not in new), *mates)
 
 
 def _missing(

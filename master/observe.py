@@ -104,13 +104,13 @@ def _master_started(job: Job, event: ev.MasterStarted, now: float, policy: Polic
 
 
 def _resumed(job: Job) -> Job:
-    """A job that was stopped goes on; its nodes were all told to end."""
+    """A job that was stopped goes on; its nodes were all told to end, and what failed may have been put right."""
     assert job.result is not None
     return replace(
         forget(job, tuple(job.nodes.values())),
         round=None if job.round is None else replace(job.round, standing=False, change=None),
         ledger=books.interrupted(job.ledger, books.STOPPED, job.result.reason, job.ledger.since),
-        recovery=replace(job.recovery, seen={}, ooms={}),  # what failed may have been put right
+        recovery=replace(job.recovery, seen={}, ooms={}),
         trial=None,
         result=None,
     )

@@ -58,6 +58,8 @@ REPLACE, ELSEWHERE, FAIL = Action.REPLACE, Action.REPLACE_ELSEWHERE, Action.FAIL
         (over(None, reason="UnexpectedAdmissionError"), Cause.REFUSED, ELSEWHERE, False),
         (over(None, reason="OutOfcpu"), Cause.REFUSED, REPLACE, False),
         (over(None), Cause.NODE_LOST, ELSEWHERE, False),
+        (over(None, reason="DeadlineExceeded"), Cause.USER_ERROR, FAIL, True),
+        (over(143, reason="DeadlineExceeded"), Cause.USER_ERROR, FAIL, True),
         (replace(RUNNING, deleting=True), Cause.DELETED, REPLACE, False),
         (over(0), Cause.COMPLETED, Action.IGNORE, False),
         (over(None, phase="Succeeded"), Cause.COMPLETED, Action.IGNORE, False),
@@ -178,6 +180,31 @@ def test_the_users_rules_come_first_in_their_order(
 ) -> None:
     verdict = judge(ended, Past(), RULES)
     assert (verdict.rule, verdict.action, verdict.counts) == (rule, action, counts)
+
+
+@pytest.mark.parametrize(
+    ("ended", "proof"),
+    [
+        (over(211), True),
+        (over(1, last_words=words(Ended.HARDWARE)), True),
+        (over(212), False),
+        (over(None, reason="NodeLost"), False),
+        (over(1, last_words="RuntimeError: CUDA error: misaligned"), True),
+    ],
+)
+def test_what_is_proof_against_a_node(ended: Pod, proof: bool) -> None:
+    verdict = judge(ended, Past(), RULES[1:2])
+    assert (verdict.action, verdict.proof) == (ELSEWHERE, proof)
+
+
+@pytest.mark.parametrize("ended", [over(0), over(None, phase="Succeeded")])
+@pytest.mark.parametrize(
+    "rule",
+    [Rule(name="all", action=FAIL), Rule(name="not 3", action=FAIL, exit_codes=(3,), among=False)],
+)
+def test_success_is_judged_by_no_rule(ended: Pod, rule: Rule) -> None:
+    verdict = judge(ended, Past(), (rule,))
+    assert (verdict.cause, verdict.action, verdict.rule) == (Cause.COMPLETED, Action.IGNORE, "")
 
 
 @pytest.mark.parametrize(

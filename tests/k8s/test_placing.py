@@ -22,7 +22,13 @@ def test_a_probe_is_proof_and_expires() -> None:
     state = blame(Placing(), "n1", "HardwareFault", "an Xid", 0.0, LIMITS, sure=True)
     assert nodes(state, 8, 99.0, LIMITS) == ("n1",)
     assert nodes(state, 8, 100.0, LIMITS) == ()
-    assert expire(state, 100.0).avoided == ()
+    assert expire(state, 100.0, LIMITS).avoided == ()
+
+
+def test_a_job_that_avoids_nodes_no_more_forgets_them() -> None:
+    state = blame(Placing(), "n1", "HardwareFault", "an Xid", 0.0, LIMITS, sure=True)
+    state = blame(state, "n2", "Crashed", "it crashed", 0.0, LIMITS)
+    assert expire(state, 1.0, Limits(most="0")) == Placing()
 
 
 def test_shares_are_rounded_up() -> None:

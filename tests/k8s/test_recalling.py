@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import replace
+from typing import Literal
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,12 +79,15 @@ def test_a_status_stays_small_and_keeps_what_matters_most() -> None:
     assert state.remembered.suspected[-1].node == "s59"
 
 
-def test_a_suspend_is_there_to_put_right_what_failed() -> None:
+@pytest.mark.parametrize("state", ["Suspending", "Suspended"])
+def test_a_suspend_is_there_to_put_right_what_failed(
+    state: Literal["Suspending", "Suspended"],
+) -> None:
     placing = blame(Placing(), "n", "HardwareFault", "an Xid", 0.0, LIMITS, sure=True)
     remembered = recalling.remembered({0: Past(attempt=0, oom_step=4)}, 4, placing)
     nodes = recalling.avoided(placing)
-    state = replace(BASE, state="Suspended", remembered=remembered, avoided_nodes=nodes)
-    found = recalling.recalled(state)
+    said = replace(BASE, state=state, remembered=remembered, avoided_nodes=nodes)
+    found = recalling.recalled(said)
     assert found.pasts == {}
     assert found.placing == placing
     assert recalling.recalled(None) == Recalled()

@@ -113,6 +113,20 @@ def test_legal(count: int, unit: int, sizes: tuple[int, ...], size: int) -> None
     assert legal(count, Wanted(replicas=16, least=2, unit=unit, sizes=sizes)) == size
 
 
+@pytest.mark.parametrize(("code", "goes"), [(1, True), (213, True), (0, False)])
+def test_a_pod_whose_sidecar_runs_on_holds_nothing_once_its_end_was_judged(
+    code: int, goes: bool
+) -> None:
+    cluster = four()
+    cluster.end("j-worker-1-r0", code)
+    cluster.pods["j-worker-1-r0"] = replace(cluster.pods["j-worker-1-r0"], phase="Running")
+    first = cluster.turn()
+    assert ([pod.name for pod, _ in first.ended], first.delete) == (["j-worker-1-r0"], ())
+    words = (("j-worker-1-r0", "its main container has ended"),)
+    assert cluster.turn().delete == (words if goes else ())
+    assert cluster.turn().delete == ()
+
+
 def test_thirty_of_thirty_two_are_replaced_in_one_turn() -> None:
     cluster = Cluster(Wanted(replicas=32, least=2))
     cluster.settle()

@@ -6,7 +6,7 @@ from elastic.master import events as ev
 from elastic.master.directive import directive, places
 from elastic.master.events import NodeId
 from elastic.master.policy import Policy
-from elastic.master.recovery import Cause
+from elastic.master.recovery import Cause, Recovery
 from elastic.master.state import Why
 from tests.master.builders import Core, attached, drain, spare
 
@@ -100,6 +100,19 @@ def test_the_cluster_cannot_give_what_is_needed() -> None:
     core.feed(ev.FailAsked(cause=Why.IMAGE, reason="no image repo/x:1"), 5.0)
     assert core.job.result is not None
     assert (core.job.result.exit_code, core.job.result.cause) == (1, Why.IMAGE)
+
+
+def test_what_a_suspend_may_have_put_right_is_not_held_against_the_job() -> None:
+    core = running("a")
+    known = Recovery(restarts=1, faults=2, seen={"an error": 2}, ooms={0: 1})
+    core.job = replace(core.job, recovery=known)
+    core.feed(ev.DrainAsked(None, "suspended"), 2.0)
+    core.feed(gone("a", cause=Cause.PREEMPTED), 3.0)
+    assert core.job.result is not None
+    assert core.job.result.resumable
+    core.feed(ev.MasterStarted("uid", "another launch", POLICY), 4.0)
+    assert core.job.result is None
+    assert core.job.recovery == Recovery(restarts=1, faults=2)
 
 
 def test_no_epoch_is_used_twice_where_a_journal_was_lost() -> None:
