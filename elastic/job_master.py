@@ -41,9 +41,10 @@ EVERY = 5.0
 """Seconds between two writes of the status, but for what is urgent."""
 FRESH = 90.0
 """Seconds without a word of the server after which nothing is written: another may serve by now."""
-
 GATHER = 30.0
 """Seconds for which a master that begins anew waits for the agents of pods that run, before it has them leave."""
+MOST_MESSAGE = 1000
+"""Characters of the sentence that says how the job ended."""
 
 Json = dict[str, Any]
 State = Literal["Starting", "Running", "Suspending", "Suspended", "Stopping", "Ended"]
@@ -327,7 +328,7 @@ class JobMaster:
             self._state(accepted, "Ended", joined, supplier),
             outcome="Succeeded" if result.exit_code == 0 else "Failed",
             reason=str(endings.kind_of(result.exit_code, result.cause)),
-            message=result.reason,
+            message=result.reason[:MOST_MESSAGE],
             world_size=0,
         )
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from elastic import options
 from elastic.k8s.causes import Cause as PodCause
-from elastic.k8s.causes import Verdict
+from elastic.k8s.causes import Verdict, short
 from elastic.k8s.launcher import Supplier
+from elastic.k8s.recalling import MOST_PENDING, ROOM_PENDING, within
 from elastic.k8s.spec import Spec, main_container
 from elastic.k8s.supply import Plan, Wanted
 from elastic.master import events as ev
@@ -25,8 +26,6 @@ from elastic.proto.ending import Ended
 from elastic.proto.job_folder import step_of
 
 PROGRAMS = ("elastic-run", "torchrun")
-MOST_PENDING = 10
-"""That a status names."""
 
 _ENDS: Mapping[str, str] = {
     PodCause.OOM: Cause.KERNEL_OOM,
@@ -177,14 +176,14 @@ def _words(container: Mapping[str, Any]) -> Iterator[str]:
 def workers(said: Plan | None, refused: str) -> Workers:
     """Of `status.job`."""
     if said is None:
-        return Workers(refused=refused)
+        return Workers(refused=short(refused))
     return Workers(
         desired=said.desired,
         ready=said.ready - said.waiting - said.spares,
         waiting=said.waiting,
         spares=said.spares,
-        pending=tuple(why for _, why in said.pending[:MOST_PENDING]),
-        refused=refused,
+        pending=within((why for _, why in said.pending), MOST_PENDING, ROOM_PENDING),
+        refused=short(refused),
     )
 
 

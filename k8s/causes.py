@@ -9,6 +9,8 @@ from enum import StrEnum
 from elastic.k8s.observed import Pod
 from elastic.proto.ending import Ended, Ending, from_json
 
+MOST_WORDS = 300
+"""Characters of a reason, where a status has it."""
 MOST_LOG = 4096
 """Characters of last words that a pattern is tried on."""
 SIMILAR = 0.1
@@ -235,15 +237,20 @@ def progressed(past: Past) -> Past:
     return Past(attempt=past.attempt, oom_step=past.oom_step)
 
 
+def short(words: str) -> str:
+    """In one line, for a status."""
+    return " ".join(words.split())[:MOST_WORDS]
+
+
 def held_up(pod: Pod) -> Held | None:
     """None: nothing is known to."""
     if pod.waiting in _IMAGE:
-        said = " ".join(pod.waiting_message.split())[:300]
+        said = short(pod.waiting_message)
         words = f"{pod.name}: {pod.waiting}: {said}" if said else f"{pod.name}: {pod.waiting}"
         hopeless = pod.waiting in _HOPELESS or bool(_AUTH.search(said))
         return Held(why=words, image=True, hopeless=hopeless)
     if pod.unschedulable:
-        words = f"{pod.name}: {' '.join(pod.unschedulable.split())[:300]}"
+        words = f"{pod.name}: {short(pod.unschedulable)}"
         return Held(why=words, image=False)
     return None
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from elastic.k8s import placing, recalling, supply
+from elastic.k8s import causes, placing, recalling, supply
 from elastic.k8s.causes import Action, Cause, Verdict
 from elastic.k8s.kernel.api import Api
 from elastic.k8s.kernel.errors import AlreadyExists, ApiError, Forbidden, Invalid
@@ -33,10 +33,6 @@ LOOK = 1.0
 """Seconds after which it looks again, whatever it was told."""
 SILENT = 3.0
 """Seconds for which a pod whose agent the master has no more may still end by itself."""
-MANY = 10
-"""Last failures that are kept."""
-LONGEST_REASON = 300
-"""Characters of why a pod failed, or a node is avoided, in the status, which is to stay small."""
 LONGEST_PAUSE = 60.0
 """Seconds, at most, until creation is tried again where it was refused."""
 
@@ -219,7 +215,7 @@ class Supplier:
     def _learn(self, plan: Plan, now: float) -> None:
         for ended, verdict in plan.ended:
             log.warning("%s: %s", verdict.reason, verdict.action)
-            self._verdicts[ended.name] = verdict
+            self._verdicts[ended.name], reason = verdict, causes.short(verdict.reason)
             if verdict.cause is not Cause.COMPLETED:
                 one = PodFailure(
                     time=now,
@@ -229,13 +225,13 @@ class Supplier:
                     exit_code=ended.exit_code,
                     cause=str(verdict.cause),
                     action=str(verdict.action),
-                    reason=verdict.reason[:LONGEST_REASON],
+                    reason=reason,
                 )
-                self.failures = (*self.failures, one)[-MANY:]
+                self.failures = recalling.failures((*self.failures, one))
             if verdict.action is Action.REPLACE_ELSEWHERE:
-                cause, reason = str(verdict.cause), verdict.reason
+                cause, sure = str(verdict.cause), verdict.proof
                 self.placing = placing.blame(
-                    self.placing, ended.node, cause, reason, now, self.limits, sure=verdict.proof
+                    self.placing, ended.node, cause, reason, now, self.limits, sure=sure
                 )
         self.placing = placing.expire(self.placing, now, self.limits)
 

@@ -1,13 +1,18 @@
 """What a launcher leaves in `status.job` for the next one: a master that starts anew forgets nothing that it counts by. Pure."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
+from itertools import islice
+from typing import TypeVar
 
 from elastic.k8s import causes
 from elastic.k8s.causes import Action, Cause, Past, Rule
 from elastic.k8s.observed import Pod
 from elastic.k8s.placing import Avoided, Placing
 from elastic.k8s.supply import Memory
+from elastic.proto import schema
 from elastic.proto.elasticjob import (
     AvoidedNode,
     JobState,
@@ -17,8 +22,14 @@ from elastic.proto.elasticjob import (
     SuspectedNode,
 )
 
-MOST_NODES, MOST_SLOTS = 50, 100
+MOST_NODES, MOST_SLOTS, MOST_FAILURES, MOST_PENDING = 50, 100, 10, 10
 """That a status names."""
+ROOM = 32 * 1024
+"""Bytes for all of it, as JSON; what follows are shares of that."""
+ROOM_SLOTS, ROOM_SUSPECTED, ROOM_AVOIDED = 10 * 1024, 3 * 1024, 7 * 1024
+ROOM_FAILURES, ROOM_PENDING = 6 * 1024, 3 * 1024
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,35 +79,56 @@ def recalled(state: JobState | None) -> Recalled:
 
 def remembered(pasts: Mapping[int, Past], step: int, placing: Placing) -> Remembered:
     """The slots that matter most, where there are too many."""
-    ranked = sorted(pasts.items(), key=lambda item: _weight(item[1]), reverse=True)
+    ranked = nlargest(MOST_SLOTS, pasts.items(), key=lambda item: _weight(item[1]))
+    slots = (
+        SlotPast(
+            slot=slot,
+            attempt=past.attempt,
+            oom_step=past.oom_step,
+            crashes=past.crashes,
+            crashed_on=past.crashed_on,
+            same=past.same,
+            fingerprint=past.fingerprint,
+        )
+        for slot, past in ranked
+    )
+    suspected = (
+        SuspectedNode(node=node, times=times, until=until)
+        for node, (times, until) in reversed([*placing.suspected.items()])
+    )
+    kept = within(slots, MOST_SLOTS, ROOM_SLOTS)
     return Remembered(
         step=step,
-        slots=tuple(
-            SlotPast(
-                slot=slot,
-                attempt=past.attempt,
-                oom_step=past.oom_step,
-                crashes=past.crashes,
-                crashed_on=past.crashed_on,
-                same=past.same,
-                fingerprint=past.fingerprint,
-            )
-            for slot, past in sorted(ranked[:MOST_SLOTS])
-        ),
-        suspected=tuple(
-            SuspectedNode(node=node, times=times, until=until)
-            for node, (times, until) in [*placing.suspected.items()][-MOST_NODES:]
-        ),
+        slots=tuple(sorted(kept, key=lambda one: one.slot)),
+        suspected=within(suspected, MOST_NODES, ROOM_SUSPECTED)[::-1],
     )
 
 
 def avoided(placing: Placing) -> tuple[AvoidedNode, ...]:
-    return tuple(
+    found = (
         AvoidedNode(
             node=one.node, cause=one.cause, reason=one.reason, since=one.since, until=one.until
         )
-        for one in placing.avoided[-MOST_NODES:]
+        for one in reversed(placing.avoided)
     )
+    return within(found, MOST_NODES, ROOM_AVOIDED)[::-1]
+
+
+def failures(found: Sequence[PodFailure]) -> tuple[PodFailure, ...]:
+    """The last ones; oldest first, as they come."""
+    return within(reversed(found), MOST_FAILURES, ROOM_FAILURES)[::-1]
+
+
+def within(items: Iterable[T], most: int, room: int) -> tuple[T, ...]:
+    """The first ones: so many, in so many bytes of JSON."""
+    kept: list[T] = []
+    for one in islice(items, most):
+        body = one if isinstance(one, str) else schema.dump(one)
+        room -= len(json.dumps(body, ensure_ascii=False).encode(errors="replace")) + 2
+        if room < 0:
+            break
+        kept.append(one)
+    return tuple(kept)
 
 
 def memory(

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.k8s import recalling
+from elastic import supplied
+from elastic.k8s import causes, recalling
 from elastic.k8s.causes import Action, Past, Rule, judge, remember
 from elastic.k8s.observed import Pod
 from elastic.k8s.placing import Limits, Placing, blame
 from elastic.k8s.recalling import Recalled
+from elastic.k8s.supply import Memory, Plan
 from elastic.proto import elasticjob, schema
-from elastic.proto.elasticjob import JobState
+from elastic.proto.elasticjob import JobState, PodFailure
 
 BASE = JobState(generation=1, attempt=1, state="Running")
 LIMITS = Limits(most="50%", ttl=100.0, confirmations=2)
@@ -77,6 +79,33 @@ def test_a_status_stays_small_and_keeps_what_matters_most() -> None:
     assert {7_777, 8_888} <= {one.slot for one in state.remembered.slots}
     assert state.avoided_nodes[-1].node == "n59"
     assert state.remembered.suspected[-1].node == "s59"
+
+
+def test_a_status_stays_small_at_its_worst() -> None:
+    """Long names, long words, and none of them ASCII."""
+    node, words = "n" * 253, "é" * causes.MOST_WORDS
+    pasts = {n: Past(attempt=n, same=1, crashed_on=node, fingerprint="f" * 16) for n in range(999)}
+    placing, found = Placing(), tuple[PodFailure, ...]()
+    for number in range(99):
+        name = f"{number:03}{node[3:]}"
+        placing = blame(placing, name, "HealthCheckFailed", words, 1e9, LIMITS, sure=True)
+        placing = blame(placing, f"s{name[1:]}", "Crashed", words, 1e9, LIMITS)
+        one = PodFailure(
+            time=1e9 + number, pod="p" * 253, node=name, cause="NodeLost", action="ReplacePod", reason=words,
+        )  # fmt: skip
+        found = recalling.failures((*found, one))
+    plan = Plan(memory=Memory(), pending=tuple((f"p{n}", words) for n in range(99)))
+    state = replace(
+        BASE,
+        message="é" * 1000,
+        workers=supplied.workers(plan, words * 9),
+        last_failures=found,
+        avoided_nodes=recalling.avoided(placing),
+        remembered=recalling.remembered(pasts, 0, placing),
+    )
+    assert len(json.dumps(schema.dump(state), ensure_ascii=False).encode()) < recalling.ROOM
+    assert (found[-1].time, state.avoided_nodes[-1].node) == (1e9 + 98, f"098{node[3:]}")
+    assert min(map(len, (found, state.avoided_nodes, state.remembered.slots))) > 4
 
 
 @pytest.mark.parametrize("state", ["Suspending", "Suspended"])
