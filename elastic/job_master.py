@@ -6,12 +6,13 @@ One life of this program may serve several times: a job that is suspended goes o
 import asyncio
 import contextlib
 import logging
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from elastic import supplied, telling
 from elastic.job_place import Place, Seen, place, seen
@@ -27,10 +28,9 @@ from elastic.k8s.supply import New
 from elastic.k8s.wanted import limits, wanted
 from elastic.master import endings
 from elastic.master.main import MasterSettings, serve
-from elastic.master.state import Job, Result
+from elastic.master.state import Result
 from elastic.proto import elasticjob, ending, env, schema
-from elastic.proto.elasticjob import Accepted, JobState, Snapshots
-from elastic.proto.ending import Ended, Ending
+from elastic.proto.elasticjob import Accepted, JobState, Snapshots, Training
 from elastic.proto.errors import ElasticError, ProtocolMismatch, UsageError
 from elastic.proto.security import Security, read_token
 
@@ -46,6 +46,7 @@ GATHER = 30.0
 MOST_MESSAGE = 1000
 """Characters of the sentence that says how the job ended."""
 
+T = TypeVar("T")
 Json = dict[str, Any]
 State = Literal["Starting", "Running", "Suspending", "Suspended", "Stopping", "Ended"]
 
@@ -76,34 +77,48 @@ class JobMaster:
         """While it served; else what the master before this one said."""
         self._told_at = float("-inf")
         self._attempt = 0
-        self._stepped: tuple[int, float | None] = (0, None)
+        self._stepped: tuple[int, float | None] | None = None
         """The last step, and when it was seen to be finished."""
+        self._told_to_end = asyncio.Event()
+        self._bound = False
+        """It serves, or says the job's end: it leaves by itself, once that is done."""
 
     async def run(self) -> JobState | None:
-        """Until the job has ended; returns what was said last. None: another master has taken over."""
-        watch = asyncio.create_task(self._jobs.run())
+        """Until the job has ended; returns what was said last. None: another master has taken over, or is to."""
+        living = asyncio.ensure_future(_beside(self._live(), self._jobs.run()))
+
+        def leave() -> None:
+            """As its node, or its operator, has it."""
+            self._told_to_end.set()
+            if not self._bound:
+                living.cancel()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave)
         try:
-            await self._jobs.synced.wait()
-            while True:
-                uid, accepted = await self._accepted()
-                found = self._jobs.get(self._place.namespace, self._place.name)
-                self._last = self._last or (found.said if found else None)
-                if not accepted.names(self._place.pod):
-                    self._leave()
-                    return None
-                if self._told is None and self._last is not None and self._last.state == "Ended":
-                    log.warning("this job has ended: its operator had not heard of it")
-                    return self._last
-                supplier = self._supplier(uid, read(accepted.spec))
-                workers = asyncio.create_task(supplier.watch())
-                try:
-                    over = await self._serve(uid, accepted, supplier)
-                finally:
-                    await _end(workers)
-                if over:
-                    return self._told
+            return await living
+        except asyncio.CancelledError:
+            if not self._told_to_end.is_set():
+                raise
+            self._leave()
+            return None
         finally:
-            await _end(watch)
+            await _end(living)
+
+    async def _live(self) -> JobState | None:
+        await self._jobs.synced.wait()
+        while True:
+            uid, accepted = await self._accepted()
+            found = self._jobs.get(self._place.namespace, self._place.name)
+            self._last = self._last or (found.said if found else None)
+            if not accepted.names(self._place.pod):
+                self._leave()
+                return None
+            if self._told is None and self._last is not None and self._last.state == "Ended":
+                log.warning("this job has ended: its operator had not heard of it")
+                return self._last
+            supplier = self._supplier(uid, read(accepted.spec))
+            if await _beside(self._serve(uid, accepted, supplier), supplier.watch()):
+                return self._told
 
     # --- what the operator says ------------------------------------------------------------------
 
@@ -156,9 +171,7 @@ class JobMaster:
         self._attempt = accepted.attempt
         spec, joined = read(accepted.spec), supplied.Supplied(supplier)
         if accepted.wanted == "Run" or await supplier.running():  # which are to save first
-            await self._tell(
-                uid, self._state(accepted, _going(accepted, begun=False), None, supplier)
-            )
+            await self._tell(uid, self._state(accepted, _going(accepted, begun=False), supplier))
             settings = MasterSettings(
                 run_id=self._place.name,
                 address=self._place.address,
@@ -171,7 +184,8 @@ class JobMaster:
                 job_uid=uid,
                 least_epoch=accepted.attempt << 16,
             )
-            served = asyncio.create_task(serve(settings, joined))
+            self._bound = True
+            served = asyncio.create_task(serve(settings, joined, self._told_to_end))
             try:
                 result = await self._follow(uid, accepted, supplier, joined, served)
             finally:
@@ -182,7 +196,10 @@ class JobMaster:
             if not result.resumable:
                 ended = self._ended(accepted, result, joined, supplier)
                 return await self._say_the_end(uid, accepted, ended)
-            self._state(accepted, "Suspending", joined, supplier)  # with what was saved at the end
+            self._learn(accepted, "Suspending", joined, supplier)  # with what was saved at the end
+            self._bound = False
+        if self._told_to_end.is_set():
+            return self._leave()
         return await self._rest(uid, accepted, supplier)
 
     async def _follow(
@@ -209,9 +226,8 @@ class JobMaster:
             late = loop.time() >= until
             if accepted.wanted != "Run" and (late or await supplier.running() <= joined.attached()):
                 joined.drain("suspended" if accepted.wanted == "Suspend" else "deleted")
-            self._note_step(joined.job)
             state = _going(accepted, begun=bool(joined.job and joined.job.last_round))
-            await self._tell(uid, self._state(accepted, state, joined, supplier))
+            await self._tell(uid, self._learn(accepted, state, joined, supplier))
             waits = {served, asyncio.ensure_future(self._stirred.wait())}
             await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits - {served}:
@@ -220,16 +236,16 @@ class JobMaster:
 
     async def _rest(self, uid: str, accepted: Accepted, supplier: Supplier) -> bool:
         """Every pod goes; after that it is suspended until the next attempt, or has ended."""
-        await self._tell(uid, self._state(accepted, _going(accepted, begun=True), None, supplier))
+        await self._tell(uid, self._state(accepted, _going(accepted, begun=True), supplier))
         if not await self._emptied(accepted, supplier):
             return self._leave()
         if accepted.wanted == "Stop":
-            stopped = self._state(accepted, "Ended", None, supplier)
+            stopped = self._state(accepted, "Ended", supplier)
             stopped = replace(stopped, outcome="Stopped", reason="Stopped")
             return await self._say_the_end(uid, accepted, stopped)
         while True:
             self._stirred.clear()
-            await self._tell(uid, self._state(accepted, "Suspended", None, supplier))
+            await self._tell(uid, self._state(accepted, "Suspended", supplier))
             now = self._newest(accepted)
             if now.wanted != "Suspend" or not self._is_meant(now):
                 return False
@@ -238,6 +254,7 @@ class JobMaster:
 
     async def _say_the_end(self, uid: str, accepted: Accepted, state: JobState) -> bool:
         """Until it is written: who does not hear of an end begins another attempt."""
+        self._bound = True
         while True:
             self._stirred.clear()
             await self._tell(uid, state)
@@ -274,43 +291,23 @@ class JobMaster:
         now = self._now()
         return accepted if now is None else now[1]
 
-    def _note_step(self, job: Job | None) -> None:
-        """When the last step was finished; a script that tells no numbers finishes some while it steps."""
-        ledger = job.ledger if job else None
-        if ledger and (ledger.step != self._stepped[0] or (ledger.stepping and not ledger.step)):
-            self._stepped = ledger.step, time.time()
-
     # --- what it says ----------------------------------------------------------------------------
 
-    def _state(
-        self,
-        accepted: Accepted,
-        state: State,
-        joined: supplied.Supplied | None,
-        supplier: Supplier,
+    def _learn(
+        self, accepted: Accepted, state: State, joined: supplied.Supplied, supplier: Supplier
     ) -> JobState:
-        """joined: None: nobody serves, and what was done stays as it was said."""
-        job, before = joined.job if joined else None, self._last
-        now = time.time()
-        began = now - joined.now() if joined else now
-        ledger = job.ledger if job else None
-        supplier.failures = telling.timed(supplier.failures, ledger, began)
-        said = JobState(
-            generation=accepted.generation,
-            attempt=self._attempt,
-            state=state,
-            workers=supplied.workers(supplier.said, supplier.refused),
-            last_failures=supplier.failures,
-            avoided_nodes=recalling.avoided(supplier.placing),
-            remembered=supplier.remembered,
-        )
-        if joined is None or job is None or ledger is None:
-            return said if before is None else telling.resting(said, before)
+        """What the master does by now, which is what was done for whatever is said later."""
+        if (job := joined.job) is None:
+            return self._state(accepted, state, supplier)
+        ledger, before, now = job.ledger, self._last, time.time()
+        trained = before.training if before else Training()
+        self._stepped = telling.stepped(self._stepped, trained, ledger, now)
+        supplier.failures = telling.timed(supplier.failures, ledger, now - joined.now())
         current = job.round
         standing = current is not None and current.standing
         kept = before.checkpoint if before else Snapshots()
         self._last = replace(
-            said,
+            self._state(accepted, state, supplier),
             world_size=sum(s.ranks for s in current.seats) if current and standing else 0,
             round=job.last_round,
             restarts=job.restart_count,
@@ -321,11 +318,24 @@ class JobMaster:
         )
         return self._last
 
+    def _state(self, accepted: Accepted, state: State, supplier: Supplier) -> JobState:
+        """While nobody serves: what was done stays as it was said."""
+        said = JobState(
+            generation=accepted.generation,
+            attempt=self._attempt,
+            state=state,
+            workers=supplied.workers(supplier.said, supplier.refused),
+            last_failures=supplier.failures,
+            avoided_nodes=recalling.avoided(supplier.placing),
+            remembered=supplier.remembered,
+        )
+        return said if self._last is None else telling.resting(said, self._last)
+
     def _ended(
         self, accepted: Accepted, result: Result, joined: supplied.Supplied, supplier: Supplier
     ) -> JobState:
         return replace(
-            self._state(accepted, "Ended", joined, supplier),
+            self._learn(accepted, "Ended", joined, supplier),
             outcome="Succeeded" if result.exit_code == 0 else "Failed",
             reason=str(endings.kind_of(result.exit_code, result.cause)),
             message=result.reason[:MOST_MESSAGE],
@@ -358,6 +368,20 @@ def _going(accepted: Accepted, *, begun: bool) -> State:
     return "Suspending" if accepted.wanted == "Suspend" else "Stopping"
 
 
+async def _beside(work: Coroutine[Any, Any, T], watch: Coroutine[Any, Any, None]) -> T:
+    """The work, and what it goes by, which has no end of its own: a bug in that ends both."""
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(watch)
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            watching.result()
+            raise RuntimeError("a watch has ended")
+        return working.result()
+    finally:
+        await _end(working)
+        await _end(watching)
+
+
 async def _end(task: "asyncio.Future[Any]") -> None:
     """With its connections closed."""
     task.cancel()
@@ -370,16 +394,6 @@ def _urgent(state: JobState) -> tuple[object, ...]:
 
 
 # --- the program ---------------------------------------------------------------------------------
-
-
-def last_words(state: JobState | None) -> Ending:
-    """Of a life that served to the job's end, or until another took over."""
-    if state is None or state.state != "Ended":
-        return Ending(kind=Ended.STOPPED, reason="another master serves this job")
-    known = {str(kind) for kind in Ended}
-    usual = Ended.FINISHED if state.outcome == "Succeeded" else Ended.USER_ERROR
-    kind = Ended(state.reason) if state.reason in known else usual
-    return Ending(kind=kind, reason=state.message, step=state.training.step)
 
 
 async def _run(here: Place, security: Security) -> JobState | None:
@@ -401,8 +415,9 @@ def main() -> int:
         state = asyncio.run(_run(here, Security(token=read_token(environ, None))))
     except ElasticError as error:
         log.error("%s", error)
+        ending.leave(TERMINATION_LOG, telling.of_error(error))
         return 2 if isinstance(error, UsageError) else 1
-    ending.leave(TERMINATION_LOG, last_words(state))
+    ending.leave(TERMINATION_LOG, telling.last_words(state))
     return 0
 
 

@@ -1,15 +1,21 @@
 """What a master tells in `status.job` of training, checkpoint and failures, from what it knows. Pure."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from elastic.master.launcher import Saved
-from elastic.master.ledger import Ledger
+from elastic.master.ledger import Interruption, Ledger
+from elastic.master.recovery import Cause
 from elastic.proto.elasticjob import JobState, PodFailure, Snapshots, Training
+from elastic.proto.ending import Ended, Ending
+from elastic.proto.errors import ElasticError, ProtocolMismatch, UsageError
 
 NEAR = 60.0
 """Seconds at most between a pod's end, as its launcher saw it, and the interruption that the master made of it."""
+
+_NAMES, _MANY = re.compile(r"[a-z0-9]+(?:[-.][a-z0-9]+)*"), re.compile(r" and \d+ more\b")
 
 
 def resting(said: JobState, before: JobState) -> JobState:
@@ -26,16 +32,59 @@ def resting(said: JobState, before: JobState) -> JobState:
 def timed(
     found: Sequence[PodFailure], ledger: Ledger | None, began: float
 ) -> tuple[PodFailure, ...]:
-    """With the downtime of the interruption that each made: the nearest. began: job time 0, in seconds of Unix."""
-    breaks = () if ledger is None else ledger.interruptions
+    """With the downtime of the interruption that each made: the nearest that is not another's. began: job time 0, in
+    seconds of Unix."""
+    breaks = [] if ledger is None else [(each, _named(each)) for each in ledger.interruptions]
+    others = {one.pod for one in found}
     known: list[PodFailure] = []
     for one in found:
-        near = [each for each in breaks if abs(began + each.at - one.time) <= NEAR]
+        near = [
+            each
+            for each, names in breaks
+            if abs(began + each.at - one.time) <= NEAR
+            and (one.pod in names or (each.cause != Cause.GROWTH and names.isdisjoint(others)))
+        ]
         if one.downtime_seconds is None and near:
             made = min(near, key=lambda each: abs(began + each.at - one.time))
             one = replace(one, downtime_seconds=_rounded(made.downtime))
         known.append(one)
     return tuple(known)
+
+
+def last_words(state: JobState | None) -> Ending:
+    """Of a life that served to the job's end, or until another took over."""
+    if state is None or state.state != "Ended":
+        return Ending(kind=Ended.STOPPED, reason="another master serves this job")
+    known = {str(kind) for kind in Ended}
+    usual = Ended.FINISHED if state.outcome == "Succeeded" else Ended.USER_ERROR
+    kind = Ended(state.reason) if state.reason in known else usual
+    return Ending(kind=kind, reason=state.message, step=state.training.step)
+
+
+def of_error(error: ElasticError) -> Ending:
+    """Of a life that could not serve."""
+    kind = Ended.USAGE if isinstance(error, UsageError) else Ended.STOPPED
+    if isinstance(error, ProtocolMismatch):
+        kind = Ended.REFUSED
+    return Ending(kind=kind, reason=str(error))
+
+
+def _named(each: Interruption) -> frozenset[str]:
+    """Pods, among other words; none where there are too many to be named."""
+    return frozenset() if _MANY.search(each.reason) else frozenset(_NAMES.findall(each.reason))
+
+
+def stepped(
+    known: tuple[int, float | None] | None, before: Training, ledger: Ledger, now: float
+) -> tuple[int, float | None]:
+    """The last step, and when it was seen to be finished: what a journal tells first is as old as what was said before.
+
+    A script that tells no numbers finishes some while it steps.
+    """
+    if known is None:
+        return ledger.step, before.stepped_at
+    news = ledger.step != known[0] or (ledger.stepping and not ledger.step)
+    return (ledger.step, now) if news else known
 
 
 def training(step: int, stepped_at: float | None, metrics: Mapping[str, Any]) -> Training:

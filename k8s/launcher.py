@@ -8,13 +8,13 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from elastic.k8s import causes, placing, recalling, supply
 from elastic.k8s.causes import Action, Cause, Verdict
 from elastic.k8s.kernel.api import Api
-from elastic.k8s.kernel.errors import AlreadyExists, ApiError, Forbidden, Invalid
+from elastic.k8s.kernel.errors import AlreadyExists, Forbidden, Invalid
 from elastic.k8s.kernel.reflector import Reflector
 from elastic.k8s.kernel.resources import PODS
 from elastic.k8s.kernel.writes import Writer, together
@@ -77,7 +77,7 @@ class Supplier:
         """May be another at any time; `wake` after that."""
         self.limits = limits
         self.said: Plan | None = None
-        """The last one."""
+        """The last one; None: no pods are wanted."""
         self.makes = True
         """Pods that are missing are made."""
         self._known = known or Recalled()
@@ -102,7 +102,7 @@ class Supplier:
             api,
             PODS,
             project=self._read,
-            changed=lambda old, new: self._stirred.set(),
+            changed=self._changed,
             namespace=namespace,
             selector=f"{label}={uid}",
         )
@@ -123,8 +123,11 @@ class Supplier:
     def pods(self) -> tuple[Pod, ...]:
         return tuple(found for found in self._pods if found is not None)
 
-    def name(self, new: New) -> str:
-        return f"{self._job}-worker-{new.slot}-r{new.attempt}"
+    def _changed(self, old: Pod | None, new: Pod | None) -> None:
+        if (one := new or old) is not None:
+            leaving = new is None or new.deleting
+            self._writer.expectations.see(self._namespace, one.name, one.uid, leaving=leaving)
+        self._stirred.set()
 
     @property
     def remembered(self) -> Remembered:
@@ -190,13 +193,13 @@ class Supplier:
             step=told.step(),
             refused=self.refused if self._denied else "",
         )
-        plan = supply.plan(self.wanted, seen, self._memory, now, self.name)
+        plan = supply.plan(self.wanted, seen, self._memory, now, lambda new: new.pod(self._job))
         if plan.ended or plan.memory.closed is not self._memory.closed:
             self._pause, self._not_before = 0.0, 0.0  # there may be room again
         self._memory, self.said = plan.memory, plan
         self._learn(plan, now)
         self._tell(told, plan, here)
-        await self._delete(plan, here)
+        await self._delete(plan.delete, here)
         if self.makes and now >= self._not_before:
             await self._create(plan, now)
         else:
@@ -284,28 +287,25 @@ class Supplier:
         self._not_before = now + self._pause
         log.warning("no pods for now, again in %g s: %s", self._pause, error)
 
-    async def _delete(self, plan: Plan, here: dict[str, Pod]) -> None:
+    async def _delete(self, items: Sequence[tuple[str, str]], here: dict[str, Pod]) -> None:
+        """Names, each with the reason."""
+
         async def one(item: tuple[str, str]) -> None:
             name, reason = item
             if (found := here.get(name)) is not None:
                 log.info("deleting %s: %s", name, reason)
                 await self._writer.delete(self._uid, PODS, self._namespace, name, found.uid)
 
-        _, error = await together(plan.delete, one)
+        _, error = await together(items, one)
         if error is not None:
             log.warning("a pod cannot be deleted now: %s", error)
 
     async def empty(self) -> None:
         """Delete every pod, and wait until none is left."""
+        self.said, self.refused = None, ""
         await self._pods.synced.wait()
-        while self.pods:
+        while here := {found.name: found for found in self.pods}:
             self._stirred.clear()
-            for found in self.pods:
-                if not found.deleting:
-                    try:
-                        await self._writer.delete(
-                            self._uid, PODS, self._namespace, found.name, found.uid
-                        )
-                    except ApiError as error:
-                        log.warning("%s cannot be deleted now: %s", found.name, error)
+            left = [(name, "no pod is wanted") for name in here if not here[name].deleting]
+            await self._delete(left, here)
             await self._rest(asyncio.sleep, LOOK)

@@ -76,15 +76,11 @@ class Owner:
 # --- a worker ------------------------------------------------------------------------------------
 
 
-def worker_name(owner: Owner, new: New) -> str:
-    return f"{owner.name}-worker-{new.slot}-r{new.attempt}"
-
-
 def worker(owner: Owner, spec: Spec, new: New, avoid: tuple[str, ...]) -> Manifest:
     """avoid: names of nodes that it keeps away from."""
     template: Manifest = copy.deepcopy(dict(spec.pod))
     meta, pod = template.get("metadata") or {}, dict(template.get("spec") or {})
-    name = worker_name(owner, new)
+    name = new.pod(owner.name)
     labels = {**(meta.get("labels") or {}), ROLE_LABEL: "worker"}
     found = owner.metadata(name, labels)
     notes = dict(meta.get("annotations") or {})

@@ -106,6 +106,10 @@ class New:
     slot: int
     attempt: int
 
+    def pod(self, job: str) -> str:
+        """Its name."""
+        return f"{job}-worker-{self.slot}-r{self.attempt}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

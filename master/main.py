@@ -60,12 +60,19 @@ class MasterSettings:
     """No lower one is taken: masters whose journal was lost may have had it."""
 
 
-async def serve(settings: MasterSettings, launcher: Launcher | None = None) -> Result | None:
-    """Serve one job to its end, which is returned; launcher: gives it its nodes."""
+async def serve(
+    settings: MasterSettings,
+    launcher: Launcher | None = None,
+    told_to_end: asyncio.Event | None = None,
+) -> Result | None:
+    """Serve one job to its end, which is returned; launcher: gives it its nodes; told_to_end: of a caller that minds
+    SIGTERM itself."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_mishap)
-    guardian, told_to_end = os.getppid(), asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, told_to_end.set)
+    guardian = os.getppid()
+    if told_to_end is None:
+        told_to_end = asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, told_to_end.set)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what came while this life started, too
     last = job_folder.read_note(settings.run_dir)
     again = last is not None and last.launch == settings.launch

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from elastic.job_master import JobMaster
+from elastic import job_master
+from elastic.job_master import JobMaster, _beside
 from elastic.job_place import Place
 from elastic.k8s.kernel.api import Api
 from elastic.k8s.spec import Spec
 from elastic.k8s.supply import New
-from elastic.proto import elasticjob, env, schema
-from elastic.proto.elasticjob import Accepted, JobState
+from elastic.proto import elasticjob, ending, env, schema
+from elastic.proto.elasticjob import Accepted, JobState, Workers
+from elastic.proto.ending import Ended
 from elastic.proto.errors import ProtocolMismatch
 from elastic.proto.security import Security
 from tests.k8s.cluster import Cluster, Namespace
@@ -175,8 +177,13 @@ def test_pods_without_an_agent_hold_no_suspend(cluster: Cluster, tmp_path: Path)
             await asyncio.to_thread(running.accept, "Suspend")
             await running.until_state("Suspended")
             assert running.pods() == []
-            await asyncio.to_thread(running.accept, "Stop")
+            assert (said := running.said()) is not None
+            assert said.workers == Workers()
             assert running.task is not None
+            os.kill(os.getpid(), signal.SIGTERM)  # it served, and rests by now
+            assert await asyncio.wait_for(running.task, DEADLINE) is None
+            await asyncio.to_thread(running.accept, "Stop")
+            running.begin()
             last = await asyncio.wait_for(running.task, DEADLINE)
             assert last is not None
             assert (last.state, last.outcome) == ("Ended", "Stopped")
@@ -274,6 +281,55 @@ def test_only_the_master_that_is_named_serves(namespace: Namespace, tmp_path: Pa
             await running.until("2 pods", lambda: len(running.pods()) == 2)
 
     asyncio.run(body())
+
+
+@pytest.mark.usefixtures("crd")
+def test_one_that_rests_goes_when_it_is_told_to(namespace: Namespace, tmp_path: Path) -> None:
+    async def body() -> None:
+        async with job(namespace, tmp_path) as running:
+            await asyncio.to_thread(running.accept, "Suspend")
+            running.begin()
+            await running.until_state("Suspended")
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert running.task is not None
+            assert await asyncio.wait_for(running.task, DEADLINE) is None
+
+    asyncio.run(body())
+
+
+def test_a_bug_in_a_watch_ends_what_goes_by_it() -> None:
+    async def body() -> None:
+        ended: list[str] = []
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("work")
+
+        async def watch() -> None:
+            await asyncio.sleep(0)
+            raise KeyError("a bug")
+
+        with pytest.raises(KeyError, match="a bug"):
+            await asyncio.wait_for(_beside(work(), watch()), DEADLINE)
+        assert ended == ["work"]
+
+    asyncio.run(body())
+
+
+def test_one_that_cannot_serve_leaves_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    monkeypatch.setattr(job_master, "TERMINATION_LOG", log)
+    monkeypatch.delenv(env.MASTER_JOB, raising=False)
+    assert job_master.main() == 2
+    words = ending.from_json(log.read_text())
+    assert words is not None
+    assert words.kind is Ended.USAGE
+    assert "master pod of an ElasticJob" in words.reason
 
 
 @pytest.mark.usefixtures("crd")

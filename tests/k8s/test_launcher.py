@@ -151,7 +151,8 @@ def test_pods_of_others_are_left_alone(namespace: Namespace, tmp_path: Path) -> 
     async def body() -> None:
         async with supplied(namespace, tmp_path, Wanted(replicas=2, least=1)) as running:
             await running.until("2 pods", lambda: len(running.names()) == 2)
-            uid = running.supplier._uid
+            uid, known = running.supplier._uid, running.supplier._writer.expectations
+            assert known.pending(uid, 0.0) == 0, "what is seen is expected no more"
             spec = {"containers": [{"name": "main", "image": "local"}]}
             for name, labels in (("stranger", {LABEL: uid}), ("job-worker-2-r0", {})):
                 pod = {"metadata": {"name": name, "labels": labels}, "spec": spec}
@@ -160,6 +161,7 @@ def test_pods_of_others_are_left_alone(namespace: Namespace, tmp_path: Path) -> 
             running.supplier.wake()
             await running.until("3 pods", lambda: len(running.names()) == 3)
             assert running.names()[-1] == "job-worker-2-r1"
+            running.supplier.makes = False
             await running.supplier.empty()
             assert namespace.find("pods", "stranger") is not None
             assert namespace.find("pods", "job-worker-2-r0") is not None

@@ -8,7 +8,10 @@ import pytest
 from elastic import telling
 from elastic.master.launcher import Saved
 from elastic.master.ledger import Interruption, Ledger
+from elastic.master.recovery import Cause
 from elastic.proto.elasticjob import JobState, PodFailure, Snapshots, Training
+from elastic.proto.ending import Ended
+from elastic.proto.errors import ElasticError, ProtocolMismatch, UsageError
 
 FAILURE = PodFailure(time=1000.0, pod="p", cause="NodeLost", action="ReplacePod", reason="gone")
 
@@ -39,6 +42,27 @@ def test_a_failures_downtime_is_that_of_the_interruption_that_it_made(
 
 
 @pytest.mark.parametrize(
+    ("cause", "reason", "is_its"),
+    [
+        ("node lost", "job-worker-1-r0 is lost: nothing heard", True),
+        ("node lost", "job-worker-0-r0, job-worker-1-r0 are gone", True),
+        ("node lost", "job-worker-0-r0 is lost: nothing heard", False),
+        ("node lost", "job-worker-1-r01 is lost: nothing heard", True),
+        ("node lost", "job-worker-0-r0, a, b and 4 more are gone: no more", True),
+        ("network", "rank 0 on job-worker-7-r0 raised DistBackendError: closed by peer", True),
+        (Cause.GROWTH, "job-worker-8-r0 can join", False),
+    ],
+)
+def test_what_interrupted_nothing_has_nothing_of_anothers_downtime(
+    cause: str, reason: str, is_its: bool
+) -> None:
+    pods = tuple(replace(FAILURE, pod=f"job-worker-{n}-r0") for n in (1, 0))
+    made = Interruption(cause=cause, reason=reason, at=900.0, downtime=3.0)
+    found, _ = telling.timed(pods, Ledger(interruptions=(made,)), began=100.0)
+    assert found.downtime_seconds == (3.0 if is_its else None)
+
+
+@pytest.mark.parametrize(
     ("metrics", "expected"),
     [
         ({}, (None, None, None)),
@@ -59,6 +83,36 @@ def test_what_the_script_says_of_its_steps(
     found = telling.training(7, 1.5, metrics)
     assert (found.step, found.stepped_at) == (7, 1.5)
     assert (found.loss, found.tokens_per_second, found.mfu) == expected
+
+
+@pytest.mark.parametrize(
+    ("known", "ledger", "expected"),
+    [
+        (None, Ledger(step=500, stepping=True), (500, 3.0)),
+        (None, Ledger(), (0, 3.0)),
+        ((500, 3.0), Ledger(step=500, stepping=True), (500, 3.0)),
+        ((500, 3.0), Ledger(step=501, stepping=True), (501, 9.0)),
+        ((0, None), Ledger(stepping=True), (0, 9.0)),
+    ],
+)
+def test_a_step_of_an_earlier_life_is_no_news(
+    known: tuple[int, float | None] | None, ledger: Ledger, expected: tuple[int, float | None]
+) -> None:
+    before = Training(step=498, stepped_at=3.0)
+    assert telling.stepped(known, before, ledger, 9.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (UsageError("what"), Ended.USAGE),
+        (ProtocolMismatch("what"), Ended.REFUSED),
+        (ElasticError("what"), Ended.STOPPED),
+    ],
+)
+def test_why_a_master_could_not_serve(error: ElasticError, kind: Ended) -> None:
+    words = telling.of_error(error)
+    assert (words.kind, words.reason) == (kind, "what")
 
 
 def test_when_a_checkpoint_came_to_storage() -> None:
