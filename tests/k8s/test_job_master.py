@@ -16,6 +16,7 @@ from elastic import job_master
 from elastic.job_master import JobMaster, _beside
 from elastic.job_place import Place
 from elastic.k8s.kernel.api import Api
+from elastic.k8s.resources import ELASTICJOBS
 from elastic.k8s.spec import Spec
 from elastic.k8s.supply import New
 from elastic.proto import elasticjob, ending, env, schema
@@ -24,6 +25,7 @@ from elastic.proto.ending import Ended
 from elastic.proto.errors import ProtocolMismatch
 from elastic.proto.security import Security
 from tests.k8s.cluster import Cluster, Namespace
+from tests.k8s.fake.server import serve
 from tests.k8s.operated import DEADLINE, SCRIPT
 
 GROUP = f"/apis/{elasticjob.GROUP}/{elasticjob.VERSION}"
@@ -293,6 +295,29 @@ def test_one_that_rests_goes_when_it_is_told_to(namespace: Namespace, tmp_path: 
             os.kill(os.getpid(), signal.SIGTERM)
             assert running.task is not None
             assert await asyncio.wait_for(running.task, DEADLINE) is None
+
+    asyncio.run(body())
+
+
+def test_an_end_is_said_until_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A role that is put right after a while; who does not hear of an end begins another attempt."""
+    monkeypatch.setattr(job_master, "EVERY", 0.02)
+
+    async def body() -> None:
+        accepted = schema.dump(Accepted(generation=1, spec={"image": "local"}, wanted="Stop"))
+        async with serve() as server, server.api() as api:
+            made = {"metadata": {"namespace": "n", "name": "job"}, "status": {"accepted": accepted}}
+            await api.create(ELASTICJOBS, "n", made)
+            server.faults.refuse(403, "PATCH", times=5)
+            here = Place(namespace="n", name="job", folder=tmp_path, address="127.0.0.1:1")
+            master = JobMaster(api, here, Security(), lambda *_: {})
+            last = await asyncio.wait_for(master.run(), DEADLINE)
+            assert last is not None
+            assert (last.state, last.outcome) == ("Ended", "Stopped")
+            found = await api.get(ELASTICJOBS, "n", "job")
+            assert elasticjob.job_state(found["status"]) == last
 
     asyncio.run(body())
 
