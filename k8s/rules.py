@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from elastic.k8s import patterns
 from elastic.k8s.observed import MAIN
 from elastic.k8s.spec import Spec, read
 from elastic.proto.errors import UsageError
@@ -126,10 +127,8 @@ def _unused(spec: Spec) -> bool:
 def _bad_pattern(spec: Spec) -> str:
     for rule in spec.failure_policy.rules:
         for pattern in rule.match.log_patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                return f"{pattern!r} of rule {rule.name}: {error}"
+            if why := patterns.wrong(pattern):
+                return f"{pattern!r} of rule {rule.name}: {why}"
     return ""
 
 
@@ -268,7 +267,7 @@ RULES: tuple[Rule, ...] = (
         "patterns are regular expressions",
         "",
         lambda spec: not _bad_pattern(spec),
-        lambda spec: f"failurePolicy.rules: no regular expression: {_bad_pattern(spec)}",
+        lambda spec: f"failurePolicy.rules: a pattern that is not taken: {_bad_pattern(spec)}",
     ),
     _rule(
         "hotSpares.count is not above elastic.max",

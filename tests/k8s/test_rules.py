@@ -102,7 +102,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "patterns are regular expressions": (
         {**GOOD, "failurePolicy": {"rules": [failing(match={"logPatterns": ["("]})]}},
-        "failurePolicy.rules: no regular expression: '(' of rule r: missing ), unterminated subpattern at position 0",
+        "failurePolicy.rules: a pattern that is not taken: '(' of rule r: missing ), unterminated subpattern at position 0",
     ),
     "hotSpares.count is not above elastic.max": (
         {**GOOD, "elastic": {"max": 2}, "hotSpares": {"count": 3}},
