@@ -28,6 +28,8 @@ class Interruption:
     """Last step finished before it, where the script tells."""
     step_after: int = 0
     """First step finished after it."""
+    nodes: tuple[str, ...] = ()
+    """Whose loss it was, as far as nobody has told another cause since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +56,39 @@ KEEP = 200
 """Interruptions kept one by one."""
 
 
-def interrupted(ledger: Ledger, cause: str, reason: str, now: float) -> Ledger:
+def interrupted(
+    ledger: Ledger, cause: str, reason: str, now: float, nodes: tuple[str, ...] = ()
+) -> Ledger:
     """A round ended before its time."""
     ledger = closed(ledger, now, cause)
-    record = Interruption(cause=cause, reason=reason, at=now, step_before=ledger.step)
+    record = Interruption(cause=cause, reason=reason, at=now, step_before=ledger.step, nodes=nodes)
     return replace(
         ledger,
         cause=cause,
         stepping=False,
         restarts={**ledger.restarts, cause: ledger.restarts.get(cause, 0) + 1},
         interruptions=(*ledger.interruptions, record)[-KEEP:],
+    )
+
+
+def excused(ledger: Ledger, node: str, cause: str, reason: str) -> Ledger:
+    """A node whose loss interrupted the job was taken away. Seconds that were charged by now stay where they are."""
+    found = next((each for each in ledger.interruptions if node in each.nodes), None)
+    if found is None:
+        return ledger
+    left = tuple(name for name in found.nodes if name != node)
+    told = replace(found, nodes=left)
+    restarts = dict(ledger.restarts)
+    if not left:
+        told = replace(told, cause=cause, reason=reason)
+        restarts[found.cause] -= 1
+        restarts[cause] = restarts.get(cause, 0) + 1
+    is_last = found is ledger.interruptions[-1] and ledger.cause == found.cause
+    return replace(
+        ledger,
+        cause=told.cause if is_last else ledger.cause,
+        restarts={name: count for name, count in restarts.items() if count},
+        interruptions=tuple(told if each is found else each for each in ledger.interruptions),
     )
 
 

@@ -26,6 +26,7 @@ from elastic.master.state import (
     drain,
     drained,
     end,
+    excuse,
     forget,
     in_round,
     interrupt,
@@ -362,6 +363,9 @@ def _drain_asked(job: Job, event: ev.DrainAsked, now: float, policy: Policy) -> 
 def _removed(job: Job, event: ev.Removed, now: float, policy: Policy) -> Step:
     """One change for all; the worst of their causes is charged."""
     told = {one.node_id: one for one in event.nodes if one.node_id in job.nodes}
+    for one in event.nodes:
+        if one.node_id not in told and (free := Cause(one.cause)) in medic.FREE:
+            job = excuse(job, one.node_id, free, one_line(one.reason))
     if not told:
         return job, (), ""
     gone = [job.nodes[node_id] for node_id in told]

@@ -263,6 +263,7 @@ def interrupt(
     now: float,
     policy: Policy,
     root: Observed | None = None,
+    lost: tuple[NodeId, ...] = (),
 ) -> Job:
     """End the standing round for a cause that needs no judging, and charge for it."""
     if job.result is not None or job.round is None or not job.round.standing:
@@ -272,11 +273,18 @@ def interrupt(
     job = replace(job, recovery=recovery)
     if isinstance(verdict, medic.Fail):
         return fail(job, verdict, now, policy)
-    return broken(job, cause, reason, now, policy)
+    return broken(job, cause, reason, now, policy, lost)
 
 
-def broken(job: Job, cause: Cause, reason: str, now: float, policy: Policy) -> Job:
-    """The standing round is over; whoever paid for it has paid."""
+def broken(
+    job: Job,
+    cause: Cause,
+    reason: str,
+    now: float,
+    policy: Policy,
+    lost: tuple[NodeId, ...] = (),
+) -> Job:
+    """The standing round is over; whoever paid for it has paid. lost: whose loss is all that is known of the cause."""
     assert job.round is not None
     grace = policy.failure_grace
     if cause in (Cause.GROWTH, Cause.REQUEST):
@@ -293,7 +301,7 @@ def broken(job: Job, cause: Cause, reason: str, now: float, policy: Policy) -> J
         job,
         nodes={**job.nodes, **in_doubt} if in_doubt else job.nodes,
         round=replace(job.round, standing=False),
-        ledger=books.interrupted(job.ledger, cause, reason, now),
+        ledger=books.interrupted(job.ledger, cause, reason, now, lost),
         stop_grace=grace,
     )
 
@@ -324,8 +332,19 @@ def lose(
     hurt = any(needed(job, node) for node in gone)
     job = forget(job, gone)
     if hurt:
-        job = interrupt(job, cause, reason, now, policy)
+        lost = tuple(node.node_id for node in gone) if cause is Cause.NODE_LOST else ()
+        job = interrupt(job, cause, reason, now, policy, lost=lost)
     return job, (), reason
+
+
+def excuse(job: Job, node_id: NodeId, cause: Cause, reason: str) -> Job:
+    """Who was taken for lost was taken away, which costs nothing: what was charged for it is given back."""
+    ledger = books.excused(job.ledger, node_id, cause, reason)
+    is_paid = ledger.restarts.get(Cause.NODE_LOST, 0) < job.ledger.restarts.get(Cause.NODE_LOST, 0)
+    back = min(job.recovery.faults, int(is_paid))
+    return replace(
+        job, ledger=ledger, recovery=replace(job.recovery, faults=job.recovery.faults - back)
+    )
 
 
 def forget(job: Job, gone: Collection[Node]) -> Job:

@@ -4,13 +4,16 @@ from dataclasses import replace
 
 from elastic.master import events as ev
 from elastic.master.directive import directive, places
-from elastic.master.events import NodeId
+from elastic.master.events import Incarnation, KnockAnswer, NodeId
 from elastic.master.policy import Policy
 from elastic.master.recovery import Cause, Recovery
 from elastic.master.state import Why
-from tests.master.builders import Core, attached, drain, spare
+from tests.master.builders import Core, attached, detached, drain, knocked, spare
 
 POLICY = Policy(min_nodes=1, max_nodes=4, supplied=True, last_call=0.0, preparation=0.0)
+
+
+GONE = KnockAnswer.GONE
 
 
 def running(*nodes: str, policy: Policy = POLICY) -> Core:
@@ -51,6 +54,34 @@ def test_a_preemption_costs_nothing_and_a_fault_beside_it_does() -> None:
     core.feed(both, 6.0)
     assert core.job.recovery.faults == 1
     assert seats(core) == {"a"}
+
+
+def test_who_was_taken_for_lost_but_was_taken_away_costs_nothing() -> None:
+    """Its agent's end was heard before its pod's."""
+    core = running("a", "b", "c", "d")
+    core.feed(detached("c"), 5.0)
+    core.feed(detached("d"), 5.0)
+    both = ((NodeId("c"), Incarnation(1), GONE), (NodeId("d"), Incarnation(1), GONE))
+    core.feed(ev.Knocked(both), 5.1)
+    assert core.job.recovery.faults == 1
+    assert core.job.ledger.restarts == {Cause.NODE_LOST: 1}
+    core.feed(gone("c", cause=Cause.PREEMPTED), 6.0)
+    assert core.job.recovery.faults == 1, "the other one is lost"
+    core.feed(gone("d", cause=Cause.PREEMPTED), 6.0)
+    core.feed(gone("d", cause=Cause.PREEMPTED), 6.0)
+    assert core.job.recovery.faults == 0
+    assert core.job.ledger.restarts == {Cause.PREEMPTED: 1}
+    made = core.job.ledger.interruptions[-1]
+    assert (made.cause, made.reason, made.at) == (Cause.PREEMPTED, "pod d is gone", 5.1)
+
+
+def test_one_that_was_lost_and_is_gone_stays_charged() -> None:
+    core = running("a", "b")
+    core.feed(detached("b"), 5.0)
+    core.feed(knocked("b", GONE), 5.1)
+    core.feed(gone("b"), 6.0)
+    assert core.job.recovery.faults == 1
+    assert core.job.ledger.restarts == {Cause.NODE_LOST: 1}
 
 
 def test_what_is_not_known_changes_nothing() -> None:
