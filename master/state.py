@@ -332,7 +332,8 @@ def lose(
     hurt = any(needed(job, node) for node in gone)
     job = forget(job, gone)
     if hurt:
-        lost = tuple(node.node_id for node in gone) if cause is Cause.NODE_LOST else ()
+        again = policy.supplied and cause is Cause.NODE_LOST  # whoever supplies them may know more
+        lost = tuple(node.node_id for node in gone) if again else ()
         job = interrupt(job, cause, reason, now, policy, lost=lost)
     return job, (), reason
 
