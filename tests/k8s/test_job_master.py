@@ -19,7 +19,7 @@ from elastic.k8s.kernel.api import Api
 from elastic.k8s.resources import ELASTICJOBS
 from elastic.k8s.spec import Spec
 from elastic.k8s.supply import New
-from elastic.proto import elasticjob, ending, env, schema
+from elastic.proto import elasticjob, ending, env, job_folder, schema
 from elastic.proto.elasticjob import Accepted, JobState, Workers
 from elastic.proto.ending import Ended
 from elastic.proto.errors import ProtocolMismatch
@@ -159,6 +159,19 @@ def test_a_job_is_suspended_goes_on_and_ends(cluster: Cluster, tmp_path: Path) -
             said = running.said()
             assert said is not None
             assert said.attempt == 2
+            assert running.task is not None
+            os.kill(os.getpid(), signal.SIGTERM)  # and its pod is gone, with the journal
+            await asyncio.wait_for(running.task, DEADLINE)
+            running.folder = tmp_path / "another"
+            await asyncio.to_thread(running.accept, "Suspend", 3)
+            running.begin()
+            await running.until_state("Suspended")
+            report = (running.folder / "master" / job_folder.REPORT).read_text()
+            assert "drained: suspended" in report, "ranks had a master to save with"
+            assert running.pods() == []
+            told = len(worlds())
+            await asyncio.to_thread(running.accept, "Run", 4)
+            await running.until("they train at last", lambda: worlds()[told:][-1:] == ["2"])
             stop.touch()
             assert running.task is not None
             last = await asyncio.wait_for(running.task, DEADLINE)
