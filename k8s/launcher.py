@@ -248,13 +248,9 @@ class Supplier:
             for name in sorted(told.nodes() & self._ever)
             if name not in self._memory.made and (name not in here or here[name].over)
         ]
-        late = [  # the master noticed first, and took it for lost
-            (ended.name, verdict)
-            for ended, verdict in plan.ended
-            if ended.name not in told.nodes() and verdict.cause is not Cause.NODE_LOST
-        ]
-        if gone or late:
-            told.removed(gone + late)
+        gone += supply.taken_away(plan, told.nodes())
+        if gone:
+            told.removed(gone)
         self._verdicts = {n: v for n, v in self._verdicts.items() if n in told.nodes() or n in here}
         if plan.fail is not None:
             told.failed(*plan.fail)

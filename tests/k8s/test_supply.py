@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from elastic.k8s.causes import Action, Cause, Rule
 from elastic.k8s.observed import Pod
-from elastic.k8s.supply import Memory, New, Plan, Seen, Wanted, legal, plan, refused
+from elastic.k8s.supply import Memory, New, Plan, Seen, Wanted, legal, plan, refused, taken_away
 
 
 def name(new: New) -> str:
@@ -111,6 +111,21 @@ def four(**more: object) -> Cluster:
 )
 def test_legal(count: int, unit: int, sizes: tuple[int, ...], size: int) -> None:
     assert legal(count, Wanted(replicas=16, least=2, unit=unit, sizes=sizes)) == size
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "free"),
+    [(None, "Evicted", True), (1, "", False), (0, "", False), (None, "NodeLost", False)],
+)
+def test_the_master_hears_again_of_one_that_it_took_for_lost_but_was_taken_away(
+    code: int, reason: str, free: bool
+) -> None:
+    cluster = four()
+    cluster.end("j-worker-1-r0", code, reason=reason)
+    told = cluster.turn()
+    found = [name for name, _ in taken_away(told, frozenset({"j-worker-0-r0"}))]
+    assert found == (["j-worker-1-r0"] if free else [])
+    assert taken_away(told, frozenset({"j-worker-1-r0"})) == []
 
 
 @pytest.mark.parametrize(("code", "goes"), [(1, True), (213, True), (0, False)])
