@@ -283,9 +283,6 @@ def _own(pod: Pod, told: Ending | None, past: Past, step: int, *, gone: bool) ->
         return _of(pod, Cause.USER_ERROR, Action.FAIL, True, words)
     if pod.reason in _BY_REASON:
         return _outside(pod, _BY_REASON[pod.reason])
-    if pod.reason == "DeadlineExceeded":
-        words = "its template's activeDeadlineSeconds are over: write spec.activeDeadlineSeconds"
-        return _of(pod, Cause.USER_ERROR, Action.FAIL, True, words)
     if pod.ended == "OOMKilled" or (told is not None and told.kind is Ended.OOM):
         return _oom(pod, _step(told, step), past)
     if told is not None and told.kind in _BY_WORDS:

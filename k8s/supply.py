@@ -381,16 +381,10 @@ def _remains(
     held = [
         (p.name, "its main container has ended, and another one runs on")
         for p in seen.pods
-        if p.over and p.phase == "Running" and not p.deleting and p.attempt >= newest[p.slot] - 1
-    ]
-    mates = [(p.name, "its unit starts again") for p in live if p.slot // wanted.unit in units]
-    held = [
-        (p.name, "its main container has ended")
-        for p in seen.pods
         if p.exit_code and p.phase == "Running" and not p.deleting and p.name not in dict(old)
     ]
-    new = {pod.name for pod, _ in ended}  # their end is to be told first
-    return (*gone, *old, *(one for one in held if one[0] not in new), *mates)
+    mates = [(p.name, "its unit starts again") for p in live if p.slot // wanted.unit in units]
+    return (*gone, *old, *held, *mates)
 
 
 def _missing(

@@ -129,16 +129,16 @@ def test_the_master_hears_again_of_one_that_it_took_for_lost_but_was_taken_away(
 
 
 @pytest.mark.parametrize(("code", "goes"), [(1, True), (213, True), (0, False)])
-def test_a_pod_whose_sidecar_runs_on_holds_nothing_once_its_end_was_judged(
+def test_a_pod_whose_sidecar_runs_on_holds_nothing_unless_it_ended_well(
     code: int, goes: bool
 ) -> None:
     cluster = four()
     cluster.end("j-worker-1-r0", code)
     cluster.pods["j-worker-1-r0"] = replace(cluster.pods["j-worker-1-r0"], phase="Running")
     first = cluster.turn()
-    assert ([pod.name for pod, _ in first.ended], first.delete) == (["j-worker-1-r0"], ())
-    words = (("j-worker-1-r0", "its main container has ended"),)
-    assert cluster.turn().delete == (words if goes else ())
+    assert [pod.name for pod, _ in first.ended] == ["j-worker-1-r0"]
+    words = (("j-worker-1-r0", "its main container has ended, and another one runs on"),)
+    assert first.delete == (words if goes else ())
     assert cluster.turn().delete == ()
 
 
