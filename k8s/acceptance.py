@@ -45,6 +45,8 @@ def _judged(
     made_from(seen.owner, spec)  # which can be made, too
     if old is None or _worker(seen.owner, old) != _worker(seen.owner, spec):
         template = answers.template if again or answers.template is not None else _refused(seen)
+        if template is None and answers.unasked:
+            return kept, Verdict(so=None, reason=Reason.CHECKING, message=answers.unasked), None
         if template is None:
             return before, Verdict(so=None, reason=Reason.CHECKING), _worker(seen.owner, spec)
         if template:

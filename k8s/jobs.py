@@ -6,12 +6,24 @@ from typing import Any
 
 from elastic.k8s.observed import Member, seconds
 from elastic.k8s.pods import Owner
+from elastic.k8s.spec import read as read_spec
 from elastic.k8s.status import Told
 from elastic.proto import elasticjob, schema
 from elastic.proto.elasticjob import FORCE_DELETE, JobState
+from elastic.proto.errors import ElasticError
 
+ANOTHER = "Another release of the operator has written it: nothing is done about this job until one that can read it is back"
 KUEUE = "kueue"
 """Its name as a field manager, or the beginning: its user agent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """A status of ours that cannot be read."""
+
+    words: str
+    status: Mapping[str, Any]
+    """As it is, for what is to stay of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +43,10 @@ class Job:
     """Kueue wrote `spec.suspend` last."""
     told: Told = field(default_factory=Told)
     state: JobState | None = None
+    garbled: str = ""
+    """Why `state` is None though its master has said something."""
+    unread: Unread | None = None
+    """What we wrote of it ourselves cannot be read: `told` is empty then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +55,8 @@ class Answers:
 
     template: str | None = None
     """What it says of the worker's pod, by a dry run; empty: it takes it; None: not asked."""
+    unasked: str = ""
+    """Why it could not be asked that: a webhook of its own fails, say."""
     master: str = ""
     """Why it did not take the master's pod."""
     lacks: str = ""
@@ -48,12 +66,19 @@ class Answers:
 
 
 def job(raw: Mapping[str, Any]) -> Job:
-    """Raises FieldError, ProtocolMismatch: a neighbour of a version too far wrote its status."""
     meta, said = raw["metadata"], raw.get("status") or {}
     owner = Owner(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
     notes = meta.get("annotations") or {}
-    accepted = elasticjob.accepted(said)  # which says of which format it is
-    ours = {name: value for name, value in said.items() if name not in ("accepted", "job")}
+    told, unread = Told(), None
+    try:
+        told = _told(said)
+    except ElasticError as error:
+        unread = Unread(words=f"{error}. {ANOTHER}", status=said)
+    state, garbled = None, ""
+    try:
+        state = elasticjob.job_state(said)
+    except ElasticError as error:
+        garbled = str(error)
     return Job(
         owner=owner,
         version=meta.get("resourceVersion", ""),
@@ -63,9 +88,20 @@ def job(raw: Mapping[str, Any]) -> Job:
         forced=notes.get(FORCE_DELETE, "").lower() == "true",
         deleted_at=seconds(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
         queued=_is_queued(meta),
-        told=replace(schema.load(Told, ours, "status"), accepted=accepted),
-        state=elasticjob.job_state(said),
+        told=told,
+        state=state,
+        garbled=garbled,
+        unread=unread,
     )
+
+
+def _told(said: Mapping[str, Any]) -> Told:
+    """Raises FieldError, ProtocolMismatch: another release of ours wrote it."""
+    accepted = elasticjob.accepted(said)  # which says of which format it is
+    if accepted is not None:
+        read_spec(accepted.spec)
+    ours = {name: value for name, value in said.items() if name not in ("accepted", "job")}
+    return replace(schema.load(Told, ours, "status"), accepted=accepted)
 
 
 def _is_queued(meta: Mapping[str, Any]) -> bool:

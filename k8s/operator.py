@@ -14,8 +14,9 @@ import signal
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from elastic.k8s import belongings, pods
@@ -42,12 +43,11 @@ from elastic.k8s.kernel.reflector import Reflector
 from elastic.k8s.kernel.resources import BUDGETS, EVENTS, PODS, SECRETS, Resource
 from elastic.k8s.kernel.writes import Writer, together
 from elastic.k8s.observed import Member, member
-from elastic.k8s.reconcile import Plan, reconcile
+from elastic.k8s.reconcile import Plan, heard, reconcile
 from elastic.k8s.resources import ELASTICJOBS
-from elastic.k8s.status import Event, Told
+from elastic.k8s.status import Event, Told, is_quota
 from elastic.k8s.tainter import Tainter
 from elastic.proto import elasticjob, schema
-from elastic.proto.errors import ElasticError
 from elastic.proto.verbs import Context, said
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Operator:
         self._budgets = BUDGETS.version
         selector = elasticjob.UID_LABEL
         self._jobs = {
-            one: self._watch(ELASTICJOBS, one, self._read, self._job_changed) for one in namespaces
+            one: self._watch(ELASTICJOBS, one, job, self._job_changed) for one in namespaces
         }
         self._pods = {
             one: self._watch(PODS, one, member, self._pod_changed, selector=selector, by_job=True)
@@ -164,14 +164,6 @@ class Operator:
 
     # --- what is seen ----------------------------------------------------------------------------
 
-    def _read(self, raw: Json) -> Job | None:
-        try:
-            return job(raw)
-        except ElasticError as error:  # a later release's: it is left alone
-            meta = raw["metadata"]
-            log.error("%s/%s cannot be read: %s", meta.get("namespace"), meta["name"], error)
-            return None
-
     def _job_changed(self, old: Job | None, new: Job | None) -> None:
         for one in (old, new):
             if one is not None:
@@ -220,17 +212,34 @@ class Operator:
         last = self._completed.setdefault(uid, now - random.random() * RESYNC)
         complete = now - last >= RESYNC
         answers = self._answers.pop(uid, Answers())
-        while True:
-            plan = reconcile(
-                seen, members.by("job", uid), answers, now, complete=complete, budgets=self._budgets
-            )
-            if plan.ask is None:
-                break
-            answers = replace(answers, template=await self._asked(plan.ask))
+        found = members.by("job", uid)
+        if not heard(seen, found) and (newest := await self._newest(seen)) is not None:
+            seen = newest
+        decide = partial(reconcile, seen, found, now=now, complete=complete, budgets=self._budgets)
+        plan = decide(answers=answers)
+        trouble: ApiError | None = None
+        if plan.ask is not None:
+            try:
+                answers = replace(answers, template=await self._asked(plan.ask))
+            except Broken as error:
+                answers, trouble = replace(answers, unasked=str(error)), error
+            plan = decide(answers=answers)
+        if (refused := await self._prepare(seen, plan)) is not None:
+            plan, trouble = decide(answers=replace(answers, lacks=str(refused))), refused
         await self._carry_out(seen, plan, answers)
+        if trouble is not None:  # which is said by now: again after a pause
+            raise trouble
         if complete:
             self._completed[uid] = now
         return RESYNC if plan.again is None else min(plan.again, RESYNC)
+
+    async def _newest(self, seen: Job) -> Job | None:
+        """As the server has it, whatever the cache shows."""
+        with contextlib.suppress(Absent):
+            raw = await self._api.get(ELASTICJOBS, seen.owner.namespace, seen.owner.name)
+            found = job(raw)
+            return found if found.owner == seen.owner else None
+        return None
 
     def _is_stale(self, seen: Job, moment: float) -> bool:
         version, until = self._written.get(seen.owner.uid, (0, 0.0))
@@ -241,12 +250,13 @@ class Operator:
         try:
             await self._api.create(PODS, body["metadata"]["namespace"], body, dry_run=True)
         except (Invalid, Forbidden) as error:
-            return "" if "exceeded quota" in str(error) else str(error)
+            return "" if is_quota(str(error)) else str(error)
         except AlreadyExists:  # that is found out last: all else was taken
             return ""
         return ""
 
-    async def _carry_out(self, seen: Job, plan: Plan, answers: Answers) -> None:
+    async def _prepare(self, seen: Job, plan: Plan) -> ApiError | None:
+        """What comes before anything is written down; the server's refusal of what the job needs."""
         owner = seen.owner
         if plan.finalizers is not None:
             await self._finalize(seen, plan.finalizers)
@@ -256,13 +266,24 @@ class Operator:
                 self._have(SECRETS, belongings.token(owner, secrets.token_urlsafe(32)), again=False)
             )
         have += [self._remove(resource, body) for resource, body in plan.superfluous]
+        refused: list[ApiError] = []
         for answer in await asyncio.gather(*have, return_exceptions=True):  # none goes on behind
             if isinstance(answer, REFUSALS):
-                self._answers[owner.uid] = replace(answers, lacks=str(answer))
-            if isinstance(answer, BaseException):
+                refused.append(answer)
+            elif isinstance(answer, BaseException):
                 raise answer
+        names = {body["metadata"]["name"] for _, body in plan.belongings}
+        lasting = [one for one in refused if not _lags(one, names)]
+        if refused and not lasting:
+            raise refused[0]
+        return next(iter(lasting), None)
+
+    async def _carry_out(self, seen: Job, plan: Plan, answers: Answers) -> None:
+        owner = seen.owner
         if plan.told is not None:
             await self._tell(seen, plan.told)
+        if plan.note is not None:
+            await self._leave_note(owner, plan.note)
         for event in plan.events:  # no later look has them
             with contextlib.suppress(asyncio.QueueFull):
                 self._events.put_nowait((owner, event))
@@ -295,6 +316,10 @@ class Operator:
             if again:
                 wanted = {**body, "metadata": {**meta, "uid": found["metadata"]["uid"]}}
                 await self._writer.apply(resource, meta["namespace"], meta["name"], wanted)
+        except Absent as error:
+            if error.details:
+                raise
+            raise Absent(f"no {resource.kind} of {resource.api_version} is known here") from error
 
     async def _remove(self, resource: Resource, body: Json) -> None:
         """It is not there; another's of that name stays."""
@@ -317,6 +342,15 @@ class Operator:
             )
             until = asyncio.get_running_loop().time() + SHOWN
             self._written[owner.uid] = int(found["metadata"]["resourceVersion"]), until
+
+    async def _leave_note(self, owner: pods.Owner, note: Mapping[str, Any]) -> None:
+        """By a patch: what is applied would take away what is not said again."""
+        self._fence()
+        body = {"metadata": {"uid": owner.uid}, "status": note}
+        with contextlib.suppress(Absent, Conflict):
+            await self._api.merge(
+                ELASTICJOBS, owner.namespace, owner.name, body, subresource="status"
+            )
 
     async def _begin(self, owner: pods.Owner, body: Json, answers: Answers) -> None:
         """The master's pod; why there is none is said in the job's status."""
@@ -354,6 +388,11 @@ class Operator:
             pass
         except ApiError as error:
             log.warning("an event cannot be written: %s", error)
+
+
+def _lags(error: ApiError, names: set[str]) -> bool:
+    """The server does not see yet what is made beside it: a binding's role."""
+    return isinstance(error, Absent) and error.details.get("name") in names
 
 
 def _event(owner: pods.Owner, name: str, event: Event) -> Json:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from elastic.k8s import belongings, pods, status
 from elastic.k8s.acceptance import accept, made_from
-from elastic.k8s.jobs import Answers, Job, master_of
+from elastic.k8s.jobs import Answers, Job, Unread, master_of
 from elastic.k8s.kernel.resources import (
     BUDGETS,
     ROLE_BINDINGS,
@@ -24,6 +24,7 @@ from elastic.k8s.spec import Spec
 from elastic.k8s.spec import read as read_spec
 from elastic.k8s.status import Event, Facts, MasterRecord, Over, Reason, Told, Verdict
 from elastic.proto.elasticjob import FINALIZER, MADE_FROM, Accepted, JobState
+from elastic.proto.schema import Json
 
 LOOK = 5.0
 """Seconds after which a job that is to stop is looked at again."""
@@ -52,8 +53,12 @@ class Plan:
     """The job's Secret, too, with a token of its own: never changed once it is there."""
     superfluous: tuple[tuple[Resource, Manifest], ...] = ()
     """Was the job's by its last spec, and is not by this one: not to be there."""
+    edits: bool = False
+    """What belongs to it is another by this spec than by its last."""
     told: Told | None = None
     """To be written; None: as it is."""
+    note: Json | None = None
+    """To be written into a status that is otherwise left as it is."""
     master: Manifest | None = None
     """To be made."""
     delete: tuple[Member, ...] = ()
@@ -78,6 +83,8 @@ def reconcile(
         return Plan()  # once it was accepted, that is an edit like others, and refused
     if seen.deleted_at is not None and FINALIZER not in seen.finalizers:
         return Plan()
+    if seen.unread is not None:
+        return _left_alone(seen, seen.unread, members, now)
     accepted, acceptance, ask = accept(seen, answers, again=complete)
     if ask is not None:
         return Plan(ask=ask)
@@ -87,6 +94,16 @@ def reconcile(
         told = _tell(seen, members, seen.told, None, acceptance, None, answers, now)
         return _written(Plan(), seen, told)
     return _keep(seen, members, answers, now, accepted, acceptance, complete, budgets)
+
+
+def _left_alone(seen: Job, unread: Unread, members: tuple[Member, ...], now: float) -> Plan:
+    """What it is to be is not known, nor who its master is."""
+    if seen.deleted_at is not None:
+        late = now - seen.deleted_at >= Spec().flash_checkpoint.drain_seconds + PATIENCE
+        if seen.forced or late or not any(one.alive for one in members if one.role == "worker"):
+            return Plan(finalizers=_without(seen.finalizers))
+    note = status.unreadable(unread.status, unread.words, seen.generation, now)
+    return Plan(note=note, again=None if seen.deleted_at is None else LOOK)
 
 
 # --- a job that was accepted ---------------------------------------------------------------------
@@ -157,10 +174,30 @@ def _keep(
     if told.completion_time and ttl is not None and seen.deleted_at is None:
         left = seconds(told.completion_time) + ttl - now
         plan = replace(plan, delete_job=left <= 0, again=_least(plan.again, max(left, 0.5)))
-    if answers.lacks:  # until that is there, all else stays as it was
-        told = replace(told, accepted=before.accepted, master=before.master)
-        plan = Plan(again=LOOK)
+    if answers.lacks:
+        return _lacking(plan, seen, told)
     return _written(plan, seen, told)
+
+
+def heard(seen: Job, members: tuple[Member, ...]) -> bool:
+    """What its master said is what it has to say. One whose pod ended well has told the job's end before: where that is
+    not seen yet, the cache of jobs is behind the one of pods."""
+    master, told = master_of(members, seen.told.master.pod), seen.told
+    if master is None or master.phase != "Succeeded":
+        return True
+    ended = seen.state is not None and seen.state.state == "Ended"
+    return ended or told.holds(status.Kind.COMPLETE) or told.holds(status.Kind.FAILED)
+
+
+def _lacking(plan: Plan, seen: Job, told: Told) -> Plan:
+    """Of what was refused: that is said, and what needs it stays as it was. The rest is done."""
+    before = seen.told
+    if plan.master is not None or plan.edits:
+        told = replace(
+            told, accepted=before.accepted, master=before.master, start_time=before.start_time
+        )
+        return _written(Plan(), seen, told)
+    return _written(replace(plan, finalizers=None, belongings=(), token=False), seen, told)
 
 
 def _current(state: JobState | None, accepted: Accepted) -> JobState | None:
@@ -349,10 +386,13 @@ def _edited(plan: Plan, owner: Owner, old: Spec, new: Spec, budgets: str) -> Pla
     """What names the job's size is to be like that at once, and what it has no more is to go: before the edit is
     written down, so that it is seen again where that is not done. Its master's account stays: ranks may be saving."""
     was, now = _sized(owner, old, budgets), _sized(owner, new, budgets)
-    if not plan.belongings and now != was:
-        plan = replace(plan, belongings=now)
     kept = {resource for resource, _ in now}
-    return replace(plan, superfluous=tuple(one for one in was if one[0] not in kept))
+    return replace(
+        plan,
+        belongings=plan.belongings or (now if now != was else ()),
+        superfluous=tuple(one for one in was if one[0] not in kept),
+        edits=now != was,
+    )
 
 
 def _sized(owner: Owner, spec: Spec, budgets: str) -> tuple[tuple[Resource, Manifest], ...]:
@@ -395,6 +435,7 @@ def _tell(
         over=over,
         refused=answers.master,
         lacks=answers.lacks,
+        garbled=seen.garbled,
     )
     found = tuple(status.conditions(facts, seen.told, seen.generation, now))
     word, message = status.reason(facts, found)

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from elastic.k8s import causes
 from elastic.k8s.observed import Member
+from elastic.proto import schema
 from elastic.proto.elasticjob import ROLE_LABEL, UID_LABEL, Accepted, JobState
 
 STALE = 600.0
@@ -62,6 +63,8 @@ class Reason(StrEnum):
     TEMPLATE = "InvalidPodTemplate"
     CHECKING = "Checking"
     QUOTA = "QuotaExceeded"
+    REFUSED = "PodRefused"
+    UNREADABLE = "StatusUnreadable"
     LACKS = "NotCreated"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE = "ImagePullFailed"
@@ -122,7 +125,7 @@ class Told:
     selector: str = ""
     """Of the worker pods, for the scale subresource."""
     start_time: str | None = None
-    """When it was first to run."""
+    """When it was to run: the first time, or once it was resumed before any step."""
     completion_time: str | None = None
     active_seconds: float = 0.0
     """In which ranks trained, up to the last pause: activeDeadlineSeconds is of these."""
@@ -168,6 +171,8 @@ class Facts:
     """Why the master's pod cannot be made, in the server's words."""
     lacks: str = ""
     """Why something else that it needs cannot."""
+    garbled: str = ""
+    """Why what its master says cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +219,7 @@ def _verdicts(facts: Facts, before: Told, now: float) -> Mapping[Kind, Verdict]:
         Kind.ACCEPTED: facts.acceptance,
         Kind.QUOTA: _quota(facts),
         Kind.SCHEDULED: _scheduled(facts),
-        Kind.READY: Verdict(so=trains) if over is None else Verdict(so=False, reason=over.reason),
+        Kind.READY: _ready(facts, trains),
         Kind.TRAINING: _training(state, trains, now),
         Kind.DEGRADED: _degraded(facts, trains, resizing),
         Kind.RESIZING: resizing,
@@ -230,9 +235,15 @@ def _quota(facts: Facts) -> Verdict:
         return Verdict(so=False, reason=Reason.LACKS, message=facts.lacks)
     refused = facts.refused or (facts.state.workers.refused if facts.state else "")
     if refused and facts.over is None:
-        return Verdict(so=False, reason=Reason.QUOTA, message=refused)
+        reason = Reason.QUOTA if is_quota(refused) else Reason.REFUSED
+        return Verdict(so=False, reason=reason, message=refused)
     there = any(one.alive for one in facts.workers)
     return Verdict(so=True) if there else Verdict(so=None, reason=Reason.WAITING)
+
+
+def is_quota(words: str) -> bool:
+    """The server's, against something that there is no room for now; a legal one all the same."""
+    return "exceeded quota" in words
 
 
 def _scheduled(facts: Facts) -> Verdict:
@@ -254,6 +265,14 @@ def _scheduled(facts: Facts) -> Verdict:
     if placed >= facts.replicas:
         return Verdict(so=True)
     return Verdict(so=None, reason=Reason.WAITING, message=f"{placed} of {facts.replicas} pods run")
+
+
+def _ready(facts: Facts, trains: bool) -> Verdict:
+    if facts.over is not None:
+        return Verdict(so=False, reason=facts.over.reason)
+    if facts.garbled:
+        return Verdict(so=None, reason=Reason.UNREADABLE, message=facts.garbled)
+    return Verdict(so=trains)
 
 
 def _training(state: JobState | None, trains: bool, now: float) -> Verdict:
@@ -306,6 +325,7 @@ def _recovering(facts: Facts, trains: bool) -> Verdict:
         return Verdict(so=False)
     if state is None:  # a master of this attempt has not come yet
         resumed = accepted.attempt > 1 and any(one.alive for one in facts.workers)
+        resumed &= not facts.garbled
         return Verdict(so=True, reason=Reason.MASTER) if resumed else Verdict(so=False)
     if state.round == 0:
         return Verdict(so=False)
@@ -364,8 +384,8 @@ def reason(facts: Facts, told: tuple[Condition, ...]) -> tuple[str, str]:
         return facts.over.reason, facts.over.message
     by = {one.type: one for one in told}
     for kind, bad in (
-        (Kind.ACCEPTED, "False"), (Kind.SUSPENDED, "True"), (Kind.SUSPENDED, "Unknown"),
-        (Kind.QUOTA, "False"), (Kind.SCHEDULED, "False"), (Kind.RECOVERING, "True"),
+        (Kind.ACCEPTED, "False"), (Kind.ACCEPTED, "Unknown"), (Kind.SUSPENDED, "True"), (Kind.SUSPENDED, "Unknown"),
+        (Kind.QUOTA, "False"), (Kind.SCHEDULED, "False"), (Kind.READY, "Unknown"), (Kind.RECOVERING, "True"),
         (Kind.TRAINING, "False"),
     ):  # fmt: skip
         found = by[kind]
@@ -375,6 +395,30 @@ def reason(facts: Facts, told: tuple[Condition, ...]) -> tuple[str, str]:
         if found.status == bad and not quiet:
             return found.reason, found.message
     return "", ""
+
+
+def unreadable(
+    raw: Mapping[str, Any], words: str, generation: int, now: float
+) -> dict[str, Any] | None:
+    """What to put into a status that cannot be read; None: that is there. Nothing but these fields changes."""
+    message = " ".join(words.split())[:1000]
+    if (raw.get("reason"), raw.get("message")) == (Reason.UNREADABLE, message):
+        return None
+    kind, before = str(Kind.ACCEPTED), raw.get("conditions")
+    others = [
+        one
+        for one in (before if isinstance(before, list) else [])
+        if isinstance(one, Mapping) and one.get("type") != kind
+    ]
+    said = Condition(
+        type=kind, status="Unknown", reason=Reason.UNREADABLE, message=message,
+        last_transition_time=stamp(now), observed_generation=generation,
+    )  # fmt: skip
+    return {
+        "reason": str(Reason.UNREADABLE),
+        "message": message,
+        "conditions": [schema.dump(said), *others],
+    }
 
 
 def selector(uid: str) -> str:

@@ -13,7 +13,8 @@ from elastic.k8s.kernel import reflector, writes
 from elastic.k8s.kernel.health import Health
 from elastic.k8s.kernel.lease import Lease
 from elastic.k8s.operator import LEASE, Operator
-from elastic.proto import elasticjob
+from elastic.proto import elasticjob, schema
+from elastic.proto.elasticjob import JobState
 from tests.k8s.fake.server import Server, serve
 from tests.k8s.fake.store import Json, Place
 
@@ -216,3 +217,31 @@ def test_everything_goes_wrong_at_once() -> None:
         asyncio.run(act_while((*REFUSALS, "watches", "watches"), seed))
     except* AssertionError as errors:
         raise AssertionError(f"seed {seed}: {errors.exceptions}") from errors
+
+
+async def end_unheard() -> list[str]:
+    """Names of the pods that a job ever had whose end is seen after its master's pod's."""
+    async with serve() as server, server.api() as api:
+        store, place = server.store, (JOBS, SPACE, "job")
+        operator = Operator(api, [SPACE], Lease(api, SPACE, LEASE, "one"), Health("operator"))
+        await store.create(place, {"metadata": {"generation": 1}, "spec": SPEC})
+        working = asyncio.create_task(operator.run())
+        try:
+            async with asyncio.timeout(60):
+                while not (pods := [one for one in store.items if one[0] == PODS]):
+                    await asyncio.sleep(0.01)
+                server.silent.add(JOBS)
+                ended = JobState(generation=1, attempt=1, state="Ended", outcome="Succeeded")
+                await store.patch(place, {"status": {"job": schema.dump(ended)}})
+                await store.patch(pods[0], {"status": {"phase": "Succeeded"}})
+                while store.get(place)["status"]["phase"] != "Succeeded":
+                    await asyncio.sleep(0.01)
+        finally:
+            working.cancel()
+            await asyncio.wait([working])
+        return [made[2] for made, _ in store.created if made[0] == PODS]
+
+
+def test_an_end_that_the_watch_does_not_show_yet_is_asked_for() -> None:
+    """Else the job would train again."""
+    assert asyncio.run(end_unheard()) == ["job-master-r1"]

@@ -18,7 +18,6 @@ from elastic.k8s.reconcile import Plan
 from elastic.k8s.status import Kind, Phase, Reason, Told
 from elastic.proto import schema
 from elastic.proto.elasticjob import FINALIZER, FORCE_DELETE, MADE_FROM, JobState, Training, Workers
-from elastic.proto.errors import ProtocolMismatch
 
 POD = {"image": "i"}
 DRAIN = 120.0
@@ -700,9 +699,43 @@ def test_what_the_job_lacks_is_told_and_nothing_else_is_done(world: World) -> No
     assert plan.told is not None
     assert (plan.told.reason, plan.told.message) == (Reason.LACKS, "no PodGroups here")
     assert (plan.told.accepted, plan.told.master.pod) == (None, "")
-    assert (plan.belongings, plan.master, plan.again) == ((), None, it.LOOK)
+    assert (plan.belongings, plan.master, plan.told.start_time) == ((), None, None)
     world.settle()
     assert world.masters() == ["job-master-r1"]
+
+
+def test_a_job_that_runs_is_not_held_up_by_what_it_lacks(trains: World) -> None:
+    """Its budget was taken away, say, and may not be made again."""
+    trains.edit(suspend=True)
+    plan = trains.plan(Answers(lacks="no right"))
+    assert plan.told is not None
+    assert plan.told.accepted is not None
+    assert plan.told.accepted.wanted == "Suspend"
+    assert not plan.told.holds(Kind.QUOTA)
+
+
+def test_a_pod_that_cannot_be_asked_about_is_told_and_asked_about_again(world: World) -> None:
+    seen = jobs.job(world.raw())
+    plan = it.reconcile(seen, (), Answers(unasked="a webhook fails"), world.now)
+    assert plan.told is not None
+    assert (plan.told.reason, plan.told.message) == (Reason.CHECKING, "a webhook fails")
+    assert plan.told.accepted is None
+    world._write(plan)
+    assert it.reconcile(jobs.job(world.raw()), (), Answers(), world.now).ask is not None
+
+
+def test_it_is_told_whether_the_last_word_of_a_master_is_heard(trains: World) -> None:
+    def heard() -> bool:
+        return it.heard(jobs.job(trains.raw()), tuple(trains.pods.values()))
+
+    assert heard()
+    name = "job-master-r1"
+    trains.pods[name] = replace(trains.pods[name], phase="Failed")
+    assert heard()
+    trains.pods[name] = replace(trains.pods[name], phase="Succeeded")
+    assert not heard()
+    trains.say("Ended", outcome="Succeeded", reason="Finished")
+    assert heard()
 
 
 # --- found by looking for what could go wrong ------------------------------------------------------
@@ -1018,11 +1051,61 @@ def test_a_master_of_the_release_before_is_served_on(trains: World) -> None:
     assert trains.accepted["master"] == "job-master-r1"
     assert (trains.accepted["attempt"], trains.masters()) == (1, ["job-master-r1"])
     assert trains.status["phase"] == Phase.RUNNING
-    trains.status["job"]["format"] = 2
-    with pytest.raises(
-        ProtocolMismatch, match="let operator and training image be of neighbouring"
-    ):
-        jobs.job(trains.raw())
+
+
+@pytest.mark.parametrize("said", [{"format": 2}, {"state": "Dreaming"}, {"generation": "x"}])
+def test_a_master_that_cannot_be_understood_has_said_nothing_and_that_is_told(
+    trains: World, said: dict[str, Any]
+) -> None:
+    trains.status["job"] |= said
+    trains.settle()
+    found = trains.condition(Kind.READY)
+    assert (found["status"], found["reason"]) == ("Unknown", Reason.UNREADABLE)
+    assert trains.status["reason"] == Reason.UNREADABLE
+    assert trains.status["message"] == found["message"] != ""
+    assert "format" not in said or "of neighbouring versions" in found["message"]
+    assert trains.masters() == ["job-master-r1"]
+
+
+def odd(**fields: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda status: status["accepted"].update(fields)
+
+
+UNREADABLE: list[Callable[[dict[str, Any]], Any]] = [
+    lambda status: status.update(accepted={}),
+    odd(format=2),
+    odd(spec={**POD, "nodePolicy": {"onFault": "Cordon"}}),
+    lambda status: status["conditions"][3].update(status="Maybe"),
+]
+
+
+@pytest.mark.parametrize("spoil", UNREADABLE)
+@pytest.mark.parametrize("ends", ["forced", "late", "idle"])
+def test_what_another_release_accepted_is_left_alone_but_for_words(
+    trains: World, spoil: Callable[[dict[str, Any]], Any], ends: str
+) -> None:
+    spoil(trains.status)
+    before, plan = copy.deepcopy(trains.status), trains.plan()
+    assert plan.note is not None
+    assert replace(plan, note=None) == Plan()
+    trains.status |= plan.note
+    assert trains.status["reason"] == Reason.UNREADABLE
+    found = trains.condition(Kind.ACCEPTED)
+    assert (found["status"], found["message"]) == ("Unknown", trains.status["message"])
+    assert "Another release of the operator" in found["message"]
+    assert trains.status["accepted"] == before["accepted"]
+    assert trains.status["conditions"][1:] == before["conditions"][1:]
+    assert trains.plan() == Plan()
+    trains.deleted_at = trains.now
+    assert trains.plan() == Plan(again=it.LOOK)
+    if ends == "forced":
+        trains.annotations = {FORCE_DELETE: "true"}
+    elif ends == "late":
+        trains.now += DRAIN + it.PATIENCE
+    else:
+        trains.lose_workers()
+    trains.look()
+    assert trains.gone
 
 
 class Operated(RuleBasedStateMachine):
@@ -1042,6 +1125,8 @@ class Operated(RuleBasedStateMachine):
         self.served: dict[int, set[str]] = {}
         """By attempt: pods that ever served it."""
         self.before: Told | None = None
+        self.unheard: dict[str, Any] | None = None
+        """The job's end as the server has it, and the operator's watch of jobs does not show yet."""
 
     @initialize(
         policy=st.sampled_from(["Running", "All", "None"]),
@@ -1151,9 +1236,30 @@ class Operated(RuleBasedStateMachine):
         step=st.integers(0, 100),
         ends=st.sampled_from(["", "", "", "Succeeded", "Failed"]),
         fresh=st.sampled_from([True, True, False]),
+        lags=st.booleans(),
     )
-    def serve(self, step: int, ends: str, fresh: bool) -> None:
-        """fresh: it has heard the newest; one that begins always has."""
+    def serve(self, step: int, ends: str, fresh: bool, lags: bool = False) -> None:
+        """fresh: it has heard the newest; one that begins always has. lags: what it says of the job's end is seen after
+        the end of its pod."""
+        before = self.world.status.get("job")
+        self._serve(step, ends, fresh)
+        now = self.world.status.get("job")
+        if lags and now is not None and now["state"] == "Ended" and self.unheard is None:
+            self.unheard = now
+            self._show(before)
+
+    @rule()
+    def hear(self) -> None:
+        if self.unheard is not None:
+            self._show(self.unheard)
+            self.unheard = None
+
+    def _show(self, state: dict[str, Any] | None) -> None:
+        self.world.status.pop("job", None)
+        if state is not None:
+            self.world.status["job"] = state
+
+    def _serve(self, step: int, ends: str, fresh: bool) -> None:
         for name in self.running:
             if fresh or name not in self.heard:
                 self.heard[name] = self.world.accepted
@@ -1162,7 +1268,8 @@ class Operated(RuleBasedStateMachine):
     def _act(self, name: str, step: int, ends: str) -> None:
         world, heard = self.world, self.heard[name]
         wanted, attempt = heard["wanted"], heard["attempt"]
-        if heard["master"] not in ("", name):
+        said = self.unheard or world.status.get("job") or {}
+        if heard["master"] not in ("", name) or said.get("state") == "Ended":
             self._leave_pod(name)
             return
         if name in self.resting:
@@ -1235,6 +1342,7 @@ class Operated(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Left alone, it comes to rest, with one master where one is needed."""
         world = self.world
+        self.hear()
         world.template = ""
         world.edit(**POD, worker={"replicas": 2}, suspend=False)
         for _ in range(6):
@@ -1250,6 +1358,9 @@ class Operated(RuleBasedStateMachine):
         world.settle()
         told = jobs.job(world.raw()).told
         over = told.holds(Kind.COMPLETE) or told.holds(Kind.FAILED)
+        outcome = (world.status.get("job") or {}).get("outcome")
+        if world.deleted_at is None and outcome in ("Succeeded", "Failed"):
+            assert over, "whoever came to it, and whenever it was heard"
         if world.deleted_at is None and not over:
             assert world.accepted["wanted"] == "Run"
             assert world.masters() == [told.master.pod]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.k8s import status
+from elastic.k8s import observed, status
 from elastic.k8s.observed import Member, seconds
 from elastic.k8s.status import Condition, Facts, Kind, Over, Phase, Reason, Told, Verdict
 from elastic.proto.elasticjob import (
@@ -98,7 +98,12 @@ def test_a_job_that_trains() -> None:
     ("kind", "found", "expected", "reason", "words"),
     [
         (Kind.QUOTA, facts(refused="exceeded quota"), "False", Reason.QUOTA, "exceeded quota"),
-        (Kind.QUOTA, facts(state=trains(workers=Workers(refused="no"))), "False", Reason.QUOTA, "no"),
+        (Kind.QUOTA, facts(state=trains(workers=Workers(refused="no"))), "False", Reason.REFUSED, "no"),
+        (Kind.READY, facts(state=None, garbled="a later format"), "Unknown", Reason.UNREADABLE, "a later format"),
+        (
+            Kind.SCHEDULED, facts(master=replace(MASTER, waiting="Unschedulable: 0/3 nodes"), state=None, workers=()),
+            "False", Reason.UNSCHEDULABLE, "job-master-r1: Unschedulable: 0/3 nodes",
+        ),
         (Kind.QUOTA, NOTHING, "Unknown", Reason.WAITING, ""),
         (Kind.QUOTA, facts(refused="x", over=Over(failed=True, reason="R")), "True", Reason.SO, ""),
         (Kind.SCHEDULED, facts(accepted=None, replicas=0), "Unknown", Reason.WAITING, ""),
@@ -264,7 +269,8 @@ def test_a_phase(found: Facts, deleting: bool, phase: Phase) -> None:
         (facts(accepted=SUSPEND, refused="x"), Reason.SAVING),
         (facts(accepted=SUSPEND, suspended=True), Reason.ASKED),
         (facts(accepted=SUSPEND, suspended=True, preempted=True), Reason.PREEMPTED),
-        (facts(refused="x", state=trains(workers=Workers(pending=("p",)))), Reason.QUOTA),
+        (facts(refused="x", state=trains(workers=Workers(pending=("p",)))), Reason.REFUSED),
+        (facts(state=None, garbled="x"), Reason.UNREADABLE),
         (facts(state=replace(STOPS, workers=Workers(pending=("p",)))), Reason.UNSCHEDULABLE),
         (facts(state=replace(STOPS, last_failures=(FAILURE,))), "Evicted"),
         (facts(state=trains(training=Training(stepped_at=1.0))), Reason.NO_STEP),
@@ -284,7 +290,7 @@ def test_what_matters_most(found: Facts, reason: str) -> None:
         (facts(), facts(), []),
         (None, NOTHING, [("Accepted", False)]),
         (facts(state=replace(STOPS, round=0)), facts(), [("Ready", False)]),
-        (facts(), facts(refused="no"), [(Reason.QUOTA, True)]),
+        (facts(), facts(refused="no"), [(Reason.REFUSED, True)]),
         (facts(refused="no"), facts(refused="no more"), []),
         (facts(), facts(state=replace(STOPS, last_failures=(FAILURE,))), [("Evicted", True)]),
         (facts(), facts(acceptance=Verdict(so=False, reason=Reason.EDIT)), [(Reason.EDIT, True)]),
@@ -349,7 +355,8 @@ FACTS = st.builds(
     preempted=st.booleans(),
     over=st.sampled_from([None, None, Over(failed=True, reason="R"), Over(failed=False, reason="R")]),
     refused=st.sampled_from(["", "exceeded quota"]),
-)  # fmt: skip
+    garbled=st.sampled_from(["", "a later format"]),
+).map(lambda found: replace(found, garbled="" if found.state else found.garbled))  # fmt: skip
 
 
 @settings(max_examples=150)
@@ -384,3 +391,17 @@ def test_whatever_happens(course: list[Facts], deleting: bool) -> None:
             assert moved == (one.status != other.status)
         if old == new:
             assert events == []
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}, "Unschedulable: 0/3 nodes"),
+        ({"status": "False", "reason": "Unschedulable"}, "Unschedulable: no node has room"),
+        ({"status": "False", "reason": "SchedulingGated", "message": "m"}, ""),
+        ({"status": "True"}, ""),
+    ],
+)
+def test_a_member_that_the_scheduler_has_no_place_for(said: dict[str, str], words: str) -> None:
+    raw = {"status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", **said}]}}
+    assert observed.member(raw).waiting == words

@@ -32,6 +32,8 @@ class Server:
     """Largest page of a list; 0: as asked for."""
     bookmark: float = 0.05
     """Seconds between bookmarks of a silent watch."""
+    silent: set[str] = field(default_factory=set)
+    """Collections whose watches are on, and tell nothing."""
     watches: set[asyncio.Transport] = field(default_factory=set)
     """Connections of the watches that are on."""
     _lists: dict[str, list[Json]] = field(default_factory=dict)
@@ -136,6 +138,9 @@ class Server:
         collection, namespace, _ = _place(request.path)
         selector, sent = request.query.get("labelSelector", ""), 0
         while True:
+            if collection in self.silent:
+                await asyncio.sleep(self.bookmark)
+                continue
             if version < self.store.floor:  # there were events that it has not had
                 fault = WatchFault(after=0, kind="gone")
                 return await _end(request, answer, fault, b"")
