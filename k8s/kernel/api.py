@@ -203,21 +203,6 @@ class Api:
         query = {"fieldManager": self._agent, **_dry(dry_run)}
         return await self.call("PATCH", path, query=query, body=body, content=MERGE)
 
-    async def replace(
-        self,
-        resource: Resource,
-        namespace: str,
-        name: str,
-        body: Json,
-        *,
-        subresource: str = "",
-        timeout: float = TIMEOUT,
-        urgent: bool = False,
-    ) -> Json:
-        """Put an object in place of the version that it was made from."""
-        path = resource.path(namespace, name, subresource)
-        return await self.call("PUT", path, body=body, timeout=timeout, urgent=urgent)
-
     async def delete(
         self,
         resource: Resource,

@@ -72,8 +72,6 @@ class Reflector(Generic[T]):
         """When anything came last, by the loop's clock: a list, an event, a bookmark."""
         self.lists = 0
         """How often all of it was listed."""
-        self.trouble: ApiError | None = None
-        """What went wrong last, until something comes again."""
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -109,7 +107,7 @@ class Reflector(Generic[T]):
                 self._version = ""
             except ApiError as error:
                 log.warning("%s: %s", self._resource.plural, error)
-                self.trouble, failed = error, True
+                failed = True
             if self._told > told:
                 pause = PAUSE
             if failed or loop.time() - begun < PAUSE:  # an end at once, over and over, is a failure
@@ -171,7 +169,6 @@ class Reflector(Generic[T]):
 
     def _hear(self) -> None:
         self.heard = asyncio.get_running_loop().time()
-        self.trouble = None
 
     def _put(self, item: Json) -> None:
         place, uid = _place(item), item["metadata"].get("uid", "")

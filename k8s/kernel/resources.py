@@ -31,14 +31,9 @@ class Resource:
 
 PODS = Resource(group="", version="v1", kind="Pod", plural="pods")
 NODES = Resource(group="", version="v1", kind="Node", plural="nodes", namespaced=False)
-NAMESPACES = Resource(
-    group="", version="v1", kind="Namespace", plural="namespaces", namespaced=False
-)
 SERVICES = Resource(group="", version="v1", kind="Service", plural="services")
 SECRETS = Resource(group="", version="v1", kind="Secret", plural="secrets")
 SERVICE_ACCOUNTS = Resource(group="", version="v1", kind="ServiceAccount", plural="serviceaccounts")
-QUOTAS = Resource(group="", version="v1", kind="ResourceQuota", plural="resourcequotas")
-CONFIG_MAPS = Resource(group="", version="v1", kind="ConfigMap", plural="configmaps")
 CLAIMS = Resource(
     group="", version="v1", kind="PersistentVolumeClaim", plural="persistentvolumeclaims"
 )
@@ -50,11 +45,4 @@ ROLE_BINDINGS = Resource(
 )
 BUDGETS = Resource(  # policy/v1 came with 1.21, and policy/v1beta1 went with 1.25
     group="policy", version="v1", kind="PodDisruptionBudget", plural="poddisruptionbudgets"
-)
-CRDS = Resource(
-    group="apiextensions.k8s.io",
-    version="v1",
-    kind="CustomResourceDefinition",
-    plural="customresourcedefinitions",
-    namespaced=False,
 )

@@ -148,13 +148,6 @@ class Writer:
                 raise
             raise Conflict(str(error), status=error.status, reason=error.reason) from error
 
-    async def merge(
-        self, resource: Resource, namespace: str, name: str, body: Json, *, subresource: str = ""
-    ) -> Json:
-        return await self._persist(
-            lambda: self._api.merge(resource, namespace, name, body, subresource=subresource)
-        )
-
     async def delete(
         self,
         owner: Hashable,

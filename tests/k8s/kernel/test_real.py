@@ -102,9 +102,9 @@ def test_names_uids_and_versions_fence_writes(namespace: Namespace) -> None:
             await writer.apply_status(PODS, space, "a", uid, status)
             found = await api.get(PODS, space, "a")
             assert found["status"]["phase"] == "Running"
-            found["metadata"]["resourceVersion"] = made["metadata"]["resourceVersion"]
+            old = {"resourceVersion": made["metadata"]["resourceVersion"], "labels": {"a": "b"}}
             with pytest.raises(Conflict):
-                await api.replace(PODS, space, "a", found)
+                await api.merge(PODS, space, "a", {"metadata": old})
             await writer.delete("job", PODS, space, "a", uid, grace=0)
             await writer.delete("job", PODS, space, "a", uid, grace=0)
             with pytest.raises(Absent, match='pods "a" not found'):
