@@ -8,7 +8,10 @@ import helm_python as helm
 import pytest
 import yaml
 
-from scripts.kubernetes import manifests
+from elastic.k8s import belongings
+from elastic.k8s.pods import Owner
+from elastic.proto.elasticjob import GROUP, PLURAL
+from scripts.kubernetes import accounts, manifests
 from scripts.kubernetes.accounts import RBAC
 from tests.k8s.cluster import Namespace
 
@@ -74,7 +77,7 @@ def test_nodes_are_its_matter_where_that_is_asked_for_alone() -> None:
     bodies = rendered(aggregateRoles=False, nodes={"taint": True})
     (role,) = of("ClusterRole", bodies)
     assert role["rules"] == [
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch"]}
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch", "patch"]}
     ]
     (binding,) = of("ClusterRoleBinding", bodies)
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
@@ -82,6 +85,41 @@ def test_nodes_are_its_matter_where_that_is_asked_for_alone() -> None:
     (deployment,) = of("Deployment", bodies)
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["args"][-1] == "--allow-node-taint"
+
+
+def grants(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_it_has_what_it_hands_on_to_masters_who_may_make_pods_that_block_a_deletion() -> None:
+    _, role, _ = belongings.account(Owner(namespace="n", name="job", uid="u"))
+    handed = grants(role["rules"])
+    assert handed <= grants(accounts.operator_rules())
+    assert (GROUP, f"{PLURAL}/finalizers", "update") in handed
+    assert all(rule.get("resourceNames") == ["job"] for rule in role["rules"][1:])
+
+
+@pytest.mark.parametrize(
+    ("resource", "verbs"),
+    [
+        ("secrets", {"get", "create"}),  # a token is made once, and none is ever listed
+        ("configmaps", set()),
+        ("services", {"get", "create", "patch"}),
+        ("serviceaccounts", {"get", "create", "patch"}),
+        ("roles", {"get", "create", "patch"}),
+        ("rolebindings", {"get", "create", "patch"}),
+        ("pods", {"get", "list", "watch", "create", "delete"}),
+    ],
+)
+def test_it_may_do_what_it_does_and_no_more(resource: str, verbs: set[str]) -> None:
+    rules = grants(accounts.operator_rules())
+    assert {verb for _, what, verb in rules if what == resource} == verbs
 
 
 def test_alone_it_looks_after_its_own_namespace() -> None:
