@@ -56,4 +56,4 @@ class Tainter:
         except ApiError as error:
             log.warning("node %s cannot be written: %s", change.node.name, error)
         else:
-            log.warning("node %s is %s", change.node.name, change.reason)
+            log.warning("node %s: %s", change.node.name, change.reason)

@@ -133,7 +133,10 @@ def test_never_too_many_never_anothers_and_once_is_enough(
     assert decide(found, tuple(seen.values()), NOW) == ()
 
 
-def test_under_the_role_that_the_chart_adds(namespace: Namespace, tmp_path: Path) -> None:
+def test_under_the_role_that_the_chart_adds(
+    namespace: Namespace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One write of a taint, and one of its end."""
     client, name = namespace.client, f"node-{uuid.uuid4().hex[:8]}"
     namespace.allow("elastic-operator")
     for made in rendered(namespace=namespace.name, aggregateRoles=False, nodes={"taint": True}):
@@ -174,5 +177,9 @@ def test_under_the_role_that_the_chart_adds(namespace: Namespace, tmp_path: Path
 
     try:
         asyncio.run(body())
+        writes = [one.getMessage() for one in caplog.records if one.name == "elastic.k8s.tainter"]
+        assert [text.split(": ")[:2] for text in writes] == [
+            [f"node {name}", "tainted"], [f"node {name}", "its time is over"],
+        ]  # fmt: skip
     finally:
         client.delete(f"{CORE}/nodes/{name}")
