@@ -3,8 +3,11 @@ should be, and at no moment two of anything. On a fake server, since a real one 
 """
 
 import asyncio
+import contextlib
+import copy
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ JOBS = f"{elasticjob.GROUP}/{elasticjob.VERSION}/{elasticjob.PLURAL}"
 PODS, SECRETS = "v1/pods", "v1/secrets"
 RBAC = "rbac.authorization.k8s.io/v1"
 SPACE = "space"
+JOB: Place = (JOBS, SPACE, "job")
 SPEC = {"image": "i", "worker": {"replicas": 2}, "elastic": {"min": 1, "max": 4}}
 ACTS = ("create", "scale", "suspend", "resume", "lose", "delete")
 REFUSALS = {"no answer": 0, "conflict": 409, "too many": 429, "broken": 500, "busy": 503}
@@ -219,29 +223,51 @@ def test_everything_goes_wrong_at_once() -> None:
         raise AssertionError(f"seed {seed}: {errors.exceptions}") from errors
 
 
-async def end_unheard() -> list[str]:
-    """Names of the pods that a job ever had whose end is seen after its master's pod's."""
+@contextlib.asynccontextmanager
+async def one_job() -> AsyncIterator[tuple[Server, Place]]:
+    """With an operator, and its master's pod, whose place it is."""
     async with serve() as server, server.api() as api:
-        store, place = server.store, (JOBS, SPACE, "job")
         operator = Operator(api, [SPACE], Lease(api, SPACE, LEASE, "one"), Health("operator"))
-        await store.create(place, {"metadata": {"generation": 1}, "spec": SPEC})
+        await server.store.create(JOB, {"metadata": {"generation": 1}, "spec": SPEC})
         working = asyncio.create_task(operator.run())
         try:
             async with asyncio.timeout(60):
-                while not (pods := [one for one in store.items if one[0] == PODS]):
+                while not (pods := [one for one in server.store.items if one[0] == PODS]):
                     await asyncio.sleep(0.01)
-                server.silent.add(JOBS)
-                ended = JobState(generation=1, attempt=1, state="Ended", outcome="Succeeded")
-                await store.patch(place, {"status": {"job": schema.dump(ended)}})
-                await store.patch(pods[0], {"status": {"phase": "Succeeded"}})
-                while store.get(place)["status"]["phase"] != "Succeeded":
-                    await asyncio.sleep(0.01)
+                yield server, pods[0]
         finally:
             working.cancel()
             await asyncio.wait([working])
-        return [made[2] for made, _ in store.created if made[0] == PODS]
 
 
 def test_an_end_that_the_watch_does_not_show_yet_is_asked_for() -> None:
     """Else the job would train again."""
-    assert asyncio.run(end_unheard()) == ["job-master-r1"]
+
+    async def main() -> None:
+        async with one_job() as (server, pod):
+            store = server.store
+            server.silent.add(JOBS)
+            ended = JobState(generation=1, attempt=1, state="Ended", outcome="Succeeded")
+            await store.patch(JOB, {"status": {"job": schema.dump(ended)}})
+            await store.patch(pod, {"status": {"phase": "Succeeded"}})
+            while store.get(JOB)["status"]["phase"] != "Succeeded":
+                await asyncio.sleep(0.01)
+            made = [place for place, _ in store.created if place[0] == PODS]
+            assert made == [(PODS, SPACE, "job-master-r1")]
+
+    asyncio.run(main())
+
+
+def test_a_pod_that_could_not_be_taken_away_is_taken_away_later() -> None:
+    async def main() -> None:
+        async with one_job() as (server, pod):
+            body = copy.deepcopy(server.store.get(pod))
+            body["metadata"] = {key: body["metadata"][key] for key in ("labels", "ownerReferences")}
+            server.faults.refuse(403, "DELETE")
+            place = PODS, SPACE, "job-master-r7"
+            await server.store.create(place, body)
+            while place in server.store.items:
+                await asyncio.sleep(0.01)
+            assert not server.faults.calls
+
+    asyncio.run(main())

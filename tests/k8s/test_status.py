@@ -396,7 +396,10 @@ def test_whatever_happens(course: list[Facts], deleting: bool) -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}, "Unschedulable: 0/3 nodes"),
+        (
+            {"status": "False", "reason": "Unschedulable", "message": "0/3 nodes"},
+            "Unschedulable: 0/3 nodes",
+        ),
         ({"status": "False", "reason": "Unschedulable"}, "Unschedulable: no node has room"),
         ({"status": "False", "reason": "SchedulingGated", "message": "m"}, ""),
         ({"status": "True"}, ""),
