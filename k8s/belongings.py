@@ -1,11 +1,25 @@
 """What a job has beside its pods, as manifests: how its master is found, what it may do, who belongs to a gang. Pure."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from elastic.k8s.kernel.resources import (
+    BUDGETS,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    Resource,
+)
 from elastic.k8s.pods import Manifest, Owner
 from elastic.k8s.spec import Spec
 from elastic.proto.elasticjob import GROUP, PLURAL, PORT, ROLE_LABEL, UID_LABEL
 
+POD_GROUPS: Mapping[str, Resource] = {
+    "Volcano": Resource(group="scheduling.volcano.sh", version="v1beta1", kind="PodGroup", plural="podgroups"),
+    "Coscheduling": Resource(group="scheduling.x-k8s.io", version="v1alpha1", kind="PodGroup", plural="podgroups"),
+}  # fmt: skip
 CORE = "rbac.authorization.k8s.io"
 
 
@@ -106,3 +120,25 @@ def pod_group(owner: Owner, spec: Spec) -> Manifest | None:
         return None
     metadata = owner.metadata(owner.name)
     return {"apiVersion": version, "kind": "PodGroup", "metadata": metadata, "spec": found}
+
+
+# --- of one job ----------------------------------------------------------------------------------
+
+
+def of(owner: Owner, spec: Spec, budgets: str) -> tuple[tuple[Resource, Manifest], ...]:
+    """All but the token. budgets: version of the API group policy."""
+    found: list[tuple[Resource, Manifest]] = [(SERVICES, service(owner))]
+    if not spec.master.service_account_name:
+        kinds = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS)
+        found += zip(kinds, account(owner), strict=True)
+    return (*found, *sized(owner, spec, budgets))
+
+
+def sized(owner: Owner, spec: Spec, budgets: str) -> tuple[tuple[Resource, Manifest], ...]:
+    """What names the job's smallest size."""
+    found: list[tuple[Resource, Manifest]] = []
+    if (least := budget(owner, spec, f"policy/{budgets}")) is not None:
+        found.append((replace(BUDGETS, version=budgets), least))
+    if (group := pod_group(owner, spec)) is not None:
+        found.append((POD_GROUPS[spec.scheduling.gang.provider], group))
+    return tuple(found)

@@ -42,8 +42,9 @@ from elastic.k8s.kernel.queue import Queue
 from elastic.k8s.kernel.reflector import Reflector
 from elastic.k8s.kernel.resources import BUDGETS, EVENTS, PODS, SECRETS, Resource
 from elastic.k8s.kernel.writes import Writer, together
+from elastic.k8s.masters import heard
 from elastic.k8s.observed import Member, member
-from elastic.k8s.reconcile import Plan, heard, reconcile
+from elastic.k8s.reconcile import Plan, reconcile
 from elastic.k8s.resources import ELASTICJOBS
 from elastic.k8s.status import Event, Told, is_quota
 from elastic.k8s.tainter import Tainter

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elastic.k8s import jobs, status
+from elastic.k8s import jobs, masters, status
 from elastic.k8s import reconcile as it
 from elastic.k8s.jobs import Answers
 from elastic.k8s.observed import Member
@@ -432,7 +432,7 @@ def test_the_master_that_is_meant_is_named(trains: World) -> None:
 def test_a_master_that_does_not_suspend_is_not_waited_for(trains: World) -> None:
     trains.edit(suspend=True)
     trains.settle()
-    trains.now += DRAIN + it.PATIENCE - 1
+    trains.now += DRAIN + masters.PATIENCE - 1
     assert trains.plan().delete == ()
     trains.now += 2
     assert [one.name for one in trains.plan().delete] == ["job-worker-0-r0", "job-worker-1-r0"]
@@ -666,7 +666,7 @@ def test_a_deleted_job_that_is_not_held(trains: World, why: str) -> None:
     if why == "forced":
         trains.annotations = {FORCE_DELETE: "true"}
     elif why == "late":
-        trains.now += DRAIN + it.PATIENCE
+        trains.now += DRAIN + masters.PATIENCE
     else:
         trains.lose_workers()
     trains.look()
@@ -726,7 +726,7 @@ def test_a_pod_that_cannot_be_asked_about_is_told_and_asked_about_again(world: W
 
 def test_it_is_told_whether_the_last_word_of_a_master_is_heard(trains: World) -> None:
     def heard() -> bool:
-        return it.heard(jobs.job(trains.raw()), tuple(trains.pods.values()))
+        return masters.heard(jobs.job(trains.raw()), tuple(trains.pods.values()))
 
     assert heard()
     name = "job-master-r1"
@@ -786,7 +786,7 @@ def test_who_is_not_waited_for_trains_no_more(world: World) -> None:
     world.settle()
     world.edit(suspend=True)
     world.settle()
-    world.now += DRAIN + it.PATIENCE + 1
+    world.now += DRAIN + masters.PATIENCE + 1
     world.settle()
     assert world.holds(Kind.SUSPENDED)
     assert (world.holds(Kind.READY), world.holds(Kind.TRAINING)) == (False, False)
@@ -929,7 +929,7 @@ def test_a_limit_that_is_of_no_matter_any_more_wakes_nobody(world: World, how: s
         world.say("Suspended")
     world.now += 200
     world.settle()
-    world.now += DRAIN + it.PATIENCE
+    world.now += DRAIN + masters.PATIENCE
     world.settle()
     assert world.holds(Kind.SUSPENDED if how == "suspended" else Kind.FAILED)
     assert world.plan().again is None
@@ -969,7 +969,7 @@ def test_a_deadline_lets_the_ranks_save(world: World, policy: str) -> None:
     world.settle()
     assert world.accepted["wanted"] == "Stop"
     assert len(world.pods) == 3, "its master sees to it"
-    world.now += DRAIN + it.PATIENCE
+    world.now += DRAIN + masters.PATIENCE
     world.settle()
     assert world.pods == {}
 
@@ -988,7 +988,7 @@ def test_deleted_after_its_deadline_its_ranks_save_all_the_same(world: World, sa
     if saved:
         world.say("Ended", outcome="Stopped")
     else:
-        world.now += DRAIN + it.PATIENCE
+        world.now += DRAIN + masters.PATIENCE
     world.look()
     assert world.gone
 
@@ -1101,7 +1101,7 @@ def test_what_another_release_accepted_is_left_alone_but_for_words(
     if ends == "forced":
         trains.annotations = {FORCE_DELETE: "true"}
     elif ends == "late":
-        trains.now += DRAIN + it.PATIENCE
+        trains.now += DRAIN + masters.PATIENCE
     else:
         trains.lose_workers()
     trains.look()
@@ -1333,7 +1333,7 @@ class Operated(RuleBasedStateMachine):
         if not world.gone or world.deleted_at is None:
             return
         told, state = jobs.job(world.raw()).told, jobs.job(world.raw()).state
-        late = world.now - (world.deleted_at or 0) >= DRAIN + it.PATIENCE or bool(
+        late = world.now - (world.deleted_at or 0) >= DRAIN + masters.PATIENCE or bool(
             told.completion_time
         )
         trains = any(one.role == "worker" and one.alive for one in world.pods.values())
@@ -1352,7 +1352,7 @@ class Operated(RuleBasedStateMachine):
                 return
             if world.masters():
                 self.serve(0, "", True)
-            world.now += DRAIN + it.PATIENCE if not world.masters() else 1.0
+            world.now += DRAIN + masters.PATIENCE if not world.masters() else 1.0
             self.no_attempt_has_two_masters()
             self.what_is_told_goes_on_from_what_was()
         world.settle()
