@@ -5,50 +5,41 @@ the holder of a Lease; what it does rests on what it lists alone.
 import argparse
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
 import random
-import secrets
 import signal
 import time
 import uuid
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from elastic.k8s import belongings, pods
+from elastic.k8s.carrying import Carrier
 from elastic.k8s.jobs import Answers, Job, job
 from elastic.k8s.kernel.api import Api, Json
 from elastic.k8s.kernel.errors import (
     Absent,
-    AlreadyExists,
     ApiError,
     Broken,
-    Conflict,
     Fenced,
     Forbidden,
-    Invalid,
     LeaseLost,
     NoCluster,
-    Unreachable,
 )
 from elastic.k8s.kernel.health import Cache, Health
 from elastic.k8s.kernel.lease import Lease
 from elastic.k8s.kernel.pacing import Pace
 from elastic.k8s.kernel.queue import Queue
 from elastic.k8s.kernel.reflector import Reflector
-from elastic.k8s.kernel.resources import BUDGETS, EVENTS, PODS, SECRETS, Resource
-from elastic.k8s.kernel.writes import Writer, together
+from elastic.k8s.kernel.resources import BUDGETS, PODS, Resource
 from elastic.k8s.masters import heard
 from elastic.k8s.observed import Member, member
-from elastic.k8s.reconcile import Plan, reconcile
+from elastic.k8s.reconcile import reconcile
 from elastic.k8s.resources import ELASTICJOBS
-from elastic.k8s.status import Event, Told, is_quota
 from elastic.k8s.tainter import Tainter
-from elastic.proto import elasticjob, schema
+from elastic.proto import elasticjob
 from elastic.proto.verbs import Context, said
 
 log = logging.getLogger(__name__)
@@ -57,14 +48,6 @@ LEASE = "elasticjob-operator"
 RESYNC = 600.0
 """Seconds after which everything that belongs to a job is looked after again, whoever took it away."""
 QPS, BURST = 100.0, 200
-REFUSALS = (Absent, AlreadyExists, Forbidden, Invalid)
-"""Of what a job needs: they stay, until somebody does something about them."""
-SHOWN = 120.0
-"""Seconds after which a status that was written and the cache does not show is not waited for: a watch that is silent
-is begun anew long before."""
-REMEMBERED = 4096
-"""Events and answers that are not asked for again."""
-
 Key = tuple[str, str]
 
 
@@ -82,16 +65,9 @@ class Operator:
     ) -> None:
         self._api, self._lease, self._health = api, lease, health
         self._queue: Queue[Key] = Queue()
-        self._writer = Writer(api, manager=elasticjob.OPERATOR, held=lease.held)
+        self._carrier = Carrier(api, lease)
         self._uids: dict[str, Key] = {}
-        self._answers: dict[str, Answers] = {}
-        """By uid, of the spec that is looked at."""
         self._completed: dict[str, float] = {}
-        self._written: dict[str, tuple[int, float]] = {}
-        """By uid: the version of the job's last status of ours, and until when the cache is waited for. What is older
-        names a master that was followed by another since."""
-        self._told: OrderedDict[str, None] = OrderedDict()
-        self._events: asyncio.Queue[tuple[pods.Owner, Event]] = asyncio.Queue(REMEMBERED)
         self._budgets = BUDGETS.version
         selector = elasticjob.UID_LABEL
         self._jobs = {
@@ -150,7 +126,7 @@ class Operator:
             for one in cache:
                 self._job_changed(None, one)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._note_all())
+            group.create_task(self._carrier.note_all())
             if self._tainter is not None:
                 group.create_task(self._tainter.run())
             group.create_task(self._queue.run(self._look))
@@ -172,14 +148,15 @@ class Operator:
                 self._uids[one.owner.uid] = key
                 self._queue.add(key)
         if old is not None and new is None:
-            for table in (self._uids, self._answers, self._completed, self._written):
-                table.pop(old.owner.uid, None)
+            self._uids.pop(old.owner.uid, None)
+            self._completed.pop(old.owner.uid, None)
+            self._carrier.forget(old.owner.uid)
 
     def _pod_changed(self, old: Member | None, new: Member | None) -> None:
         one = new or old
         assert one is not None
         leaving = new is None or new.deleting
-        self._writer.expectations.see(one.namespace, one.name, one.uid, leaving=leaving)
+        self._carrier.expectations.see(one.namespace, one.name, one.uid, leaving=leaving)
         if (key := self._uids.get(one.job)) is not None:
             self._queue.add(key)
 
@@ -207,12 +184,12 @@ class Operator:
             return None
         uid = seen.owner.uid
         moment = asyncio.get_running_loop().time()
-        if self._writer.expectations.pending(uid, moment) or self._is_stale(seen, moment):
+        if self._carrier.expectations.pending(uid, moment) or self._carrier.is_stale(seen, moment):
             return 1.0
         now = time.time()
         last = self._completed.setdefault(uid, now - random.random() * RESYNC)
         complete = now - last >= RESYNC
-        answers = self._answers.pop(uid, Answers())
+        answers = self._carrier.answers.pop(uid, Answers())
         found = members.by("job", uid)
         if not heard(seen, found) and (newest := await self._newest(seen)) is not None:
             seen = newest
@@ -221,13 +198,13 @@ class Operator:
         trouble: ApiError | None = None
         if plan.ask is not None:
             try:
-                answers = replace(answers, template=await self._asked(plan.ask))
+                answers = replace(answers, template=await self._carrier.asked(plan.ask))
             except Broken as error:
                 answers, trouble = replace(answers, unasked=str(error)), error
             plan = decide(answers=answers)
-        if (refused := await self._prepare(seen, plan)) is not None:
+        if (refused := await self._carrier.prepare(seen, plan)) is not None:
             plan, trouble = decide(answers=replace(answers, lacks=str(refused))), refused
-        await self._carry_out(seen, plan, answers)
+        await self._carrier.carry_out(seen, plan, answers)
         if trouble is not None:  # which is said by now: again after a pause
             raise trouble
         if complete:
@@ -241,178 +218,6 @@ class Operator:
             found = job(raw)
             return found if found.owner == seen.owner else None
         return None
-
-    def _is_stale(self, seen: Job, moment: float) -> bool:
-        version, until = self._written.get(seen.owner.uid, (0, 0.0))
-        return moment < until and int(seen.version) < version
-
-    async def _asked(self, body: Json) -> str:
-        """The server's words against a pod; empty: it would take it."""
-        try:
-            await self._api.create(PODS, body["metadata"]["namespace"], body, dry_run=True)
-        except (Invalid, Forbidden) as error:
-            return "" if is_quota(str(error)) else str(error)
-        except AlreadyExists:  # that is found out last: all else was taken
-            return ""
-        return ""
-
-    async def _prepare(self, seen: Job, plan: Plan) -> ApiError | None:
-        """What comes before anything is written down; the server's refusal of what the job needs."""
-        owner = seen.owner
-        if plan.finalizers is not None:
-            await self._finalize(seen, plan.finalizers)
-        have = [self._have(resource, body) for resource, body in plan.belongings]
-        if plan.token:
-            have.append(
-                self._have(SECRETS, belongings.token(owner, secrets.token_urlsafe(32)), again=False)
-            )
-        have += [self._remove(resource, body) for resource, body in plan.superfluous]
-        refused: list[ApiError] = []
-        for answer in await asyncio.gather(*have, return_exceptions=True):  # none goes on behind
-            if isinstance(answer, REFUSALS):
-                refused.append(answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-        names = {body["metadata"]["name"] for _, body in plan.belongings}
-        lasting = [one for one in refused if not _lags(one, names)]
-        if refused and not lasting:
-            raise refused[0]
-        return next(iter(lasting), None)
-
-    async def _carry_out(self, seen: Job, plan: Plan, answers: Answers) -> None:
-        owner = seen.owner
-        if plan.told is not None:
-            await self._tell(seen, plan.told)
-        if plan.note is not None:
-            await self._leave_note(owner, plan.note)
-        for event in plan.events:  # no later look has them
-            with contextlib.suppress(asyncio.QueueFull):
-                self._events.put_nowait((owner, event))
-        if plan.master is not None:
-            await self._begin(owner, plan.master, answers)
-        _, error = await together(plan.delete, lambda one: self._take(owner, one))
-        if error is not None:
-            raise error
-        if plan.delete_job:
-            self._fence()
-            with contextlib.suppress(Absent, Conflict):
-                await self._api.delete(ELASTICJOBS, owner.namespace, owner.name, uid=owner.uid)
-
-    async def _finalize(self, seen: Job, finalizers: tuple[str, ...]) -> None:
-        """Of that version alone: they are one list, that others write, too."""
-        body = {"metadata": {"finalizers": list(finalizers), "resourceVersion": seen.version}}
-        self._fence()
-        with contextlib.suppress(Absent):
-            await self._api.merge(ELASTICJOBS, seen.owner.namespace, seen.owner.name, body)
-
-    async def _have(self, resource: Resource, body: Json, *, again: bool = True) -> None:
-        """It is there, and as `body` says; not again: as it was made at first. Another's of that name is not touched."""
-        meta = body["metadata"]
-        self._fence()
-        try:
-            await self._api.create(resource, meta["namespace"], body)
-        except AlreadyExists:
-            if (found := await self._writer.find(resource, body)) is None:
-                raise
-            if again:
-                wanted = {**body, "metadata": {**meta, "uid": found["metadata"]["uid"]}}
-                await self._writer.apply(resource, meta["namespace"], meta["name"], wanted)
-        except Absent as error:
-            if error.details:
-                raise
-            raise Absent(f"no {resource.kind} of {resource.api_version} is known here") from error
-
-    async def _remove(self, resource: Resource, body: Json) -> None:
-        """It is not there; another's of that name stays."""
-        meta = body["metadata"]
-        self._fence()
-        with contextlib.suppress(Absent, Conflict):
-            if (found := await self._writer.find(resource, body)) is not None:
-                uid = found["metadata"]["uid"]
-                await self._api.delete(resource, meta["namespace"], meta["name"], uid=uid)
-
-    def _fence(self) -> None:
-        if not self._lease.held():
-            raise Fenced("the lease is not held")
-
-    async def _tell(self, seen: Job, told: Told) -> None:
-        owner = seen.owner
-        with contextlib.suppress(Absent):
-            found = await self._writer.apply_status(
-                ELASTICJOBS, owner.namespace, owner.name, owner.uid, schema.dump(told)
-            )
-            until = asyncio.get_running_loop().time() + SHOWN
-            self._written[owner.uid] = int(found["metadata"]["resourceVersion"]), until
-
-    async def _leave_note(self, owner: pods.Owner, note: Mapping[str, Any]) -> None:
-        """By a patch: what is applied would take away what is not said again."""
-        self._fence()
-        body = {"metadata": {"uid": owner.uid}, "status": note}
-        with contextlib.suppress(Absent, Conflict):
-            await self._api.merge(
-                ELASTICJOBS, owner.namespace, owner.name, body, subresource="status"
-            )
-
-    async def _begin(self, owner: pods.Owner, body: Json, answers: Answers) -> None:
-        """The master's pod; why there is none is said in the job's status."""
-        try:
-            await self._writer.create(owner.uid, PODS, body)
-        except AlreadyExists:
-            self._answers[owner.uid] = replace(answers, template=None, taken=True)
-            raise
-        except (Unreachable, Broken):
-            raise  # it may be there: nobody has refused it
-        except ApiError as error:
-            self._answers[owner.uid] = Answers(master=str(error))
-            raise
-
-    async def _take(self, owner: pods.Owner, one: Member) -> None:
-        await self._writer.delete(owner.uid, PODS, one.namespace, one.name, one.uid)
-
-    async def _note_all(self) -> None:
-        """After what matters more."""
-        while True:
-            await self._note(*await self._events.get())
-
-    async def _note(self, owner: pods.Owner, event: Event) -> None:
-        """Best effort, and each once."""
-        text = f"{owner.uid}|{event.reason}|{event.note}|{event.at}"
-        name = f"{owner.name}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        if name in self._told:
-            return
-        self._told[name] = None
-        if len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
-        try:
-            await self._api.create(EVENTS, owner.namespace, _event(owner, name, event))
-        except AlreadyExists:
-            pass
-        except ApiError as error:
-            log.warning("an event cannot be written: %s", error)
-
-
-def _lags(error: ApiError, names: set[str]) -> bool:
-    """The server does not see yet what is made beside it: a binding's role."""
-    return isinstance(error, Absent) and error.details.get("name") in names
-
-
-def _event(owner: pods.Owner, name: str, event: Event) -> Json:
-    return {
-        "apiVersion": EVENTS.api_version,
-        "kind": EVENTS.kind,
-        "metadata": {"name": name, "namespace": owner.namespace},
-        "eventTime": event.at.replace("Z", ".000000Z"),
-        "regarding": {
-            "apiVersion": ELASTICJOBS.api_version, "kind": ELASTICJOBS.kind,
-            "namespace": owner.namespace, "name": owner.name, "uid": owner.uid,
-        },
-        "reportingController": elasticjob.OPERATOR,
-        "reportingInstance": elasticjob.OPERATOR,
-        "action": "Reconcile",
-        "reason": event.reason,
-        "note": event.note[:1000],
-        "type": "Warning" if event.warns else "Normal",
-    }  # fmt: skip
 
 
 # --- the program ---------------------------------------------------------------------------------

@@ -9,10 +9,7 @@ from dataclasses import dataclass, replace
 from elastic.k8s import belongings, masters, status
 from elastic.k8s.acceptance import accept
 from elastic.k8s.jobs import Answers, Job, Unread, master_of
-from elastic.k8s.kernel.resources import (
-    BUDGETS,
-    Resource,
-)
+from elastic.k8s.kernel.resources import BUDGETS, Resource
 from elastic.k8s.observed import Member, seconds
 from elastic.k8s.pods import Manifest, Owner
 from elastic.k8s.spec import Spec
