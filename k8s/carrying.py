@@ -182,8 +182,8 @@ class Carrier:
         except AlreadyExists:
             self.answers[owner.uid] = replace(answers, template=None, taken=True)
             raise
-        except (Unreachable, Broken):
-            raise  # it may be there: nobody has refused it
+        except (Unreachable, Broken, Absent):
+            raise  # it may be there, or was: nobody has refused it, and its name is not to come twice
         except ApiError as error:
             self.answers[owner.uid] = Answers(master=str(error))
             raise
