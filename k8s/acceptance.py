@@ -25,16 +25,6 @@ def accept(
     if before is not None and (before.generation == seen.generation or seen.deleted_at is not None):
         return before, Verdict(so=True, reason=Reason.ACCEPTED), None
     kept = _suspended(before) if seen.spec.get("suspend") is True else before
-    try:
-        return _judged(seen, before, kept, answers, again=again)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # no pod has such a thing
-        words = f"the pod template has something of a kind that no pod has there: {error}"
-        return kept, Verdict(so=False, reason=Reason.TEMPLATE, message=words), None
-
-
-def _judged(
-    seen: Job, before: Accepted | None, kept: Accepted | None, answers: Answers, *, again: bool
-) -> tuple[Accepted | None, Verdict, Manifest | None]:
     refused = violations(seen.owner.name, seen.spec)
     if refused:
         return kept, Verdict(so=False, reason=Reason.INVALID, message="; ".join(refused)), None
@@ -42,7 +32,6 @@ def _judged(
     old = None if before is None else read_spec(before.spec)
     if old is not None and (refused := edit_violations(old, spec)):
         return kept, Verdict(so=False, reason=Reason.EDIT, message="; ".join(refused)), None
-    made_from(seen.owner, spec)  # which can be made, too
     if old is None or _worker(seen.owner, old) != _worker(seen.owner, spec):
         template = answers.template if again or answers.template is not None else _refused(seen)
         if template is None and answers.unasked:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elastic.k8s.observed import Pod
+from elastic.proto.elasticjob import Past
 from elastic.proto.ending import Ended, Ending, from_json
 
 MOST_WORDS = 300
@@ -75,24 +76,6 @@ class Rule:
     """Of the pod, that are True."""
     patterns: tuple[str, ...] = ()
     """Regular expressions; one is found in the container's last words."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
-    """What ended in a pod's slot before."""
-
-    attempt: int = -1
-    """The last one that is counted here."""
-    oom_step: int | None = None
-    """At which its last out-of-memory was."""
-    crashes: int = 0
-    """In a row, on one node."""
-    crashed_on: str = ""
-    """That node."""
-    same: int = 0
-    """How often in a row it ended by the error that it ended by last, with no step in between."""
-    fingerprint: str = ""
-    """Of that, in short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

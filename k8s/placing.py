@@ -4,22 +4,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Avoided:
-    node: str
-    cause: str
-    """In a word."""
-    reason: str
-    since: float
-    until: float
+from elastic.proto.elasticjob import AvoidedNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
     """Whom to avoid, and who is only suspected so far."""
 
-    avoided: tuple[Avoided, ...] = ()
+    avoided: tuple[AvoidedNode, ...] = ()
     """Oldest first."""
     suspected: Mapping[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
     """How often a node has failed the job, and when last."""
@@ -66,7 +58,7 @@ def blame(
     if not sure and times + 1 < limits.confirmations:
         return replace(state, suspected=suspected)
     suspected.pop(node)
-    one = Avoided(node=node, cause=cause, reason=reason, since=now, until=now + limits.ttl)
+    one = AvoidedNode(node=node, cause=cause, reason=reason, since=now, until=now + limits.ttl)
     return Placing(avoided=(*state.avoided, one), suspected=suspected)
 
 

@@ -8,14 +8,15 @@ from itertools import islice
 from typing import TypeVar
 
 from elastic.k8s import causes
-from elastic.k8s.causes import Action, Cause, Past, Rule
+from elastic.k8s.causes import Action, Cause, Rule
 from elastic.k8s.observed import Pod
-from elastic.k8s.placing import Avoided, Placing
+from elastic.k8s.placing import Placing
 from elastic.k8s.supply import Memory
 from elastic.proto import schema
 from elastic.proto.elasticjob import (
     AvoidedNode,
     JobState,
+    Past,
     PodFailure,
     Remembered,
     SlotPast,
@@ -50,27 +51,12 @@ def recalled(state: JobState | None) -> Recalled:
         return Recalled()
     known = state.remembered
     placing = Placing(
-        avoided=tuple(
-            Avoided(
-                node=one.node, cause=one.cause, reason=one.reason, since=one.since, until=one.until
-            )
-            for one in state.avoided_nodes
-        ),
+        avoided=state.avoided_nodes,
         suspected={one.node: (one.times, one.until) for one in known.suspected},
     )
     slots = () if state.state in ("Suspending", "Suspended") else known.slots
     return Recalled(
-        pasts={
-            one.slot: Past(
-                attempt=one.attempt,
-                oom_step=one.oom_step,
-                crashes=one.crashes,
-                crashed_on=one.crashed_on,
-                same=one.same,
-                fingerprint=one.fingerprint,
-            )
-            for one in slots
-        },
+        pasts={one.slot: one.past for one in slots},
         step=known.step,
         placing=placing,
         failures=state.last_failures,
@@ -80,18 +66,7 @@ def recalled(state: JobState | None) -> Recalled:
 def remembered(pasts: Mapping[int, Past], step: int, placing: Placing) -> Remembered:
     """The slots that matter most, where there are too many."""
     ranked = nlargest(MOST_SLOTS, pasts.items(), key=lambda item: _weight(item[1]))
-    slots = (
-        SlotPast(
-            slot=slot,
-            attempt=past.attempt,
-            oom_step=past.oom_step,
-            crashes=past.crashes,
-            crashed_on=past.crashed_on,
-            same=past.same,
-            fingerprint=past.fingerprint,
-        )
-        for slot, past in ranked
-    )
+    slots = (SlotPast(slot=slot, past=past) for slot, past in ranked)
     suspected = (
         SuspectedNode(node=node, times=times, until=until)
         for node, (times, until) in reversed([*placing.suspected.items()])
@@ -105,13 +80,7 @@ def remembered(pasts: Mapping[int, Past], step: int, placing: Placing) -> Rememb
 
 
 def avoided(placing: Placing) -> tuple[AvoidedNode, ...]:
-    found = (
-        AvoidedNode(
-            node=one.node, cause=one.cause, reason=one.reason, since=one.since, until=one.until
-        )
-        for one in reversed(placing.avoided)
-    )
-    return within(found, MOST_NODES, ROOM_AVOIDED)[::-1]
+    return within(reversed(placing.avoided), MOST_NODES, ROOM_AVOIDED)[::-1]
 
 
 def failures(found: Sequence[PodFailure]) -> tuple[PodFailure, ...]:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from elastic.k8s import causes
-from elastic.k8s.causes import Action, Cause, Held, Past, Rule, Verdict
+from elastic.k8s.causes import Action, Cause, Held, Rule, Verdict
 from elastic.k8s.observed import Pod
+from elastic.proto.elasticjob import Past
 from elastic.proto.ending import Ended
 
 UNSEEN = 60.0

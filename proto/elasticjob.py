@@ -134,18 +134,27 @@ class SuspectedNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotPast:
-    """What ended in a slot of worker pods."""
+class Past:
+    """What ended in a slot of worker pods before."""
 
-    slot: int
     attempt: int = -1
     """The last one that is counted here."""
     oom_step: int | None = None
+    """At which its last out-of-memory was."""
     crashes: int = 0
+    """In a row, on one node."""
     crashed_on: str = ""
-    """Node of those."""
+    """That node."""
     same: int = 0
+    """How often in a row it ended by the error that it ended by last, with no step in between."""
     fingerprint: str = ""
+    """Of that, in short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotPast:
+    slot: int
+    past: Past
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,11 @@ import json
 import threading
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import grpc.aio
 import pytest
@@ -27,8 +28,6 @@ from scripts.kubernetes.client import CORE
 from tests.k8s.cluster import Cluster, Namespace, Object
 from tests.k8s.operated import Job, Operator, start_operator
 from tests.master.serving import Agent
-
-R = TypeVar("R")
 
 LOOK = 0.1
 """Seconds between two looks at who runs."""
@@ -374,7 +373,27 @@ class Staged(Job):
         return state.restarts_counted
 
 
-def selected(request: pytest.FixtureRequest, rows: Sequence[R]) -> list[R]:
-    """Of those that a module's one parametrized test is run with, the ones that this run is for."""
-    own = [item for item in request.session.items if item.path == request.path]
-    return [row for row in rows if any(row in item.callspec.params.values() for item in own)]  # type: ignore[attr-defined]
+Row = Callable[[Stage], None]
+Running = Mapping[Row, "Future[None]"]
+
+
+class Rows:
+    """Decorates the rows of one module, which are jobs side by side, and each a case of its one test."""
+
+    def __init__(self) -> None:
+        self.all: list[Row] = []
+
+    def __call__(self, test: Row) -> Row:
+        self.all.append(test)
+        return test
+
+    def begin(self, stage: Stage, request: pytest.FixtureRequest) -> Iterator[Running]:
+        """Those that this run is for."""
+        asked = [
+            value
+            for item in request.session.items
+            if item.path == request.path
+            for value in item.callspec.params.values()  # type: ignore[attr-defined]
+        ]
+        with ThreadPoolExecutor(4) as pool:
+            yield {one: pool.submit(one, stage) for one in self.all if one in asked}

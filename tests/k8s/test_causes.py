@@ -8,7 +8,6 @@ import pytest
 from elastic.k8s.causes import (
     Action,
     Cause,
-    Past,
     Rule,
     held_up,
     judge,
@@ -17,6 +16,7 @@ from elastic.k8s.causes import (
     remember,
 )
 from elastic.k8s.observed import Pod, pod
+from elastic.proto.elasticjob import Past
 from elastic.proto.ending import Ended, Ending, to_json
 
 RUNNING = Pod(name="gpt-worker-3-r0", uid="u", slot=3, attempt=0, node="n7", phase="Running")

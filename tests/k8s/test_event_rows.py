@@ -2,29 +2,22 @@
 service accounts, on a real API server, many jobs side by side.
 """
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 
 import pytest
 
 from elastic.proto.ending import Ended, Ending, to_json
-from tests.k8s.crew import Stage, Staged, selected
+from tests.k8s.crew import Row, Rows, Running, Stage, Staged
 
 TRIES = {"command": ["sh", "-c", "exec elastic-run --max-restarts=9 train.py"]}
-ROWS: list[Callable[[Stage], None]] = []
+pytestmark = pytest.mark.xdist_group("rows-of-ends")  # one stage for all of them
 
-
-def row(test: Callable[[Stage], None]) -> Callable[[Stage], None]:
-    ROWS.append(test)
-    return test
+row = Rows()
 
 
 @pytest.fixture(scope="module")
-def running(
-    stage: Stage, request: pytest.FixtureRequest
-) -> Iterator[dict[Callable[[Stage], None], "Future[None]"]]:
-    with ThreadPoolExecutor(4) as pool:
-        yield {one: pool.submit(one, stage) for one in selected(request, ROWS)}
+def running(stage: Stage, request: pytest.FixtureRequest) -> Iterator[Running]:
+    yield from row.begin(stage, request)
 
 
 @row
@@ -244,8 +237,6 @@ def _wait_unstarted(job: Staged, words: str) -> None:
     assert (found["status"], found["reason"]) == ("False", "ImagePullFailed")
 
 
-@pytest.mark.parametrize("one", ROWS, ids=lambda one: str(one.__name__))
-def test_row(
-    running: dict[Callable[[Stage], None], "Future[None]"], one: Callable[[Stage], None]
-) -> None:
+@pytest.mark.parametrize("one", row.all, ids=lambda one: str(one.__name__))
+def test_row(running: Running, one: Row) -> None:
     running[one].result()

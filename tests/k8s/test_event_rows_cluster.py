@@ -2,31 +2,24 @@
 processes under their own service accounts, on a real API server, many jobs side by side.
 """
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 
 import pytest
 
 from elastic.proto import elasticjob
 from scripts.kubernetes.client import CORE
-from tests.k8s.crew import Stage, selected
+from tests.k8s.crew import Row, Rows, Running, Stage
 from tests.k8s.operated import GROUP
 
-ROWS: list[Callable[[Stage], None]] = []
+pytestmark = pytest.mark.xdist_group("rows-of-nodes")  # one stage for all of them
+
+row = Rows()
 TWO = {"min": 2, "max": 4, "lastCallSeconds": 0}
 
 
-def row(test: Callable[[Stage], None]) -> Callable[[Stage], None]:
-    ROWS.append(test)
-    return test
-
-
 @pytest.fixture(scope="module")
-def running(
-    stage: Stage, request: pytest.FixtureRequest
-) -> Iterator[dict[Callable[[Stage], None], "Future[None]"]]:
-    with ThreadPoolExecutor(4) as pool:
-        yield {one: pool.submit(one, stage) for one in selected(request, ROWS)}
+def running(stage: Stage, request: pytest.FixtureRequest) -> Iterator[Running]:
+    yield from row.begin(stage, request)
 
 
 @row
@@ -252,8 +245,6 @@ def a_hot_spare_takes_the_place_of_one_that_is_lost(stage: Stage) -> None:
         assert job.status()["desiredReplicas"] == 2
 
 
-@pytest.mark.parametrize("one", ROWS, ids=lambda one: str(one.__name__))
-def test_row(
-    running: dict[Callable[[Stage], None], "Future[None]"], one: Callable[[Stage], None]
-) -> None:
+@pytest.mark.parametrize("one", row.all, ids=lambda one: str(one.__name__))
+def test_row(running: Running, one: Row) -> None:
     running[one].result()

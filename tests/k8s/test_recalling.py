@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from elastic import supplied
 from elastic.k8s import causes, recalling
-from elastic.k8s.causes import Action, Past, Rule, judge, remember
+from elastic.k8s.causes import Action, Rule, judge, remember
 from elastic.k8s.observed import Pod
 from elastic.k8s.placing import Limits, Placing, blame
 from elastic.k8s.recalling import Recalled
 from elastic.k8s.supply import Memory, Plan
 from elastic.proto import elasticjob, schema
-from elastic.proto.elasticjob import JobState, PodFailure
+from elastic.proto.elasticjob import JobState, Past, PodFailure
 
 BASE = JobState(generation=1, attempt=1, state="Running")
 LIMITS = Limits(most="50%", ttl=100.0, confirmations=2)

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from elastic import supplied
-from elastic.k8s.causes import Action, Past, judge
+from elastic.k8s.causes import Action, judge
 from elastic.k8s.observed import Pod
 from elastic.k8s.placing import Limits
 from elastic.k8s.spec import read
 from elastic.k8s.supply import Memory, Plan
 from elastic.k8s.wanted import limits, wanted
 from elastic.master.policy import Policy
+from elastic.proto.elasticjob import Past
 
 SPEC = read(
     {
