@@ -47,7 +47,7 @@ for name in "$@"; do
             part large-6.7b 580 python3 -m benchmarks.mfu 6.7b --leaves 32 --reductions fast --out "$out/mfu.jsonl"
             ;;
         resize)
-            part resize 420 python3 -m benchmarks.resize --worlds "$gpus" 1 "$gpus" --steps 60 \
+            part resize 420 python3 -m benchmarks.resize $([ "$gpus" -ge 4 ] || echo --worlds "$gpus" 1 "$gpus" --steps 60) \
                 --out "$out/resize.json"
             ;;
         scaling)
@@ -57,8 +57,9 @@ for name in "$@"; do
             done
             ;;
         tensor) # 6.7B over all GPUs by TP, and by TP x PP, or PP where there are two
+            # As many samples a step in fewer leaves: one sample's kernels, cut by TP, end before the host has queued the next.
             part tensor-tp 290 python3 -m benchmarks.mfu 6.7b --ranks "$gpus" --no-plain --reductions fast \
-                --out "$out/mfu.jsonl" --tensor-model-parallel-size="$gpus" --sequence-parallel
+                --out "$out/mfu.jsonl" --tensor-model-parallel-size="$gpus" --sequence-parallel --micro-batch-size="$gpus"
             part tensor-tp-pp 290 python3 -m benchmarks.mfu 6.7b --ranks "$gpus" --no-plain --reductions fast \
                 --out "$out/mfu.jsonl" --pipeline-model-parallel-size=2 "${halves[@]}"
             ;;
@@ -66,7 +67,7 @@ for name in "$@"; do
             part fire 420 python3 -m benchmarks.resize --worlds "$gpus" "$gpus" "$gpus" --steps 60 --leaves 8 \
                 --out "$out/fire.json" --pipeline-model-parallel-size=2 "${halves[@]}"
             ;;
-        restart) part restart 400 python3 -m benchmarks.trainer_restart 1.3b --out "$out/restart.jsonl" ;;
+        restart) part restart 400 python3 -m benchmarks.trainer_restart 1.3b --micro-batch-size=4 --global-batch-size=$((32 * gpus)) --out "$out/restart.jsonl" ;;
         curve) part curve 590 python3 -m benchmarks.curve run runs/text "$out/curve" --gpus "$gpus" ;;
         layouts) part layouts 580 python3 -m benchmarks.layouts --out "$out/layouts.json" ;;
         *) echo "no part $name" ;;

@@ -82,7 +82,8 @@ class Job:
         ready = 0
         for process in psutil.Process(self.launcher.pid).children(True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                ready += re.fullmatch(SPARE, " ".join(process.cmdline())) is not None
+                title = process.cmdline()[:1]  # behind it are the zeros that the title did not need
+                ready += bool(title) and re.fullmatch(SPARE, title[0]) is not None
         return ready == self.ranks
 
     def starts(self, since: float) -> list[dict[str, float]]:
