@@ -41,6 +41,16 @@ class Activity(Enum):
     """There is no stack."""
 
 
+class OnDevice(Enum):
+    """What a rank's GPU does with what its script has given it."""
+
+    UNKNOWN = ""
+    IDLE = "idle"
+    BUSY = "busy"
+    HELD = "held"
+    """It has not done what it had at an earlier look."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doing:
     """What a rank does."""
