@@ -42,8 +42,6 @@ SILENT = frozenset({Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER})
 """May wait for others in a library's code, of which no stack tells, asleep."""
 SPINS = frozenset({Activity.DEVICE, Activity.NATIVE})
 """The same, of a device, which the processor may wait for awake."""
-QUEUES = 2
-"""Patiences that a device may take for what its host had given it at a look: a queue is as long as a step or two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +162,7 @@ class Patience:
         if not seen.stack:
             return FOREVER  # it begins, or ends
         if _endless(looks):
-            return QUEUES * self.of_device(seen)
+            return self.of_device(seen)  # a queue is no longer than a step or two
         if seen.state == "D" or (doing.asleep and doing.activity in SLEEPING):
             return self.long
         computes = doing.activity in COMPUTING or not seen.sure

@@ -189,8 +189,11 @@ def device_steps(page: mmap.mmap, after: int) -> tuple[list[DeviceStep], int]:
         found = []
         for count in range(max(after + 1, newest - DEVICE_KEPT + 2, 1), newest + 1):
             at = DEVICE_RING + DEVICE_RECORD * (count % DEVICE_KEPT)
-            *took, starved = words[at : at + DEVICE_RECORD]
-            found.append((count, DeviceStep(*took, starved=bool(starved))))
+            step, forward, backward, optimizer, collectives, starved = words[
+                at : at + DEVICE_RECORD
+            ]
+            took = DeviceStep(step, forward, backward, optimizer, collectives, bool(starved))
+            found.append((count, took))
         whole = words[DEVICE_STEPS] - DEVICE_KEPT + 1  # what was written over meanwhile is none
     return [step for count, step in found if count > whole], newest
 

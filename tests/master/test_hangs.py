@@ -11,7 +11,6 @@ from elastic.master.activity import Activity, Doing, OnDevice
 from elastic.master.culprits import (
     FOREVER,
     LONG,
-    QUEUES,
     UNSTEPPED_PATIENCES,
     Collective,
     Found,
@@ -250,9 +249,8 @@ def test_a_host_that_waits_for_a_kernel_that_does_not_end() -> None:
     done = (replace(REDUCE, device=True, done=True),)
     spins = seen(3, Activity.NATIVE, collectives=done, state="R", on_device=OnDevice.HELD)
     work = {3: replace(spins, cpu=-1.0, on_device=OnDevice.BUSY)}
-    allowed = 1.2 * QUEUES
-    assert ranks(*WAITING, spins, before=work, quiet=allowed - 0.1) is None
-    one = found(*WAITING, spins, before=work, quiet=allowed)
+    assert ranks(*WAITING, spins, before=work, quiet=1.1) is None
+    one = found(*WAITING, spins, before=work, quiet=1.2)
     assert one is not None
     assert (one.ranks, one.machine) == ((3,), True)
     assert "a kernel on its device does not end" in one.reason
