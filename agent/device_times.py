@@ -6,7 +6,7 @@ before and after the optimizer's step. Some steps later all have happened, and t
 What the stream waits for others is apart from what it computes, so that ranks can be compared, and the host's times
 beside the device's tell whether the device or its host is slow.
 
-A step is measured twenty times a second at most, and more rarely where it has many marks: what that costs has a bound.
+A step is measured ten times a second at most, and more rarely where it has many marks: what that costs has a bound.
 Events are made once. Nothing is recorded or asked while a CUDA graph is captured.
 """
 
@@ -29,7 +29,7 @@ MOST = 512
 """Marks of a step; one with more is not measured."""
 IN_FLIGHT = 4
 """Steps whose events have not all happened, for a host is ahead of its device."""
-EVERY_NS, A_MARK_NS = 50_000_000, 1_000_000
+EVERY_NS, A_MARK_NS = 100_000_000, 4_000_000
 """From the beginning of a step that is measured to that of the next: the longer of the first, and of the second for each
 of its marks."""
 KEEPS_PACE = 0.8

@@ -9,7 +9,8 @@ the verdict, and whether what was slow was named, and nothing else.
 On GPUs it is one node and NCCL. gpu: another process keeps one rank's GPU busy for the part of the time that makes
 passes `--more` longer, which is tried before; the rank has to be named, by its device's times, and the device. Where
 ranks share a GPU, which slows all of them, over Gloo, the rank multiplies more instead, five times `--more`. host: the
-rank's host sleeps for `--more` of a step before each; the rank has to be named, and its host.
+rank's host sleeps for `--more` of a step before each; the rank has to be named, and its host. cost: what measuring
+steps on a device adds to them, in pairs.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from tests.e2e.harness.throttle import throttled
 SCRIPTS = ROOT / "tests" / "e2e" / "harness" / "scripts"
 SCRIPT, GPU_SCRIPT = SCRIPTS / "stragglers.py", SCRIPTS / "slow_gpus.py"
 COMPETING = ROOT / "benchmarks" / "scripts" / "competing.py"
+COST = "benchmarks.scripts.device_cost"
 INTERVALS = 12
 """Before a fault: more than a round is looked at without a verdict."""
 
@@ -310,6 +312,7 @@ def main() -> int:
     parser.add_argument("--link", type=int, default=3, help="runs (%(default)d)")
     parser.add_argument("--gpu", type=int, default=2, help="runs (%(default)d)")
     parser.add_argument("--host", type=int, default=1, help="runs (%(default)d)")
+    parser.add_argument("--cost", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--more", type=float, help="a part (0.3; on GPUs 0.1)")
     parser.add_argument("--rate", default="20mbit", help="of the slow link (%(default)s)")
     parser.add_argument("--ranks", type=int, help="(4; on GPUs as many as there are)")
@@ -344,6 +347,8 @@ def on_gpus(args: argparse.Namespace) -> int:
         f"{work.ranks} ranks, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}",
         flush=True,
     )
+    if args.cost:
+        subprocess.run([sys.executable, "-m", COST], check=True, cwd=ROOT)
     for kind, runs in (("gpu", args.gpu), ("host", args.host)):
         if runs:
             faulty_on_gpus(kind, work, runs, args.more or 0.1)

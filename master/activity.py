@@ -188,8 +188,8 @@ _HARMLESS = (
     "torch/_ops.py",
 )
 """Wrappers, which tell nothing by themselves."""
-_OURS = "elastic/agent/waits.py"
-"""Is called around what waits, and tells nothing by itself."""
+_OURS = ("elastic/agent/waits.py", "elastic/agent/device_times.py")
+"""Are called around what waits, and tell nothing by themselves."""
 _LOADER = "pt_data_worker"
 
 

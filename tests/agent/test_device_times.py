@@ -204,8 +204,8 @@ measured(50)
 found = [sorted(before), sorted(held()), len(measured(4, more=many)), times._off]
 """
     before, after, overfull, off = run(tmp_path, code)
-    assert sum(after) <= sum(before) + 20, "of steps that were not used before"
-    assert overfull <= 1, "only the one after them"
+    assert max(after) == max(before), "as many as a step has marks"
+    assert overfull <= 2, "only those before and after them"
     assert not off
 
 
@@ -236,7 +236,7 @@ found = said
 """
     said = run(tmp_path, code)
     assert said[:3] == ["idle", "busy", "busy"]
-    assert said[-1] == "held"
+    assert said[-2:] == ["busy", "held"], "the last is another kernel than the one before"
 
 
 @pytest.mark.gpu

@@ -42,6 +42,8 @@ def fault() -> dict[str, float]:
 
 
 class Model(torch.nn.Module):
+    factor: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first = torch.nn.Linear(64, WIDTH)
