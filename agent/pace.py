@@ -60,7 +60,7 @@ class Pace:
     def hear(self, beats: Iterable[Beat], length: int) -> None:
         """beats: those since the last that was heard, some may be missing; length: of an interval, in steps."""
         if length != self._length:
-            self._length, self._steps, self._on_device = length, [], []
+            self._length, self._steps = length, []
         for beat in beats:
             last, self._last = self._last, beat
             if last is not None and last.number + 1 == beat.number:

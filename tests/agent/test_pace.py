@@ -3,6 +3,7 @@
 import os
 
 from elastic.agent.pace import OnDevice, Pace, Times
+from elastic.agent.ranks import Rank
 from elastic.proto import page
 from elastic.proto.page import Beat, DeviceStep
 
@@ -119,3 +120,44 @@ def test_device_steps_of_a_page() -> None:
     assert [one.number for one in found] == [3 * n for n in range(100 - page.DEVICE_KEPT + 2, 101)]
     assert found[-1].compute_ns == 6
     assert page.DEVICE_RING + page.DEVICE_RECORD * page.DEVICE_KEPT == page.SIZE // 8
+
+
+def test_a_rank_s_page_is_told_with_its_heartbeat() -> None:
+    fd = page.create()
+    writer = page.PageWriter.claim(fd, os.getpid())
+    assert writer is not None
+    rank = Rank(3, 1)
+    rank.page = page.open_page(fd)
+    os.close(fd)
+    words = writer.words
+
+    def beat(number: int, *device: int) -> None:
+        at = page.RING + 2 * (number % page.KEPT)
+        words[at], words[at + 1], words[page.BEATS] = 10 * MS * number, 0, number
+        if device:
+            count = words[page.DEVICE_STEPS] + 1
+            place = page.DEVICE_RING + page.DEVICE_RECORD * (count % page.DEVICE_KEPT)
+            for offset, value in enumerate((number, *device)):
+                words[place + offset] = value
+            words[page.DEVICE_STEPS] = count
+
+    for number in range(1, 5):
+        beat(number, 2 * MS, 4 * MS, 1 * MS, 3 * MS, 1)
+    rank.measure(4)
+    pace = rank.progress().pace
+    assert (pace.end, pace.compute, pace.waiting) == (4, 0.01, 0.0)
+    device = pace.device
+    assert (device.compute, device.backward, device.waiting, device.least) == (
+        0.007,
+        0.004,
+        0.003,
+        0.003,
+    )
+    assert device.starved
+    for number in range(5, 9):
+        beat(number)
+    rank.measure(4)
+    told = rank.progress()
+    assert told.pace.end == 8
+    assert not told.pace.HasField("device"), "those before were told"
+    rank.close()
