@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
 
+    from elastic.agent.device_times import DeviceTimes
     from elastic.proto.link import Message
     from elastic.proto.page import PageWriter
 
@@ -274,12 +275,13 @@ _DYNAMO_RULES = "torch._dynamo.trace_rules"
 
 def keep_out_of_graphs() -> None:
     """A compiled `optimizer.step` calls us, and does not try to compile us. Does nothing twice."""
-    from elastic.agent import waits
+    from elastic.agent import device_times, waits
 
     rules = sys.modules[_DYNAMO_RULES]
     if __file__ not in rules.SKIP_DIRS:
         rules.add(__name__)
         rules.add(waits.__name__)
+        rules.add(device_times.__name__)
 
 
 # --- optimizer steps ---
@@ -294,9 +296,11 @@ class _Ticker:
         self._leader = 0
         """Of several optimizers the one that stepped first: its steps are the script's."""
         self._pid = os.getpid()
+        self._device: DeviceTimes | None = None
+        """Of a rank that computes on a GPU."""
 
     def tick(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """About a microsecond, and no call of a function in Python. Does nothing in a fork of us."""
+        """About a microsecond, and no call of a function in Python but on a GPU. Does nothing in a fork of us."""
         if getpid() != self._pid:
             return
         words = self._words
@@ -305,15 +309,25 @@ class _Ticker:
         if self._first:
             self._first, self._leader = False, id(optimizer)
             dynamo = sys.modules.get("torch._dynamo")  # which would compile what we call, too
-            _quietly(_first_step if dynamo is None else dynamo.disable(_first_step))
+            first = self._first_step
+            _quietly(first if dynamo is None else dynamo.disable(first))
         if id(optimizer) == self._leader:
             number = words[BEATS] + 1
             at = RING + number % KEPT * 2
             words[at], words[at + 1] = now, words[WAITED_NS]
             words[BEATS] = number
+            if self._device is not None:
+                self._device.step_ends(number, now)
+
+    def _first_step(self) -> None:
+        from elastic.agent import device_times
+
+        _quietly(_tell_first_step)
+        if _attachment is not None:
+            self._device = device_times.follow(_attachment.page, lambda: self._leader)
 
 
-def _first_step() -> None:
+def _tell_first_step() -> None:
     if _attachment is None:
         return
     from elastic.proto.link import FirstStep, ModulesNote

@@ -163,6 +163,13 @@ class Rank:
         if (pace := self.pace.take()) is not None:
             told.pace.end, told.pace.compute = pace.end, pace.compute
             told.pace.waiting, told.pace.least = pace.waiting, pace.least
+            if (device := pace.device) is not None:
+                told.pace.device.compute, told.pace.device.backward = (
+                    device.compute,
+                    device.backward,
+                )
+                told.pace.device.waiting, told.pace.device.least = device.waiting, device.least
+                told.pace.device.starved = device.starved
             told.pace.stage = 0 if self.page is None else page.stage(self.page)
         return told
 
@@ -174,6 +181,7 @@ class Rank:
     def measure(self, steps: int) -> None:
         """How long its steps take; steps: of an interval."""
         if self.page is not None:
+            self.pace.hear_of_device(*page.device_steps(self.page, self.pace.heard_of_device))
             self.pace.hear(page.beats(self.page, self.pace.heard), steps)
 
 

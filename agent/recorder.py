@@ -75,10 +75,11 @@ def _serve(end: "socket.socket") -> None:
 
 
 def told() -> "Told":
-    """Its collectives and its stacks; less than `DATAGRAM` bytes of JSON."""
+    """Its collectives, its stacks and its device; less than `DATAGRAM` bytes of JSON."""
+    from elastic.agent.device_times import on_device
     from elastic.proto.looks import Told
 
-    return Told(collectives=tuple(last_collectives()), threads=stacks())
+    return Told(collectives=tuple(last_collectives()), threads=stacks(), on_device=on_device())
 
 
 def last_collectives() -> Iterator["Collective"]:

@@ -3,7 +3,7 @@
 What Python waits in is timed: `Work.wait`, and the broadcast of buffers that DDP's forward pass begins with. In a
 backward pass C++ waits, DDP's reducer for its last buckets, and what that takes is the time in which the kernel did
 not want to run the thread: on a CPU whatever it computes keeps it running or waiting for a core. A host of GPUs
-waits for no collective, so there nothing is told.
+waits for no collective; there it is the device whose waits are told (`device_times.py`).
 """
 
 import functools

@@ -129,7 +129,10 @@ class Watching:
         deaf = rank.recorder is not None and self._unanswered[rank.pid] >= DEAF
         if look.how == "none" and deaf and rank.stacks is not None:
             look = await ask(look, rank.stacks, deadline=deadline)
-        return replace(brief(look), collectives=None if told is None else told.collectives)
+        look = brief(look)
+        if told is not None:
+            look = replace(look, collectives=told.collectives, on_device=told.on_device)
+        return look
 
 
 async def _ask(rank: Rank) -> Told | None:

@@ -35,7 +35,7 @@ from tests.e2e.harness import ROOT, Job
 SCRIPT = ROOT / "tests" / "e2e" / "harness" / "scripts" / "hangs.py"
 WAYS = {
     "cpu": ("stop", "loop", "gil", "sleep-with-gil", "skip", "mismatch", "worker"),
-    "cuda": ("stop", "loop", "gil", "kernel", "worker"),
+    "cuda": ("stop", "loop", "gil", "kernel", "item", "worker"),
 }
 """NCCL may well come to the end of two collectives that do not match, and the signal that asks who holds the GIL
 for its stacks, where nobody may read them, wakes a sleep."""

@@ -41,6 +41,16 @@ class Activity(Enum):
     """There is no stack."""
 
 
+class OnDevice(Enum):
+    """What a rank's GPU does with what its script has given it."""
+
+    UNKNOWN = ""
+    IDLE = "idle"
+    BUSY = "busy"
+    HELD = "held"
+    """It has not done what it had at an earlier look."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doing:
     """What a rank does."""
@@ -178,8 +188,8 @@ _HARMLESS = (
     "torch/_ops.py",
 )
 """Wrappers, which tell nothing by themselves."""
-_OURS = "elastic/agent/waits.py"
-"""Is called around what waits, and tells nothing by itself."""
+_OURS = ("elastic/agent/waits.py", "elastic/agent/device_times.py")
+"""Are called around what waits, and tell nothing by themselves."""
 _LOADER = "pt_data_worker"
 
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from elastic.master.activity import Activity, Doing, is_native, moved, worked
+from elastic.master.activity import Activity, Doing, OnDevice, is_native, moved, worked
 from elastic.master.events import NodeId
 from elastic.master.tree import Call, bare, merge, odd, ranges, render
 
@@ -84,6 +84,7 @@ class Seen:
     ticks: int = 0
     cpu: float = 0.0
     """Seconds of it that its main thread used."""
+    on_device: OnDevice = OnDevice.UNKNOWN
 
     @property
     def pending(self) -> tuple[Collective, ...]:
@@ -160,6 +161,8 @@ class Patience:
             return self.here(seen) if _held(looks) else self.long
         if not seen.stack:
             return FOREVER  # it begins, or ends
+        if _endless(looks):
+            return self.of_device(seen)  # a queue is no longer than a step or two
         if seen.state == "D" or (doing.asleep and doing.activity in SLEEPING):
             return self.long
         computes = doing.activity in COMPUTING or not seen.sure
@@ -200,7 +203,10 @@ def find(seen: Mapping[int, tuple[Seen, ...]], quiet: float, patience: Patience)
     hung = [s for s in apart if s.rank in still and quiet >= patience.of(looks[s.rank])]
     if len(apart) == len(last) and quiet < 2 * patience.allowed:
         return None  # nobody waits for them
-    return _found(hung, last, "does not go on", soft=True) if hung else None
+    if not hung:
+        return None
+    found = _found(hung, last, "does not go on", soft=True)
+    return replace(found, machine=found.machine or all(_endless(looks[s.rank]) for s in hung))
 
 
 def find_without_steps(
@@ -259,7 +265,9 @@ def _all_wait(last: Mapping[int, Seen], quiet: float, patience: Patience) -> Fou
         return _found(odd, last, "waits apart")
     late = _not_begun(last)
     if late and quiet >= max(patience.of_device(s) for s in late):
-        return replace(_found(late, last, "does not go on", soft=True), machine=True)
+        found = _found(late, last, "does not go on", soft=True)
+        reason = f"{found.reason}; a kernel before that collective does not end on the device"
+        return replace(found, reason=reason, machine=True)
     if quiet >= patience.long:
         return replace(_found([], last, "does not go on"), machine=True)
     return None
@@ -296,6 +304,11 @@ def _worked(looks: tuple[Seen, ...]) -> bool:
     """Its main thread used the processor between the first look and the last."""
     first, last = looks[0], looks[-1]
     return worked(first.cpu, last.cpu, seconds=last.at - first.at)
+
+
+def _endless(looks: tuple[Seen, ...]) -> bool:
+    """A kernel on its device does not end, which no collective is, and its host waits for it or is about to."""
+    return looks[-1].on_device is OnDevice.HELD and not looks[-1].waits
 
 
 def _lost_worker(looks: tuple[Seen, ...]) -> bool:
@@ -379,6 +392,10 @@ def describe(seen: Seen) -> str:
         what = f"{what}, held by the kernel"
     if seen.waits and seen.pending:
         what += f" ({', '.join(str(one) for one in seen.pending[:2])})"
+    elif seen.on_device is OnDevice.HELD and not seen.waits:
+        what += ", and a kernel on its device does not end"
+    elif seen.on_device is OnDevice.IDLE and not seen.waits:
+        what += ", and its device has nothing to do"
     if seen.doing.call is None:
         return what
     function, file, line = seen.doing.call

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from elastic.master import events as ev
-from elastic.master.activity import doing
+from elastic.master.activity import OnDevice, doing
 from elastic.master.checkpoints import Orders
 from elastic.master.culprits import Collective, Seen
 from elastic.master.directive import Directive
@@ -376,6 +376,7 @@ def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
         sure=gil is not None,
         ticks=look.ticks,
         cpu=look.main_cpu_seconds,
+        on_device=OnDevice(look.on_device.value),
         collectives=None
         if issued is None
         else tuple(

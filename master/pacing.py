@@ -41,6 +41,8 @@ class Pacing:
         """The end of the last that was."""
         self._seats: dict[int, core.Seat] = {}
         """As all ranks have told it first."""
+        self._on_devices = False
+        """Ranks tell what steps take there; who does not, of an interval, tells nothing of it."""
         self._state = core.State()
         self._told: dict[tuple[str, tuple[int, ...], tuple[str, ...]], ev.Straggling] = {}
         """Verdicts that stand."""
@@ -57,7 +59,7 @@ class Pacing:
             self._round, self._length = current.number, 0
             self._waiting, self._judged = {}, 0  # its ranks are others
             self._world = sum(seat.ranks for seat in current.seats)
-            self._seats, self._state = {}, core.State()
+            self._seats, self._state, self._on_devices = {}, core.State(), False
             self._told = {one.about: one for one in current.stragglers}
         if self._world < 2:
             return
@@ -90,7 +92,11 @@ class Pacing:
 
     def _take(self, rank: int, pace: pb.Pace) -> None:
         fits = self._length and pace.end % self._length == 0 and pace.end > self._judged
-        if fits and all(0 <= one < 1e9 for one in (pace.compute, pace.waiting, pace.least)):
+        told = [pace.compute, pace.waiting, pace.least]
+        if pace.HasField("device"):
+            device = pace.device
+            told += [device.compute, device.backward, device.waiting, device.least]
+        if fits and all(0 <= one < 1e9 for one in told):
             self._waiting.setdefault(pace.end, {})[rank] = pace
 
     def _judge(self, current: Round, seconds: float) -> None:
@@ -106,11 +112,16 @@ class Pacing:
                 self._seats = _seats(current, told)
             if not self._seats or current.change is not None:
                 continue  # who is about to leave waits for others in its save
+            self._on_devices |= any(pace.HasField("device") for pace in told.values())
             report = core.Report(
                 round=current.number,
                 step=current.step or end,
                 seats=self._seats,
-                times={rank: _times(pace) for rank, pace in told.items()},
+                times={
+                    rank: _times_on_device(pace) if self._on_devices else _times(pace)
+                    for rank, pace in told.items()
+                    if pace.HasField("device") or not self._on_devices
+                },
             )
             decision = core.decide(self._state, report, self._shell.now(), core.Policy())
             self._state = decision.state
@@ -150,6 +161,17 @@ def _seats(current: Round, told: Mapping[int, pb.Pace]) -> dict[int, core.Seat]:
 def _times(pace: pb.Pace) -> core.Times:
     return core.Times(
         compute=pace.compute, waiting=pace.waiting, least=nan if pace.stage else pace.least
+    )
+
+
+def _times_on_device(pace: pb.Pace) -> core.Times:
+    device = pace.device
+    return core.Times(
+        compute=device.compute,
+        waiting=device.waiting,
+        least=nan if pace.stage else device.least,
+        backward=device.backward,
+        starved=device.starved,
     )
 
 

@@ -8,6 +8,9 @@ its last intervals, which a few wild ones do not move, and over ranks these have
 explain.
 
 Communication is what remains (`transfers.py`): where that grows and compute does not, a link is slow.
+
+On GPUs times are the device's, and a slow rank's device or its host is named. A slow device takes longer for a backward
+pass, too, while its host is ahead of it; else it waits for its host: for data, or between kernels all the time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +39,7 @@ SAMPLED = 1000
 
 
 Kind = Literal["rank", "node", "link", "communication"]
+Part = Literal["", "device", "host"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,10 @@ class Times:
     least: float
     """In collectives of its group, in the step in which that was least: where it came last, what transfers take. NaN
     where that is not known."""
+    backward: float = nan
+    """Of a backward pass on its device, the median. NaN: these are a host's times."""
+    starved: bool = False
+    """In most steps its device waited for its host in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +128,8 @@ class Verdict:
     """Part of a step that is."""
     pays: bool
     """Whether it is worth a restart."""
+    part: Part = ""
+    """Of a slow rank or node, what is slow; empty: not known."""
 
     @property
     def key(self) -> tuple[Kind, tuple[int, ...], tuple[str, ...]]:
@@ -143,8 +153,16 @@ class Verdict:
             "communication": f"transfers take {self._longer} they did, and compute does not; times do not tell which "
             "link it is",
         }[self.kind]  # fmt: skip
+        who += _PARTS[self.part]
         advice = "replacing it pays" if self.pays else "a restart would cost more than it saves"
         return f"{who}, since step {self.since.step}: {self.cost:.3g} s of each step, {self.share:.1%} of the job; {advice}"
+
+
+_PARTS: Mapping[Part, str] = {
+    "": "",
+    "device": ", on the device: its host is ahead of it",
+    "host": ", for the device waits for its host",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +176,8 @@ class State:
     """Of the intervals in the windows, and of the one before them."""
     behind: Mapping[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
     """By rank, parts by which its compute was longer than its peers', newest last; NaN: not known."""
+    of_host: Mapping[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
+    """By rank on a GPU, whether that was its host's (1) or its device's (0), newest last; NaN: not known, or not behind."""
     groups: Mapping[str, Group] = field(default_factory=dict[str, Group])
     since: Mapping[int, Mark] = field(default_factory=dict[int, Mark])
     """Of slow ranks."""
@@ -184,7 +204,7 @@ def decide(state: State, report: Report, now: float, policy: Policy) -> Decision
     if state.intervals <= SETTLING:
         state = replace(state, marks=(mark,))
         return Decision(state=state, verdicts=(), reason="the round has only begun")
-    state = replace(state, behind=_behind(state, report))
+    state = replace(state, behind=_behind(state, report), of_host=_of_host(state, report, policy))
     medians = _medians(state)
     slow = _slow(state, medians, report, policy)
     state = replace(state, since={rank: _since(state, rank, bound) for rank, bound in slow.items()})
@@ -224,6 +244,45 @@ def _behind(state: State, report: Report) -> dict[int, tuple[float, ...]]:
                 found[rank] = report.times[rank].compute / usual - 1
     before = state.behind
     return {rank: (*before.get(rank, ()), value)[-robust.WINDOW :] for rank, value in found.items()}
+
+
+def _of_host(state: State, report: Report, policy: Policy) -> dict[int, tuple[float, ...]]:
+    """Windows with this interval's, of ranks on GPUs."""
+    found: dict[int, float] = {}
+    for ranks in _by_peers(report).values():
+        times = {rank: report.times[rank] for rank in ranks}
+        known = {rank: one for rank, one in times.items() if isfinite(one.backward)}
+        if known:
+            compute = median_low([one.compute for one in known.values()])
+            backward = median_low([one.backward for one in known.values()])
+            found |= {
+                rank: is_host(one, compute, backward, policy.least) for rank, one in known.items()
+            }
+    before = state.of_host
+    return {
+        rank: (*before.get(rank, ()), found.get(rank, nan))[-robust.WINDOW :]
+        for rank in before.keys() | found.keys()
+    }
+
+
+def is_host(times: Times, compute: float, backward: float, least: float) -> float:
+    """Whether it is its host for which a rank is behind (1), or its device (0); NaN: it is not behind. compute,
+    backward: what peers take, in seconds; least: the part by which who is behind is."""
+    more = times.compute - compute
+    if more <= least / 2 * compute:
+        return nan
+    if times.starved or not backward:
+        return 1.0
+    # A device that is slow is so in all that it does; data that come late make the forward pass longer.
+    return float(times.backward / backward - 1 < more / compute / 2)
+
+
+def _part(state: State, ranks: Iterable[int]) -> Part:
+    """What most intervals say of them."""
+    found = [one for rank in ranks for one in robust.known(state.of_host.get(rank, ()))]
+    if not found:
+        return ""
+    return "host" if median_low(found) else "device"
 
 
 def _medians(state: State) -> dict[int, float]:
@@ -343,7 +402,7 @@ def _of_compute(
             since = min((state.since[rank] for rank in ranks), key=lambda mark: mark.at)
             yield _verdict(
                 "node" if whole else "rank", ranks, [node], since, behind,
-                max([0.0, *costs]), step, report, policy,
+                max([0.0, *costs]), step, report, policy, _part(state, ranks),
             )  # fmt: skip
 
 
@@ -398,12 +457,13 @@ def _verdict(
     step: float,
     report: Report,
     policy: Policy,
+    part: Part = "",
 ) -> Verdict:
     share = cost / step if step > 0 else 0.0
     left = policy.horizon if report.remaining is None else report.remaining
     return Verdict(
         kind=kind, ranks=tuple(sorted(ranks)), nodes=tuple(nodes), since=since, behind=behind,
-        cost=cost, share=share, pays=share * left > policy.margin * policy.restart,
+        cost=cost, share=share, pays=share * left > policy.margin * policy.restart, part=part,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ so that no look is larger than about half a megabyte, whatever a stack looks lik
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 DUMP_SIGNAL = signal.SIGRTMAX - 9
 """Asks a rank for its stacks, where nobody may read its memory. Of the real-time signals, which no
@@ -94,6 +95,18 @@ class Collective:
     done: bool
 
 
+class OnDevice(Enum):
+    """What a rank's device does with what its script has given it."""
+
+    UNKNOWN = ""
+    IDLE = "idle"
+    """All of it is done."""
+    BUSY = "busy"
+    """Some of it is not; what it had at an earlier look is."""
+    HELD = "held"
+    """What it had at an earlier look is not done: a kernel does not end, or a collective waits."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
     """What a rank says of itself, from a thread of its own."""
@@ -101,6 +114,7 @@ class Told:
     collectives: tuple[Collective, ...]
     threads: tuple[Thread, ...]
     """As `fit` has them."""
+    on_device: OnDevice = OnDevice.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +148,7 @@ class Look:
     """Optimizer steps that it has told of."""
     collectives: tuple[Collective, ...] | None = None
     """None: it did not say."""
+    on_device: OnDevice = OnDevice.UNKNOWN
 
 
 def frame(function: object, file: object, line: object = 0) -> Frame:

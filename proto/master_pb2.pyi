@@ -353,18 +353,34 @@ class RankProgress(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., ticks: _Optional[int] = ..., phase: _Optional[str] = ..., started_by: _Optional[str] = ..., quiet: _Optional[float] = ..., interval: _Optional[float] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
 
 class Pace(_message.Message):
-    __slots__ = ("end", "compute", "waiting", "least", "stage")
+    __slots__ = ("end", "compute", "waiting", "least", "stage", "device")
     END_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     LEAST_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     end: int
     compute: float
     waiting: float
     least: float
     stage: int
-    def __init__(self, end: _Optional[int] = ..., compute: _Optional[float] = ..., waiting: _Optional[float] = ..., least: _Optional[float] = ..., stage: _Optional[int] = ...) -> None: ...
+    device: PaceOnDevice
+    def __init__(self, end: _Optional[int] = ..., compute: _Optional[float] = ..., waiting: _Optional[float] = ..., least: _Optional[float] = ..., stage: _Optional[int] = ..., device: _Optional[_Union[PaceOnDevice, _Mapping]] = ...) -> None: ...
+
+class PaceOnDevice(_message.Message):
+    __slots__ = ("compute", "backward", "waiting", "least", "starved")
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    STARVED_FIELD_NUMBER: _ClassVar[int]
+    compute: float
+    backward: float
+    waiting: float
+    least: float
+    starved: bool
+    def __init__(self, compute: _Optional[float] = ..., backward: _Optional[float] = ..., waiting: _Optional[float] = ..., least: _Optional[float] = ..., starved: bool = ...) -> None: ...
 
 class Measure(_message.Message):
     __slots__ = ("round", "steps")

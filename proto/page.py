@@ -2,7 +2,7 @@
 
 The page is a sealed memfd, so neither side can shrink it under the other. All numbers are native
 (one host, one byte order); every field of 8 bytes lies on an 8-byte boundary and is stored and
-loaded whole, so a reader never sees half of one. Version 1.0:
+loaded whole, so a reader never sees half of one. Version 1.1; 1.0 had no device steps:
 
 | offset | size | type   | field       | meaning                                                   |
 |-------:|-----:|--------|-------------|-----------------------------------------------------------|
@@ -24,13 +24,20 @@ loaded whole, so a reader never sees half of one. Version 1.0:
 |    256 |    8 | int64  | beats       | steps of the optimizer that stepped first                 |
 |    264 |    8 | int64  | waited_ns   | that the main thread has waited for other ranks, in all   |
 |    272 |    8 | int64  | stage       | key of whom it sends to and receives from; 0: nobody      |
-|    280 |  232 |        |             | reserved, zero                                            |
+|    280 |    8 | int64  | device      | steps that were measured on the rank's device             |
+|    288 |  224 |        |             | reserved, zero                                            |
 |    512 | 2048 |        | ring        | 128 records, of beat n at n % 128:                        |
 |        |    8 | int64  | end_ns      | CLOCK_MONOTONIC                                           |
 |        |    8 | int64  | waited_ns   | what that was then                                        |
-|   2560 | 1536 |        |             | reserved for health, zero                                 |
+|   2560 | 1536 |        | device ring | 32 records, of measured step n at n % 32, in nanoseconds: |
+|        |    8 | int64  | number      | beats at the step's end                                   |
+|        |    8 | int64  | forward     | all but what follows; waits for the host are in each      |
+|        |    8 | int64  | backward    |                                                           |
+|        |    8 | int64  | optimizer   |                                                           |
+|        |    8 | int64  | collectives | that the stream waited for other ranks                    |
+|        |    8 | int64  | starved     | 1: the device waited for its host, 0: the host was ahead  |
 
-A beat writes its record, then `beats`. A change of phase writes the record that is not current, then adds one to `changes`: a writer killed
+A beat writes its record, then `beats`; a measured step its own, then `device`. A change of phase writes the record that is not current, then adds one to `changes`: a writer killed
 at any point leaves the old phase whole.
 """
 
@@ -53,9 +60,11 @@ PHASE_BYTES = 56
 _HEADER = struct.Struct("=8sHHI")
 _STAMP = struct.Struct("=q")
 _OWNER, TICKS, TICK_NS, _STEP, _STEP_NS, _CLAIMS, _CHANGES = range(2, 9)  # in words of 8 bytes
-BEATS, WAITED_NS, STAGE = range(32, 35)
+BEATS, WAITED_NS, STAGE, DEVICE_STEPS = range(32, 36)
 RING, KEPT = 64, 128
 """Where the ring begins, and how many beats it keeps."""
+DEVICE_RING, DEVICE_KEPT, DEVICE_RECORD = 320, 32, 6
+"""The same of the device's, and the words of a record."""
 _RECORD = 128
 _RECORD_SIZE = 64
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -153,6 +162,40 @@ def beats(page: mmap.mmap, after: int) -> list[Beat]:
             found.append(Beat(number, words[at], words[at + 1]))
         whole = words[BEATS] - KEPT + 1  # what was written over meanwhile is none
     return [beat for beat in found if beat.number > whole]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """What a step took on its rank's device, in nanoseconds."""
+
+    number: int
+    """Beats at its end."""
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+    collectives_ns: int
+    starved: bool
+    """The device waited for its host."""
+
+    @property
+    def compute_ns(self) -> int:
+        return self.forward_ns + self.backward_ns + self.optimizer_ns
+
+
+def device_steps(page: mmap.mmap, after: int) -> tuple[list[DeviceStep], int]:
+    """Those measured after the first `after`, as far as they are kept, oldest first, and how many there were in all."""
+    with memoryview(page) as raw, raw.cast("q") as words:
+        newest = words[DEVICE_STEPS]
+        found = []
+        for count in range(max(after + 1, newest - DEVICE_KEPT + 2, 1), newest + 1):
+            at = DEVICE_RING + DEVICE_RECORD * (count % DEVICE_KEPT)
+            step, forward, backward, optimizer, collectives, starved = words[
+                at : at + DEVICE_RECORD
+            ]
+            took = DeviceStep(step, forward, backward, optimizer, collectives, bool(starved))
+            found.append((count, took))
+        whole = words[DEVICE_STEPS] - DEVICE_KEPT + 1  # what was written over meanwhile is none
+    return [step for count, step in found if count > whole], newest
 
 
 def stage(page: mmap.mmap) -> int:

@@ -27,8 +27,8 @@ WIRE = Version(1, 0)
 JOURNAL = Version(2, 2)
 """Events and snapshots in the master's journal."""
 
-PAGE = Version(1, 0)
-"""Layout of a rank's progress page."""
+PAGE = Version(1, 1)
+"""Layout of a rank's progress page; 1.1: what steps take on the device."""
 
 LINK = Version(1, 0)
 """Messages between a rank and its agent."""

@@ -1,5 +1,7 @@
 """Ranks and links that are slow, in real processes that are throttled, and networks that are limited."""
 
+import json
+import os
 import re
 
 import pytest
@@ -8,7 +10,8 @@ from tests.e2e.harness import ROOT, Job, throttle
 from tests.e2e.harness.network import Network
 from tests.e2e.harness.throttle import throttled
 
-SCRIPT = ROOT / "tests" / "e2e" / "harness" / "scripts" / "stragglers.py"
+SCRIPTS = ROOT / "tests" / "e2e" / "harness" / "scripts"
+SCRIPT, GPU_SCRIPT = SCRIPTS / "stragglers.py", SCRIPTS / "slow_gpus.py"
 INTERVAL = "2"
 SETTLED = 12
 """Intervals of a round after which a verdict was possible."""
@@ -96,5 +99,32 @@ def test_a_limited_link_is_named(job: Job, network: Network) -> None:
     network.limit(1, "5mbit")
     job.wait_for_event("transfers over the link between node0 and node1 take ")
     assert all("transfers over" in event for event in verdicts(job))
+    job.finish()
+    job.ends(0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("fault", "part"),
+    [
+        ({"products": 20}, "on the device: its host is ahead of it"),
+        ({"sleep": 0.05}, "for the device waits for its host"),
+    ],
+)
+def test_of_a_rank_on_a_gpu_its_device_or_its_host_is_named(
+    job: Job, fault: dict[str, float], part: str
+) -> None:
+    """Twice as much to do, or data that come late. On one GPU two ranks share it."""
+    entry = (str(GPU_SCRIPT), str(job.folder), "4096", "20")
+    job.start("--straggler-interval", INTERVAL, nproc=2, entry=entry)
+    job.wait_for_steps(2)
+    passes(job, SETTLED)
+    assert verdicts(job) == []
+    (job.folder / "fault").write_text(json.dumps(fault))
+    os.replace(job.folder / "fault", job.folder / "fault-1")
+    said = job.wait_for_event("Straggling:")
+    assert re.search(rf"rank 1 on node0 computes .*{part}", said), said
+    (job.folder / "fault-1").unlink()
+    job.wait_for_event("no longer: rank 1 on node0")
     job.finish()
     job.ends(0)

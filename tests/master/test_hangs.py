@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from elastic.master import hangs
-from elastic.master.activity import Activity, Doing
+from elastic.master.activity import Activity, Doing, OnDevice
 from elastic.master.culprits import (
     FOREVER,
     LONG,
@@ -242,6 +242,52 @@ def test_who_has_not_begun_a_collective_on_its_device_has_a_kernel_before_it() -
     assert ranks(*(seen(rank, collectives=(late,)) for rank in range(4))) is None
     compiling = seen(3, Activity.COMPILE, collectives=(late,))
     assert (ranks(*others, compiling), ranks(*others, compiling, quiet=LONG)) == (None, (3,))
+
+
+def test_a_host_that_waits_for_a_kernel_that_does_not_end() -> None:
+    """In `loss.item()`, awake, before it has issued what the others wait for: as a model does that computes."""
+    done = (replace(REDUCE, device=True, done=True),)
+    spins = seen(3, Activity.NATIVE, collectives=done, state="R", on_device=OnDevice.HELD)
+    work = {3: replace(spins, cpu=-1.0, on_device=OnDevice.BUSY)}
+    assert ranks(*WAITING, spins, before=work, quiet=1.1) is None
+    one = found(*WAITING, spins, before=work, quiet=1.2)
+    assert one is not None
+    assert (one.ranks, one.machine) == ((3,), True)
+    assert "a kernel on its device does not end" in one.reason
+    goes_on = replace(spins, on_device=OnDevice.BUSY)
+    assert ranks(*WAITING, goes_on, before=work, quiet=FOREVER - 1) is None
+
+
+@pytest.mark.parametrize(
+    ("on_device", "said"),
+    [(OnDevice.IDLE, "its device has nothing to do"), (OnDevice.UNKNOWN, "python, in train.py")],
+)
+def test_a_host_that_is_stuck_is_no_fault_of_its_device(on_device: OnDevice, said: str) -> None:
+    one = found(*WAITING, seen(3, Activity.PYTHON, on_device=on_device))
+    assert one is not None
+    assert (one.ranks, one.machine) == ((3,), False)
+    assert said in one.reason
+    assert "kernel" not in one.reason
+
+
+def test_a_collective_that_waits_is_no_kernel_that_does_not_end() -> None:
+    pending = (replace(REDUCE, device=True, started=True),)
+    item = [
+        seen(rank, Activity.PYTHON, collectives=pending, on_device=OnDevice.HELD)
+        for rank in range(3)
+    ]
+    one = found(*item, seen(3, Activity.PYTHON, collectives=(), on_device=OnDevice.IDLE))
+    assert one is not None
+    assert (one.ranks, one.machine) == ((3,), False)
+    assert "kernel" not in one.reason
+
+
+@pytest.mark.parametrize("more", [{"phases": {3: "evaluate"}}, {"stepped": False}])
+def test_a_kernel_may_take_long_where_that_is_said_or_there_is_no_rhythm(
+    more: dict[str, object],
+) -> None:
+    held = seen(3, Activity.PYTHON, on_device=OnDevice.HELD)
+    assert ranks(*WAITING, held, quiet=LONG - 1, **more) is None
 
 
 def test_who_waits_on_its_device_for_another_group_is_not_late() -> None:

@@ -54,17 +54,32 @@ class Round:
         self.length = lengths[0]
 
     async def run(
-        self, count: int, computes: Iterable[float], *, silent: int = -1, stages: bool = False
+        self,
+        count: int,
+        computes: Iterable[float],
+        *,
+        silent: int = -1,
+        stages: bool = False,
+        devices: Iterable[float] = (),
     ) -> None:
-        """So many intervals, in which ranks compute for so many seconds a step."""
-        computes = [*computes]
+        """So many intervals, in which ranks compute for so many seconds a step. devices: theirs; 0: it is not told."""
+        computes, devices = [*computes], [*devices] or [0.0] * len(self.nodes)
         for _ in range(count):
             self.ends += self.length
             for node, rank in zip(self.nodes, self.place, strict=True):
                 if rank != silent:
                     noise = 1 + 0.002 * ((self.ends // self.length + rank) % 3)
                     stage = 1 + rank // 2 if stages else 0
-                    node.say(heartbeat=beat(rank, self.ends, noise * computes[rank], stage=stage))
+                    told = beat(rank, self.ends, noise * computes[rank], stage=stage)
+                    if device := noise * devices[rank]:
+                        took = pb.PaceOnDevice(
+                            compute=device,
+                            backward=0.6 * device,
+                            waiting=0.05 - device,
+                            least=0.001,
+                        )
+                        told.ranks[0].pace.device.CopyFrom(took)
+                    node.say(heartbeat=told)
             for node in self.nodes:
                 while not node.said.empty():
                     await asyncio.sleep(0)
@@ -99,6 +114,22 @@ async def test_a_slow_rank_is_told_of_until_it_is_slow_no_more(tmp_path: Path) -
         await train.run(INTERVALS, [0.04] * 4)
         assert train.slow == []
         assert shell.reason.startswith("no longer: rank 2 on ")
+        await train.end()
+
+
+@within(120)
+async def test_of_ranks_on_gpus_their_devices_are_compared(tmp_path: Path) -> None:
+    """All hosts take as long; who tells nothing of its device in an interval is not compared by its host's."""
+    async with serving(tmp_path, POLICY) as (shell, streams):
+        train = Round(shell, streams)
+        await train.begin()
+        await train.run(INTERVALS, [0.05] * 4, devices=[0.04, 0.04, 0.048, 0.04])
+        assert train.slow == [(2,)]
+        assert "on the device" in shell.reason
+        await train.run(INTERVALS, [0.05, 0.05, 0.05, 0.09], devices=[0.04, 0.04, 0.048, 0.0])
+        assert train.slow == [(2,)]
+        await train.run(INTERVALS, [0.05] * 4, devices=[0.04] * 4)
+        assert train.slow == []
         await train.end()
 
 

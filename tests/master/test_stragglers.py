@@ -1,6 +1,7 @@
 """Slow ranks, nodes and links are named, since when and at what cost; where nothing is slow, nobody is."""
 
 from dataclasses import replace
+from math import isnan
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from elastic.master.stragglers import (
     State,
     Times,
     decide,
+    is_host,
 )
 from tests.master.straggling import STEPS, Job, found
 
@@ -151,6 +153,59 @@ def test_who_is_as_fast_as_others_again_is_no_longer_named() -> None:
         named.append(bool(decision.verdicts))
     assert named[19]
     assert not any(named[20 + WINDOW :])
+
+
+# --- a device, or its host -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backward", "starved", "part", "said"),
+    [
+        (
+            1.2,
+            False,
+            "device",
+            "longer than its peers, on the device: its host is ahead of it, since",
+        ),
+        (1.0, False, "host", "longer than its peers, for the device waits for its host, since"),
+        (1.2, True, "host", "for the device waits for its host"),
+    ],
+)
+def test_a_slow_device_is_told_from_a_slow_host(
+    backward: float, starved: bool, part: str, said: str
+) -> None:
+    """backward: how many times as long the slow rank's is."""
+    state, decision = State(), None
+    for now, report in Job(slow=((3, 0.2),), intervals=20).reports():
+        times = {
+            rank: replace(one, backward=0.6 * (backward if rank == 3 else 1.0), starved=starved)
+            for rank, one in report.times.items()
+        }
+        decision = decide(state, replace(report, times=times), now, Policy())
+        state = decision.state
+    assert decision is not None
+    (verdict,) = decision.verdicts
+    assert (verdict.ranks, verdict.part) == ((3,), part)
+    assert said in str(verdict)
+
+
+def test_of_host_times_no_part_is_told() -> None:
+    (verdict,) = last(Job(slow=((3, 0.2),), intervals=20)).verdicts
+    assert verdict.part == ""
+    assert "longer than its peers, since" in str(verdict)
+
+
+@given(st.floats(0.001, 10.0), st.floats(1.1, 3.0), st.floats(0.2, 0.8))
+def test_who_is_slow_in_all_that_it_does_is_slow_on_its_device(
+    compute: float, factor: float, share: float
+) -> None:
+    backward = share * compute
+    slow = Times(compute=factor * compute, waiting=0.0, least=0.0, backward=factor * backward)
+    assert is_host(slow, compute, backward, 0.06) == 0
+    late = replace(slow, backward=backward)
+    assert is_host(late, compute, backward, 0.06) == 1
+    assert is_host(replace(slow, starved=True), compute, backward, 0.06) == 1
+    assert isnan(is_host(replace(slow, compute=compute), compute, backward, 0.06))
 
 
 # --- links -----------------------------------------------------------------------------------------

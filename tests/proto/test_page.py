@@ -77,7 +77,7 @@ def test_offsets_are_those_of_the_table() -> None:
     writer.phase("two")
     raw = os.pread(fd, page.SIZE, 0)
     assert raw[:8] == b"ELASTICP"
-    assert struct.unpack_from("=HHI", raw, 8) == (1, 0, 4096)
+    assert struct.unpack_from("=HHI", raw, 8) == (1, 1, 4096)
     owner, ticks, tick_ns, step, step_ns, claims, changes = struct.unpack_from("=7q", raw, 16)
     assert (owner, ticks, step, claims, changes) == (os.getpid(), 1, 8, 1, 2)
     assert 0 < tick_ns <= step_ns
@@ -155,8 +155,9 @@ def test_versions() -> None:
     def header(major: int, minor: int, size: int = 4096) -> bytes:
         return struct.pack("=8sHHI", page.MAGIC, major, minor, size).ljust(4096, b"\0")
 
-    page.read(header(1, 1))
-    for major, minor in ((1, 2), (2, 0), (0, 0)):
+    page.read(header(1, 0))
+    page.read(header(1, 2))
+    for major, minor in ((1, 3), (2, 0), (0, 0)):
         with pytest.raises(ProtocolMismatch, match="the progress page speaks version"):
             page.read(header(major, minor))
     with pytest.raises(PageError):

@@ -46,14 +46,14 @@ def test_page() -> None:
     assert (seen.step, seen.ticks, seen.phase, seen.claims) == (41, 2, "evaluate", 1)
 
 
-@pytest.mark.parametrize(("minor", "fits"), [(1, True), (2, False)])
+@pytest.mark.parametrize(("minor", "fits"), [(1, True), (2, True), (3, False)])
 def test_page_of_a_neighbour(minor: int, fits: bool) -> None:
     raw = bytearray((RECORDED / "page-1.0.bin").read_bytes())
     raw[MINOR : MINOR + 2] = minor.to_bytes(2, "little")
     if fits:
         assert page.read(bytes(raw)).step == 41
     else:
-        with pytest.raises(ProtocolMismatch, match=r"1\.2"):
+        with pytest.raises(ProtocolMismatch, match=r"1\.3"):
             page.read(bytes(raw))
 
 

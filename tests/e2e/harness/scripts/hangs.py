@@ -125,6 +125,9 @@ def hang(model: torch.nn.Linear) -> None:
             dist.broadcast(torch.zeros(3, device=DEVICE), src=RANK)
         case "kernel":  # its host goes on to the next thing that waits for the device
             torch.cuda._sleep(1 << 62)  # type: ignore[no-untyped-call]
+        case "item":  # its host waits for it there
+            torch.cuda._sleep(1 << 62)  # type: ignore[no-untyped-call]
+            next(model.parameters()).sum().item()
         case "disk":
             os.listdir(FOLDER / "stuck")
         case "alone":
