@@ -19,6 +19,11 @@ Backend = Literal["static", "c10d"]
 _C10D_PORT = 29400
 _STATIC_PORT = 29500
 _LOOPBACK = "127.0.0.1"
+_OF_THE_SPEC = (
+    "node_unit", "precheck", "exclude_straggler", "hang_action", "notify", "drain_timeout", "last_call",
+    "fault_budget",
+)  # fmt: skip
+"""Flags for which an ElasticJob has fields."""
 _HONOURED = ("join_timeout", "last_call_timeout", "lastcall_timeout", "is_host")  # --rdzv-conf
 
 
@@ -98,6 +103,9 @@ def of_pod(args: argparse.Namespace, inside: Pod) -> Meeting:
         run_id=inside.job,
         node_rank=args.node_rank if asked else None,
         hosts_master=False,
+        without_effect=tuple(
+            f"--{name.replace('_', '-')}" for name in _OF_THE_SPEC if name in args.given
+        ),
     )
 
 

@@ -4,6 +4,7 @@ import contextlib
 import io
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -26,6 +27,11 @@ from elastic.proto.ending import Ended
 from elastic.proto.job_folder import step_of
 
 PROGRAMS = ("elastic-run", "torchrun")
+OWN = (
+    "max_restarts", "rank_unit", "preparation", "lease", "below_min_timeout", "hang_floor", "straggler_interval",
+    "failure_grace",
+)  # fmt: skip
+"""Flags of theirs that a master decides by, and that the spec has no field for."""
 
 _ENDS: Mapping[str, str] = {
     PodCause.OOM: Cause.KERNEL_OOM,
@@ -137,30 +143,32 @@ def policy(spec: Spec) -> Policy:
     hang, drain = spec.health_check.hang, float(spec.flash_checkpoint.drain_seconds)
     action = "recover" if hang.action == "DumpAndRestart" else "dump"
     sizes = tuple(sorted(spec.elastic.discrete_sizes))
-    return Policy(
+    said = Policy(
         min_nodes=spec.least,
         max_nodes=spec.replicas,
         node_unit=1 if sizes else spec.elastic.node_unit,
         sizes=sizes,
         supplied=True,
         last_call=float(spec.elastic.last_call_seconds),
-        max_restarts=own_restarts(spec),
         fault_budget=spec.failure_policy.max_restarts,
         precheck=spec.health_check.preflight.lower(),
         exclude_straggler=spec.health_check.exclude_stragglers,
         hang_action=action if hang.enabled else "ignore",
         drain_timeout=drain,
     )
+    with contextlib.suppress(ValueError):  # elastic-run says in its pod what is wrong with them
+        return replace(said, **_own(spec))
+    return said
 
 
-def own_restarts(spec: Spec) -> int:
-    """`--max-restarts` of the elastic-run that the pods start; as it is by default where none is seen to be."""
+def _own(spec: Spec) -> dict[str, Any]:
+    """Of the elastic-run that the pods start, what its flags say and no field does; nothing where none is seen to be."""
     words = list(_words(main_container(spec.pod)))
     start = next((n for n, word in enumerate(words) if PurePath(word).name in PROGRAMS), len(words))
-    usual = options.make_parser({}).get_default("max_restarts")
     with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
-        return int(options.make_parser({}).parse(words[start + 1 :]).max_restarts)
-    return int(usual)  # no elastic-run, or one that will say what is wrong with its flags
+        said = options.make_parser({}).parse(words[start + 1 :])
+        return {name: getattr(said, name) for name in OWN if name in said.given}
+    return {}  # no elastic-run, or one that will say what is wrong with its flags
 
 
 def _words(container: Mapping[str, Any]) -> Iterator[str]:

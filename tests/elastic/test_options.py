@@ -287,6 +287,16 @@ def test_rdzv_conf() -> None:
     assert static.without_effect == ("--rdzv-conf is_host", "--rdzv-conf rank")
 
 
+def test_what_an_elasticjob_has_fields_for_is_said() -> None:
+    pod = {
+        "ELASTIC_POD_JOB": "job", "ELASTIC_POD_NAME": "job-worker-1-r0", "ELASTIC_POD_MASTER": "job-master:29400",
+        "ELASTIC_POD_NODES": "1:2",
+    }  # fmt: skip
+    line = "--hang-action dump --node_unit 2 --max-restarts 3 --rank-unit 2"
+    assert options(line, pod).without_effect == ("--node-unit", "--hang-action")
+    assert options("--rank-unit 2", pod).without_effect == ()
+
+
 def test_what_is_overridden_is_said() -> None:
     assert options("--standalone --rdzv-endpoint h:1").without_effect == ("--rdzv-endpoint",)
     assert options("--rdzv-id mine").without_effect == ("--rdzv-id",)

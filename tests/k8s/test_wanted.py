@@ -110,3 +110,24 @@ def test_the_status_of_workers() -> None:
 )
 def test_the_scripts_own_errors_are_as_its_command_says(command: list[str], restarts: int) -> None:
     assert supplied.policy(read({"image": "i", "command": command})).max_restarts == restarts
+
+
+def test_flags_that_no_field_stands_for_are_as_its_command_says() -> None:
+    own = "--rank-unit 2 --preparation=3 --lease 9 --below-min-timeout 60 --hang-floor 30 --straggler-interval 7"
+    fields = "--nnodes 1:9 --node-unit 3 --last-call 99 --fault-budget 0 --precheck full --drain-timeout 1"
+    command = f"elastic-run {own} --failure-grace 4 {fields} --hang-action dump train.py".split()
+    plain = supplied.policy(read({"image": "i"}))
+    assert supplied.policy(read({"image": "i", "command": command})) == replace(
+        plain, rank_unit=2, preparation=3.0, lease=9.0, below_min_timeout=60.0, hang_floor=30.0,
+        straggler_interval=7.0, failure_grace=4.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "flag", ["--max-restarts=-1", "--rank-unit=0", "--hang-floor=0", "--lease=x"]
+)
+def test_flags_that_make_no_sense_end_no_master(flag: str) -> None:
+    command = ["elastic-run", "--max-restarts=3", flag, "train.py"]
+    assert supplied.policy(read({"image": "i", "command": command})) == supplied.policy(
+        read({"image": "i"})
+    )
