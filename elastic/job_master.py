@@ -226,7 +226,7 @@ class JobMaster:
             late = loop.time() >= until
             if accepted.wanted != "Run" and (late or await supplier.running() <= joined.attached()):
                 joined.drain("suspended" if accepted.wanted == "Suspend" else "deleted")
-            state = _going(accepted, begun=bool(joined.job and joined.job.last_round))
+            state = _going(accepted, begun=bool(joined.job and telling.begun(joined.job)))
             await self._tell(uid, self._learn(accepted, state, joined, supplier))
             waits = {served, asyncio.ensure_future(self._stirred.wait())}
             await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
@@ -306,13 +306,13 @@ class JobMaster:
         current = job.round
         standing = current is not None and current.standing
         kept = before.checkpoint if before else Snapshots()
+        said = telling.booked(self._state(accepted, state, supplier), job, joined.now())
         self._last = replace(
-            self._state(accepted, state, supplier),
+            said,
             world_size=sum(s.ranks for s in current.seats) if current and standing else 0,
             round=job.last_round,
             restarts=job.restart_count,
             restarts_counted=job.recovery.faults,
-            productive_seconds=round(ledger.productive, 1),
             training=telling.training(ledger.step, self._stepped[1], joined.metrics),
             checkpoint=telling.snapshots(joined.saved, kept, now),
         )
@@ -349,9 +349,8 @@ class JobMaster:
             return
         if state == self._told:
             return
-        body = schema.dump(state)
-        if not body["checkpoint"]:
-            del body["checkpoint"]  # the server makes null of an object that has become empty
+        # Nothing is said of what is empty: the server makes null of an object that has become so.
+        body = {name: value for name, value in schema.dump(state).items() if value != {}}
         place = self._place.namespace, self._place.name
         try:
             await self._writer.apply_status(ELASTICJOBS, *place, uid, {"job": body})

@@ -1,4 +1,4 @@
-"""What a master tells in `status.job` of training, checkpoint and failures, from what it knows. Pure."""
+"""What a master tells in `status.job` of training, time, checkpoint and failures, from what it knows. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from elastic.master.launcher import Saved
-from elastic.master.ledger import Interruption, Ledger
+from elastic.master.ledger import STOPPED, Interruption, Ledger, closed, goodput
 from elastic.master.recovery import Cause
+from elastic.master.state import Job
 from elastic.proto.elasticjob import JobState, PodFailure, Snapshots, Training
 from elastic.proto.ending import Ended, Ending
 from elastic.proto.errors import ElasticError, ProtocolMismatch, UsageError
@@ -24,6 +25,8 @@ def resting(said: JobState, before: JobState) -> JobState:
         said,
         restarts=before.restarts,
         productive_seconds=before.productive_seconds,
+        lost_seconds=before.lost_seconds,
+        goodput=before.goodput,
         training=before.training,
         checkpoint=replace(before.checkpoint, memory_step=None),
     )
@@ -49,6 +52,27 @@ def timed(
             one = replace(one, downtime_seconds=_rounded(made.downtime))
         known.append(one)
     return tuple(known)
+
+
+def begun(job: Job) -> bool:
+    """Ranks have trained in this attempt: a journal tells of those before it, too."""
+    last = job.ledger.interruptions[-1:]
+    resumed = bool(last) and last[0].cause == STOPPED
+    standing = job.round is not None and job.round.standing
+    return job.last_round > 0 and (standing or not resumed)
+
+
+def booked(said: JobState, job: Job, now: float) -> JobState:
+    """With where the seconds went, as `elasticctl status` has it; those before ranks train only once they do, so that
+    nothing is to be written of a job that waits. now: job time."""
+    counts = job.result is None and begun(job)
+    ledger = closed(job.ledger, now) if counts else job.ledger
+    return replace(
+        said,
+        productive_seconds=round(ledger.productive, 1),
+        lost_seconds={str(cause): round(seconds, 1) for cause, seconds in ledger.lost.items()},
+        goodput=round(goodput(ledger), 3) if ledger.productive else None,
+    )
 
 
 def last_words(state: JobState | None) -> Ending:
@@ -90,12 +114,17 @@ def stepped(
 def training(step: int, stepped_at: float | None, metrics: Mapping[str, Any]) -> Training:
     """metrics: what the script said of its newest step, which may be anything."""
     losses = metrics.get("losses")
+    total, at = (_count(metrics.get(name)) for name in ("iterations", "iteration"))
+    left = total - at if 0 < at <= total else None
+    pace = _rounded(metrics.get("seconds"))
     return Training(
         step=step,
         stepped_at=stepped_at,
         loss=_rounded(next(iter(losses.values()), None) if isinstance(losses, dict) else None),
         tokens_per_second=_rounded(metrics.get("tokens_per_second")),
         mfu=_rounded(metrics.get("mfu")),
+        total_steps=None if left is None else total,
+        eta_seconds=None if left is None or pace is None else round(left * pace, 1),
     )
 
 
@@ -107,6 +136,11 @@ def snapshots(saved: Saved, before: Snapshots, now: float) -> Snapshots:
     if saved.storage != before.persisted_step:
         at = None if before.persisted_step is None and saved.memory is None else now
     return Snapshots(memory_step=saved.memory, persisted_step=saved.storage, persisted_at=at)
+
+
+def _count(value: Any) -> int:
+    """0 for what is none."""
+    return value if type(value) is int and 0 < value < 1 << 53 else 0
 
 
 def _rounded(value: Any) -> float | None:

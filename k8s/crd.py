@@ -24,11 +24,13 @@ COLUMNS = (
     ("Workers", "integer", ".status.readyReplicas", 0),
     ("Desired", "integer", ".status.desiredReplicas", 0),
     ("Step", "integer", ".status.job.training.step", 0),
+    ("Goodput", "number", ".status.job.goodput", 0),
     ("Restarts", "integer", ".status.job.restarts", 0),
     ("Reason", "string", ".status.reason", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
     ("Queue", "string", ".spec.scheduling.queue", 1),
     ("Checkpoint", "integer", ".status.job.checkpoint.persistedStep", 1),
+    ("ETA-Seconds", "number", ".status.job.training.etaSeconds", 1),
     ("MFU", "number", ".status.job.training.mfu", 1),
     ("Master", "string", ".status.master.pod", 1),
 )

@@ -327,7 +327,7 @@ def _recovering(facts: Facts, trains: bool) -> Verdict:
         resumed = accepted.attempt > 1 and any(one.alive for one in facts.workers)
         resumed &= not facts.garbled
         return Verdict(so=True, reason=Reason.MASTER) if resumed else Verdict(so=False)
-    if state.round == 0:
+    if state.round == 0 or state.state == "Starting":  # what failed before a suspend is over
         return Verdict(so=False)
     last = state.last_failures[-1:] or ()
     reason, words = next(((one.cause, one.reason) for one in last), (Reason.WAITING, ""))

@@ -80,9 +80,13 @@ class Training:
     step: int = 0
     """The last one that was finished."""
     loss: float | None = None
-    """This and the next two: where the script tells them in `metrics.jsonl`."""
+    """This and the next four: where the script tells them in `metrics.jsonl`."""
     tokens_per_second: float | None = None
     mfu: float | None = None
+    total_steps: int | None = None
+    """Of the whole run."""
+    eta_seconds: float | None = None
+    """From the newest of its steps to its last one, at their pace."""
     stepped_at: float | None = None
     """When, in seconds of Unix; None: no step yet in this round."""
 
@@ -195,6 +199,10 @@ class JobState:
     """Of those: toward failurePolicy.maxRestarts, since it last grew back."""
     productive_seconds: float = 0.0
     """In steps that were kept, in all attempts that the journal knows."""
+    lost_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The others, by what they were lost to."""
+    goodput: float | None = None
+    """Of all seconds those that were productive, 0 to 1; None: none was yet."""
     training: Training = field(default_factory=Training)
     checkpoint: Snapshots = field(default_factory=Snapshots)
     last_failures: tuple[PodFailure, ...] = ()

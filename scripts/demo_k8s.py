@@ -64,13 +64,13 @@ class Story:
             self._print(f"\n$ {command}")
 
     def watch(self) -> None:
-        """A line each time that the row changes, as with `-w`, in more than its step and age."""
+        """A line each time that the row changes, as with `-w`, in more than its step, goodput and age."""
         while not self._over.wait(LOOK):
             try:
                 rows = tables.get(self._client, JOBS)
             except ApiError:
                 continue
-            shown = [row[:4] + row[5:-1] for row in rows[1:]]  # neither a later step nor its age
+            shown = [row[:4] + row[6:-1] for row in rows[1:]]  # no step, goodput or age is news
             if shown and shown != self._shown:
                 with self._lock:
                     for row in rows[bool(self._shown) :]:

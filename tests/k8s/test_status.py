@@ -148,6 +148,7 @@ def test_a_job_that_trains() -> None:
         ),
         (Kind.RECOVERING, facts(state=replace(STOPS, round=0)), "False", Reason.SO, ""),
         (Kind.RECOVERING, facts(state=STOPS), "True", Reason.WAITING, ""),
+        (Kind.RECOVERING, facts(state=replace(STOPS, state="Starting", last_failures=(FAILURE,))), "False", Reason.SO, ""),
         (
             Kind.RECOVERING, facts(state=replace(STOPS, last_failures=(replace(FAILURE, cause="Other"), FAILURE))),
             "True", "Evicted", "its node ran short",
@@ -248,6 +249,7 @@ def test_resizing_lasts_beyond_the_look_that_saw_it_asked() -> None:
         (facts(state=replace(STOPS, round=0), workers=()), False, Phase.STARTING),
         (facts(), False, Phase.RUNNING),
         (facts(state=STOPS), False, Phase.RECOVERING),
+        (facts(state=replace(STOPS, state="Starting")), False, Phase.STARTING),
         (facts(accepted=SUSPEND), False, Phase.SUSPENDING),
         (facts(accepted=SUSPEND, suspended=True), False, Phase.SUSPENDED),
         (facts(accepted=STOP), True, Phase.STOPPING),

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from elastic import telling
+from elastic.master import state as master
 from elastic.master.launcher import Saved
-from elastic.master.ledger import Interruption, Ledger
+from elastic.master.ledger import STOPPED, Interruption, Ledger, interrupted
 from elastic.master.recovery import Cause
+from elastic.master.state import Result, Round
 from elastic.proto.elasticjob import JobState, PodFailure, Snapshots, Training
 from elastic.proto.ending import Ended
 from elastic.proto.errors import ElasticError, ProtocolMismatch, UsageError
@@ -86,6 +88,25 @@ def test_what_the_script_says_of_its_steps(
 
 
 @pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({"iterations": 500, "iteration": 100, "seconds": 0.25}, (500, 100.0)),
+        ({"iterations": 500, "iteration": 500, "seconds": 0.25}, (500, 0.0)),
+        ({"iterations": 1234567890, "iteration": 1234567889, "seconds": 0.25}, (1234567890, 0.2)),
+        ({"iterations": 5, "iteration": 100, "seconds": 0.25}, (None, None)),
+        ({"iterations": 500, "iteration": 100}, (500, None)),
+        ({"iterations": "500", "iteration": 100, "seconds": 0.25}, (None, None)),
+        ({"iteration": 100, "seconds": 0.25}, (None, None)),
+    ],
+)
+def test_how_long_it_will_take(
+    metrics: dict[str, Any], expected: tuple[int | None, float | None]
+) -> None:
+    found = telling.training(100, 1.5, metrics)
+    assert (found.total_steps, found.eta_seconds) == expected
+
+
+@pytest.mark.parametrize(
     ("known", "ledger", "expected"),
     [
         (None, Ledger(step=500, stepping=True), (500, 3.0)),
@@ -130,10 +151,68 @@ def test_when_a_checkpoint_came_to_storage() -> None:
 
 def test_what_was_done_stays_while_nobody_serves() -> None:
     before = JobState(
-        generation=1, attempt=1, state="Running", restarts=3, round=4, world_size=2,
+        generation=1, attempt=1, state="Running", restarts=3, round=4, world_size=2, productive_seconds=8.0,
+        lost_seconds={"start": 2.0}, goodput=0.8,
         training=Training(step=9, loss=1.0), checkpoint=Snapshots(memory_step=9, persisted_step=8),
     )  # fmt: skip
     found = telling.resting(JobState(generation=1, attempt=1, state="Suspended"), before)
     assert (found.restarts, found.training) == (3, before.training)
+    assert (found.productive_seconds, found.lost_seconds, found.goodput) == (
+        8.0,
+        {"start": 2.0},
+        0.8,
+    )
     assert found.checkpoint == Snapshots(persisted_step=8)
     assert (found.round, found.world_size) == (0, 0)
+
+
+STOOD = Round(number=4, seats=(), incarnations={}, roles={}, store="", started=1.0)
+FELL = replace(STOOD, standing=False)
+
+
+def test_where_the_seconds_went() -> None:
+    said = JobState(generation=1, attempt=1, state="Running")
+    waits = master.Job(ledger=Ledger(lost={"start": 3.21}, since=5.0))
+    none = telling.booked(said, waits, 500.0)
+    assert (none.productive_seconds, none.lost_seconds, none.goodput) == (0.0, {"start": 3.2}, None)
+    lost = {"start": 6.0, str(Cause.NODE_LOST): 4.0}
+    ledger = Ledger(productive=20.0, lost=lost, since=50.0, cause="", stepping=True)
+    trains = master.Job(ledger=ledger, last_round=4, round=STOOD)
+    some = telling.booked(said, trains, 60.04)
+    assert (some.productive_seconds, some.lost_seconds, some.goodput) == (30.0, lost, 0.75)
+    recovers = replace(trains, round=FELL, ledger=replace(ledger, cause="start"))
+    assert telling.booked(said, recovers, 60.0).lost_seconds == {**lost, "start": 16.0}
+    over = replace(trains, result=Result(exit_code=0, reason=""))
+    assert telling.booked(said, over, 60.0).productive_seconds == 20.0
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (master.Job(), False),
+        (master.Job(last_round=4, round=STOOD), True),
+        (
+            master.Job(
+                last_round=4, round=FELL, ledger=interrupted(Ledger(), Cause.NODE_LOST, "", 2.0)
+            ),
+            True,
+        ),
+        (
+            master.Job(
+                last_round=4, round=FELL, ledger=interrupted(Ledger(), STOPPED, "suspended", 2.0)
+            ),
+            False,
+        ),
+        (
+            master.Job(
+                last_round=5, round=STOOD, ledger=interrupted(Ledger(), STOPPED, "suspended", 2.0)
+            ),
+            True,
+        ),
+    ],
+    ids=["new", "trains", "lost a node", "resumed", "trains again"],
+)
+def test_a_job_that_is_resumed_has_not_begun_until_it_trains(
+    job: master.Job, expected: bool
+) -> None:
+    assert telling.begun(job) is expected

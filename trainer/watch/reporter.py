@@ -222,7 +222,8 @@ class Reporter:
         if flags.log_timers_to_tensorboard:
             found = {"iteration-time": speed.seconds, "throughput": speed.throughput}
             self._add(found, last.iteration)
-        self._write("step", report.metrics(last, tally, speed))
+        told = report.metrics(last, tally, speed)
+        self._write("step", {**told, "iterations": self._iterations})
         if used := memory.of_device(self._device):
             if flags.log_memory_to_tensorboard:
                 self._add(memory.scalars(used), last.iteration)
