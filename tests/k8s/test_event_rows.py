@@ -193,6 +193,40 @@ def a_slot_that_crashes_again_and_again_leaves_its_node(stage: Stage) -> None:
 
 
 @row
+def what_becomes_of_nodes_may_be_edited_while_it_trains(stage: Stage) -> None:
+    """17: of that, what its pods were not started with. Their node has said itself that it is not fit."""
+    with stage.job("policy", worker={"replicas": 1}, nodePolicy={"onFault": "None"}) as job:
+
+        def avoided() -> list[str]:
+            return [one.node for one in state.avoided_nodes] if (state := job.state()) else []
+
+        def edit(policy: str) -> None:
+            job.edit(nodePolicy={"onFault": policy})
+            made = job.raw()["metadata"]["generation"]
+            job.wait(
+                "its master goes by that",
+                lambda: (s := job.state()) is not None and s.generation == made,
+            )
+
+        first, second, third = (job.worker(0, attempt) for attempt in range(3))
+        job.wait_world(first)
+        job.end(first, 211)
+        job.wait_world(second)
+        job.wait("that is told", lambda: [pod for pod, _, _ in job.failures()] == [first])
+        assert avoided() == []
+        edit("AvoidForJob")
+        node = job.cluster.node_of(second)
+        job.end(second, 211)
+        job.wait_world(third)
+        job.wait("its node is avoided", lambda: avoided() == [node])
+        assert job.cluster.node_of(third) != node
+        edit("None")
+        job.wait("it is avoided no more", lambda: avoided() == [])
+        assert job.crew.world("policy") == [third]
+        assert job.status()["master"]["restarts"] == 0
+
+
+@row
 def what_an_image_lacks_is_a_condition_and_waited_for(stage: Stage) -> None:
     """11."""
     variable = {"name": "K", "valueFrom": {"secretKeyRef": {"name": "late", "key": "k"}}}

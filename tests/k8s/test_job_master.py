@@ -132,20 +132,29 @@ async def job(
                 await asyncio.wait([running.task])
 
 
+class Training:
+    """Its pods' command, and what their ranks write."""
+
+    def __init__(self, folder: Path) -> None:
+        script, self._out, self.stop = (folder / name for name in ("train.py", "out", "stop"))
+        script.write_text(SCRIPT)
+        self.command = (
+            "elastic-run", "--local-addr=$(IP)", "--log-dir", str(folder / "logs"), str(script), str(self._out),
+            str(self.stop),
+        )  # fmt: skip
+
+    def worlds(self) -> list[str]:
+        """Of each step so far."""
+        return self._out.read_text().split() if self._out.exists() else []
+
+
 @pytest.mark.usefixtures("crd")
 def test_a_job_is_suspended_goes_on_and_ends(cluster: Cluster, tmp_path: Path) -> None:
-    script, out, stop = (tmp_path / name for name in ("train.py", "out", "stop"))
-    script.write_text(SCRIPT)
-    command = (
-        "elastic-run", "--local-addr=$(IP)", "--log-dir", str(tmp_path / "logs"), str(script), str(out),
-        str(stop),
-    )  # fmt: skip
-
-    def worlds() -> list[str]:
-        return out.read_text().split() if out.exists() else []
+    training = Training(tmp_path)
+    worlds = training.worlds
 
     async def body() -> None:
-        async with job(cluster.namespace, tmp_path, command) as running:
+        async with job(cluster.namespace, tmp_path, training.command) as running:
             running.begin()
             await asyncio.to_thread(running.accept, "Run")
             await running.until("two train", lambda: worlds()[-1:] == ["2"])
@@ -172,12 +181,43 @@ def test_a_job_is_suspended_goes_on_and_ends(cluster: Cluster, tmp_path: Path) -
             told = len(worlds())
             await asyncio.to_thread(running.accept, "Run", 4)
             await running.until("they train at last", lambda: worlds()[told:][-1:] == ["2"])
-            stop.touch()
+            training.stop.touch()
             assert running.task is not None
             last = await asyncio.wait_for(running.task, DEADLINE)
             assert last is not None
             assert (last.state, last.outcome, last.reason) == ("Ended", "Succeeded", "Finished")
             assert running.said() == last
+
+    asyncio.run(body())
+
+
+@pytest.mark.usefixtures("crd")
+def test_a_master_that_comes_back_to_a_suspend_has_its_ranks_save(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Its journal is there: the claim's, or it was started anew in its pod."""
+    training = Training(tmp_path)
+
+    async def body() -> None:
+        async with job(cluster.namespace, tmp_path, training.command) as running:
+            running.begin()
+            await asyncio.to_thread(running.accept, "Run")
+            await running.until("two train", lambda: training.worlds()[-1:] == ["2"])
+            await running.until_state("Running")
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert running.task is not None
+            await asyncio.wait_for(running.task, DEADLINE)
+            await asyncio.to_thread(running.accept, "Suspend")
+            running.begin()
+            await running.until_state("Suspended")
+            report = (running.folder / "master" / job_folder.REPORT).read_text()
+            assert "drained: suspended" in report, "ranks had a master to save with"
+            assert running.pods() == []
+            told = len(training.worlds())
+            await asyncio.to_thread(running.accept, "Run", 2)
+            await running.until_state("Starting")
+            await running.until("they train", lambda: training.worlds()[told:][-1:] == ["2"])
+            await running.until_state("Running")
 
     asyncio.run(body())
 
