@@ -1,8 +1,11 @@
 """A GPT in exact mode as an ElasticJob, through what people do to it: its steps are those of the run that was left
 alone, bit for bit, and none is done twice where its ranks had time to save."""
 
+import logging
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from elastic.proto.elasticjob import JobState
 from elastic.trainer.watch import jsonl
@@ -10,21 +13,22 @@ from tests.k8s.cluster import Cluster
 from tests.k8s.operated import Job, operated
 from tests.trainer.launch import finish, start, steps, training
 
-STEPS = 130
+log = logging.getLogger(__name__)
+STEPS, KILLS = 130, 12
 LENGTH = f"--train-iters={STEPS}"
 
 
 class Trained(Job):
-    """One that trains a small GPT on three pods; nothing is saved but in memory."""
+    """One that trains a small GPT; nothing is saved but in memory."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        script = training(folder, "scaled", LENGTH, script=("-m", "tests.k8s.paced"))
+    def __init__(self, cluster: Cluster, folder: Path, pods: int, length: str) -> None:
+        script = training(folder, "scaled", length, script=("-m", "tests.k8s.paced"))
         self.metrics = folder / "scaled.jsonl"
         super().__init__(
             cluster,
             folder,
             train=script,
-            worker={"replicas": 3},
+            worker={"replicas": pods},
             workingDir=str(Path(__file__).parents[2]),
         )
 
@@ -47,6 +51,15 @@ class Trained(Job):
         found = (one.downtime_seconds for one in self.told().last_failures if one.pod == pod)
         return next(found, None) or 0.0
 
+    def lose(self, victim: str) -> float:
+        """A pod, at once; until four train again. Returns the seconds in which nobody did."""
+        self.space.client.delete(self.space.path("pods", victim), gracePeriodSeconds=0)
+        self.wait("it is replaced", lambda: victim not in self.names() and len(self.names()) == 4)
+        self.wait("3 train", lambda: (now := self.state()) is not None and now.world_size != 4)
+        self.wait_world(4)
+        self.wait("what the loss has cost is told", lambda: self.cost(victim) > 0)
+        return self.cost(victim)
+
     def wait_world(self, ranks: int) -> int:
         """Until so many have done steps; the last of these."""
 
@@ -63,20 +76,15 @@ def test_scaled_lost_and_suspended_it_ends_with_the_same_bits(
     crd: None, cluster: Cluster, tmp_path: Path
 ) -> None:
     with operated(cluster.namespace, tmp_path):
-        job = Trained(cluster, tmp_path)
+        job = Trained(cluster, tmp_path, 3, LENGTH)
         job.wait_world(3)
         job.scale(2)
         job.wait_world(2)
         job.scale(4)
         job.wait_world(4)
         victim = job.names()[-1]
-        path = job.space.path("pods", victim)
-        job.space.client.delete(path, gracePeriodSeconds=0)
-        job.wait("it is replaced", lambda: victim not in job.names() and len(job.names()) == 4)
-        job.wait("3 train", lambda: (now := job.state()) is not None and now.world_size != 4)
-        job.wait_world(4)
+        job.lose(victim)
         job.wait("what is in memory is told", lambda: job.told().checkpoint.memory_step is not None)
-        job.wait("so is what the loss has cost", lambda: job.cost(victim) > 0)
         job.edit(suspend=True)
         job.wait("it is suspended", lambda: job.holds("Suspended"))
         assert (job.names(), job.status()["phase"]) == ([], "Suspended")
@@ -86,6 +94,9 @@ def test_scaled_lost_and_suspended_it_ends_with_the_same_bits(
         assert told.checkpoint.persisted_step == before[-1]["iteration"]
         assert told.checkpoint.persisted_at is not None
         assert job.cost(victim) > 0
+        assert told.goodput is not None
+        assert 0 < told.goodput < 1
+        assert told.training.total_steps == STEPS
         job.edit(suspend=False)
         job.wait("it goes on", lambda: len(job.lines()) > len(before))
         first = job.lines()[len(before)]
@@ -95,3 +106,20 @@ def test_scaled_lost_and_suspended_it_ends_with_the_same_bits(
     whole = steps(tmp_path, "whole")
     assert sorted(whole) == sorted(steps(tmp_path, "scaled"))
     assert whole == steps(tmp_path, "scaled")
+
+
+@pytest.mark.soak
+def test_pods_are_deleted_again_and_again(crd: None, cluster: Cluster, tmp_path: Path) -> None:
+    """One round without each, and one with its replacement. How long nobody trained is logged (--log-cli-level=INFO)."""
+    length = f"--train-iters={40 * KILLS}"
+    with operated(cluster.namespace, tmp_path):
+        job = Trained(cluster, tmp_path, 4, length)
+        job.wait_world(4)
+        for kill in range(KILLS):
+            victim = job.names()[-1 - kill % 4]
+            log.info("%s is deleted: nobody trains for %.2f s", victim, job.lose(victim))
+        job.wait("it is complete", lambda: job.holds("Complete"))
+    sizes = list({line["round"]: line["world_size"] for line in job.lines()}.values())
+    assert sizes[sizes.index(4) :] == [4, *(3, 4) * KILLS]
+    finish(start(tmp_path, "whole", length, nproc=2))
+    assert steps(tmp_path, "whole") == steps(tmp_path, "scaled")
