@@ -253,14 +253,17 @@ class JobMaster:
                 await asyncio.wait_for(self._stirred.wait(), EVERY)
 
     async def _say_the_end(self, uid: str, accepted: Accepted, state: JobState) -> bool:
-        """Until it is written: who does not hear of an end begins another attempt."""
+        """Until it is written: who does not hear of an end begins another attempt. A job that is deleted may be gone
+        by then: its operator waits for the last worker pod."""
         self._bound = True
         while True:
             self._stirred.clear()
             await self._tell(uid, state)
             if self._told == state:
                 return True
-            if not self._is_meant(self._newest(accepted)):
+            found = self._jobs.get(self._place.namespace, self._place.name)
+            gone = found is None or found.uid != uid
+            if gone or not self._is_meant(self._newest(accepted)):
                 return self._leave()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stirred.wait(), EVERY)

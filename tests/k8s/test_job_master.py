@@ -375,6 +375,27 @@ def test_an_end_is_said_until_it_is_written(
     asyncio.run(body())
 
 
+def test_nobody_is_told_of_the_end_of_a_job_that_is_gone(tmp_path: Path) -> None:
+    """Its operator let it go once no worker was left: it would be told until its pod's time is over."""
+
+    async def body() -> None:
+        accepted = schema.dump(Accepted(generation=1, spec={"image": "local"}, wanted="Stop"))
+        async with serve() as server, server.api() as api:
+            made = {"metadata": {"namespace": "n", "name": "job"}, "status": {"accepted": accepted}}
+            await api.create(ELASTICJOBS, "n", made)
+            server.faults.refuse(403, "PATCH", times=1000)
+            here = Place(namespace="n", name="job", folder=tmp_path, address="127.0.0.1:1")
+            master = asyncio.create_task(JobMaster(api, here, Security(), lambda *_: {}).run())
+            async with asyncio.timeout(DEADLINE):
+                while not any(one.startswith("PATCH") for one in server.asked):
+                    await asyncio.sleep(0.01)
+            assert not master.done()
+            await api.delete(ELASTICJOBS, "n", "job")
+            assert await asyncio.wait_for(master, DEADLINE) is None
+
+    asyncio.run(body())
+
+
 def test_a_bug_in_a_watch_ends_what_goes_by_it() -> None:
     async def body() -> None:
         ended: list[str] = []
