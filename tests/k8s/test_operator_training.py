@@ -96,7 +96,6 @@ def test_scaled_lost_and_suspended_it_ends_with_the_same_bits(
         assert job.cost(victim) > 0
         assert told.goodput is not None
         assert 0 < told.goodput < 1
-        assert told.training.total_steps == STEPS
         job.edit(suspend=False)
         job.wait("it goes on", lambda: len(job.lines()) > len(before))
         first = job.lines()[len(before)]

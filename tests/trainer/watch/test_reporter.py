@@ -98,6 +98,7 @@ def test_everybody_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ]
     found = list(jsonl.read(tmp_path / "metrics.jsonl"))
     assert [line["kind"] for line in found] == ["step", "step", "evaluation", "probe", "verdict"]
+    assert found[0]["iterations"] == 8
     assert found[1]["losses"] == {"lm loss": 3.5}
     assert (found[2]["set"], found[2]["losses"]) == ("validation-wiki", {"lm loss": 1.5})
     tags = points(tmp_path / "tb")
