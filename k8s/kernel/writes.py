@@ -53,6 +53,10 @@ class Expectations:
     def creating(self, owner: Hashable, namespace: str, name: str, now: float) -> None:
         self._creating[namespace, name] = owner, now + EXPECTED
 
+    def waits(self, namespace: str, name: str) -> bool:
+        """For the cache to show what is being created under that name."""
+        return (namespace, name) in self._creating
+
     def not_created(self, namespace: str, name: str) -> None:
         """The server refused it: nothing will come."""
         self._creating.pop((namespace, name), None)
@@ -95,11 +99,18 @@ class Writer:
     async def create(self, owner: Hashable, resource: Resource, body: Json) -> Json:
         """Create an object under its fixed name. Where a try was not answered and the next one finds
         the name taken, it is ours if it has the controller that `body` names; another's is left
-        alone, and AlreadyExists raised."""
+        alone, and AlreadyExists raised. Nor is it tried again once the cache has shown it: Absent is
+        raised where it is gone by then."""
         namespace, name = body["metadata"].get("namespace", ""), body["metadata"]["name"]
         self.expectations.creating(owner, namespace, name, _now())
+
+        async def attempt() -> Json:
+            if not self.expectations.waits(namespace, name):
+                raise AlreadyExists(f"{name} was made, and not answered", status=409)
+            return await self._api.create(resource, namespace, body)
+
         try:
-            return await self._persist(lambda: self._api.create(resource, namespace, body))
+            return await self._persist(attempt)
         except AlreadyExists:
             self.expectations.not_created(namespace, name)
             if (found := await self.find(resource, body)) is None:

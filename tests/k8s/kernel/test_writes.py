@@ -59,6 +59,28 @@ def test_a_create_that_fails_or_is_not_answered_makes_one_object(status: int, af
     asyncio.run(main())
 
 
+def test_what_the_cache_has_shown_is_not_made_again_where_it_is_gone() -> None:
+    """It was made, though the server said that it was busy."""
+
+    async def main() -> None:
+        async with serve() as server, server.api() as api:
+            server.faults.refuse(503, "POST", after=True)
+
+            def held() -> bool:
+                if server.store.created:  # between two tries
+                    writer.expectations.see("space", "a", "", leaving=False)
+                    server.store.items.pop(place("a"), None)
+                return True
+
+            writer = Writer(api, manager="test", held=held)
+            with pytest.raises(Absent):
+                await writer.create("job-uid", PODS, pod("a"))
+            assert [one for one, _ in server.store.created] == [place("a")]
+            assert writer.expectations.pending("job-uid", 0) == 0
+
+    asyncio.run(main())
+
+
 def test_anothers_object_under_the_name_is_left_alone() -> None:
     async def main() -> None:
         async with serve() as server, server.api() as api:
