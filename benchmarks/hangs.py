@@ -90,8 +90,11 @@ def named(at: Place, folder: Path, count: int, seconds: float) -> None:
         job = at.begin(own, seconds, hangs)
         job.wait_for_steps(at.ranks, after=len(hangs), count=5)
         end(job)
-        for hang, row in zip(hangs, seen(job, hangs), strict=True):
+        for number, (hang, row) in enumerate(zip(hangs, seen(job, hangs), strict=True), 2):
             rows[hang.partition(":")[0]].append(row)
+            print(
+                f"{hang}: verdict {row[1]:.2f} s, next step {row[2]:.2f} s, {started(job, number)}"
+            )
     print(
         f"{'':16}{'right':>10}{'verdict s, p50':>16}{'worst':>8}{'next step s, p50':>18}{'worst':>8}"
     )
@@ -118,6 +121,12 @@ def seen(job: Job, hangs: Sequence[str]) -> Iterator[tuple[bool, float, float]]:
             print(f"round {number}, {hang}: {said}")
         after = job.told("step", round=number + 1)[0].at - told.at
         yield right, float(quiet[1]) if quiet else float("nan"), after
+
+
+def started(job: Job, number: int) -> str:
+    """How the ranks of a round began, as each node says."""
+    said = "\n".join(node.said() for node in job.nodes)
+    return ", ".join(re.findall(rf"round {number}: (\d+ ranks started by .*)", said)) or "not told"
 
 
 def ran(job: Job, steps: int) -> bool:

@@ -1,9 +1,10 @@
-"""A probe of this node: seconds from nothing and with torch imported ahead, and what it found."""
+"""A probe of this node: seconds from nothing and with torch imported ahead, what they went into, and what it found."""
 
 import asyncio
 import os
 import time
 from collections import defaultdict
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.table import Row, Sample
@@ -19,6 +20,7 @@ def rows(level: str, n: int, folder: Path) -> list[Row]:
     cold, warm = (Sample(launcher=name) for name in ("cold", "torch imported"))
     gone = Sample(launcher="torch imported, its processes gone")
     figures: dict[tuple[str, str], Sample] = {}
+    parts: dict[bool, dict[str, tuple[Sample, Sample]]] = {False: {}, True: {}}
     for _ in range(n):
         for sample, prepare in ((cold, False), (warm, True)):
             verdict, whole = asyncio.run(_once(level, folder, prepare=prepare))
@@ -29,12 +31,16 @@ def rows(level: str, n: int, folder: Path) -> list[Row]:
             if prepare:
                 gone.add(whole)
             _take(figures, verdict)
+            _take_parts(parts[prepare], verdict)
     place = f"probe, {level}, of {len(devices(os.environ))} devices"
     found = [Row(measure=place, ours=warm, peers=[gone, cold])]
     grouped = defaultdict(list)
     for (probe, _), sample in figures.items():
         grouped[probe].append(sample)
     found += [Row(measure=probe, ours=None, peers=samples) for probe, samples in grouped.items()]
+    for prepare, words in ((False, "cold"), (True, "torch imported")):
+        pairs = sorted(parts[prepare].values(), key=lambda pair: pair[1].quantile(0.5) or 0.0)
+        found.append(Row(measure=f"{words}: parts", ours=None, peers=[*chain(*pairs)]))
     return found
 
 
@@ -57,3 +63,12 @@ def _take(figures: dict[tuple[str, str], Sample], verdict: NodeVerdict) -> None:
                     figures.setdefault(key, Sample(launcher=name, unit=unit)).values.append(
                         value * scale
                     )
+
+
+def _take_parts(samples: dict[str, tuple[Sample, Sample]], verdict: NodeVerdict) -> None:
+    """Of all devices: how long each part took, and when in the probe it was over."""
+    for part in verdict.parts:
+        new = (Sample(launcher=part.name), Sample(launcher=f"{part.name}, over at"))
+        took, over = samples.setdefault(part.name, new)
+        took.values.append(part.seconds)
+        over.values.append(part.began + part.seconds)

@@ -1,7 +1,7 @@
 """Who makes a round hang: from two looks or more at each of its ranks. Pure.
 
-Hard evidence is a process that is stopped, or ranks that all wait, one of them in another collective than the
-others. Soft evidence is a rank that stands apart and does not move while the others wait in a collective. What
+Hard evidence is a process that is stopped, a rank or a worker of its loader, or ranks that all wait, one of them in
+another collective than the others. Soft evidence is a rank that stands apart and does not move while the others wait in a collective. What
 may take long for a reason (compiling, a checkpoint, an evaluation, data that come late, anything that sleeps)
 gets `LONG`. And a verdict by soft evidence may be wrong, for a script may do something rare: each at the same
 place makes the next one there take `PATIENT_AFTER` times as long.
@@ -194,6 +194,8 @@ def find(seen: Mapping[int, tuple[Seen, ...]], quiet: float, patience: Patience)
     last = {rank: found[-1] for rank, found in looks.items()}
     if stopped := _stopped(looks):
         return _found(stopped, last, "is stopped")
+    if starved := _starved(looks):
+        return _found(starved, last, "waits for a stopped worker of its loader")
     if quiet < patience.allowed or not last:
         return None
     still = {rank for rank, found in looks.items() if not _moved(found) and _spans(found, patience)}
@@ -258,6 +260,16 @@ def _stopped(looks: Mapping[int, tuple[Seen, ...]]) -> list[Seen]:
     return [found[-1] for found in looks.values() if found[-2].state == found[-1].state == "T"]
 
 
+def _starved(looks: Mapping[int, tuple[Seen, ...]]) -> list[Seen]:
+    """At the last two looks. Who stopped the worker may let it go on, but nobody knows when."""
+    return [
+        found[-1]
+        for found in looks.values()
+        if not _moved(found[-2:])
+        and all(_at_loader(s) and "T" in s.doing.workers for s in found[-2:])
+    ]
+
+
 def _all_wait(last: Mapping[int, Seen], quiet: float, patience: Patience) -> Found | None:
     """And none of them moves."""
     odd = _odd(last)
@@ -314,11 +326,16 @@ def _endless(looks: tuple[Seen, ...]) -> bool:
 def _lost_worker(looks: tuple[Seen, ...]) -> bool:
     """Its loader waits for a process that was there and is gone, or is stopped, or held by the kernel."""
     first, doing = looks[0].doing, looks[-1].doing
-    if doing.activity is not Activity.DATA or doing.name != "_try_get_data":
+    if not _at_loader(looks[-1]):
         return False
     if len(doing.workers) < len(first.workers) or not set("TZX").isdisjoint(doing.workers):
         return True
     return all("D" in look.doing.workers for look in looks)
+
+
+def _at_loader(seen: Seen) -> bool:
+    """It waits for what a worker makes."""
+    return seen.doing.activity is Activity.DATA and seen.doing.name == "_try_get_data"
 
 
 def _pending(last: Mapping[int, Seen]) -> list[dict[int, Collective]]:

@@ -1,4 +1,5 @@
-"""What a probe's program says of itself: one line of JSON, `{"probe", "ok", "what", "figures"}`."""
+"""What a probe's program says of itself: one line of JSON, `{"probe", "ok", "what", "figures"}`, and `"parts"`
+where it tells what took how long."""
 
 import json
 import math
@@ -21,14 +22,15 @@ class Answer:
     """What is wrong, in words; empty where nothing is."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Units are in the names: `tflops`, `gb_s` (1e9 bytes a second), `bytes`, `s`."""
+    parts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """When each of its parts began and was over, by name: CLOCK_MONOTONIC, in seconds, the same in all processes."""
 
 
 def encode(answer: Answer) -> str:
     """One line, without its end. Figures that are not finite are left out: they say nothing."""
     figures = {name: value for name, value in answer.figures.items() if math.isfinite(value)}
-    return json.dumps(
-        {"probe": answer.probe, "ok": answer.ok, "what": answer.what, "figures": figures}
-    )
+    said = {"probe": answer.probe, "ok": answer.ok, "what": answer.what, "figures": figures}
+    return json.dumps({**said, "parts": answer.parts} if answer.parts else said)
 
 
 def decode(line: bytes) -> Answer:
@@ -39,15 +41,21 @@ def decode(line: bytes) -> Answer:
         raise CodecError(f"it printed {_shown(line)}, which is no JSON") from error
     if not (
         isinstance(said, dict)
-        and said.keys() == {"probe", "ok", "what", "figures"}
+        and said.keys() | {"parts"} == {"probe", "ok", "what", "figures", "parts"}
         and isinstance(said["probe"], str)
         and isinstance(said["ok"], bool)
         and isinstance(said["what"], str)
         and isinstance(said["figures"], dict)
         and all(_is_number(value) for value in said["figures"].values())
+        and isinstance(parts := said.get("parts", {}), dict)
+        and all(_is_span(value) for value in parts.values())
     ):
         raise CodecError(f"it printed {_shown(line)}, which is no answer")
-    return Answer(**said)
+    return Answer(**{**said, "parts": {name: (began, end) for name, (began, end) in parts.items()}})
+
+
+def _is_span(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
 
 
 def _is_number(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 import statistics
 import threading
+import time
 from datetime import timedelta
 
 import torch
@@ -9,7 +10,7 @@ import torch.distributed as dist
 
 from elastic.agent.probes.bandwidth import changed
 from elastic.agent.probes.matmul import timed
-from elastic.agent.probes.program import Fault
+from elastic.agent.probes.program import Clock, Fault
 
 COUNT = {("cuda", "quick"): 64 << 20, ("cuda", "full"): 256 << 20,
          ("cpu", "quick"): 1 << 20, ("cpu", "full"): 16 << 20}  # fmt: skip
@@ -29,10 +30,13 @@ class Group:
         self._device = device
         self._rank, self._world, self._port, self._listen = rank, world, port, listen
         self._error: Exception | None = None
+        self._met = (0.0, 0.0)
+        """When the meeting began and was over."""
         self._meeting = threading.Thread(target=self._meet, daemon=True, name="meeting")
         self._meeting.start()
 
     def _meet(self) -> None:
+        began = time.monotonic()
         try:
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 "127.0.0.1",
@@ -53,17 +57,24 @@ class Group:
                 timeout=TIMEOUT,
                 device_id=self._device if cuda else None,
             )
+            self._met = (began, time.monotonic())
         except Exception as error:  # noqa: BLE001 - said by the probe that needs it
             self._error = error
 
-    def measure(self, level: str) -> dict[str, float]:
-        """All-reduce and all-gather, each checked; raises Fault. Bus bandwidth as nccl-tests has it."""
+    def measure(self, level: str, clock: Clock) -> dict[str, float]:
+        """All-reduce and all-gather, each checked; raises Fault. Bus bandwidth as nccl-tests has it.
+
+        clock: is told of the meeting too, which began before.
+        """
         self._meeting.join()
         if self._error is not None:
             raise self._error
+        clock.note("init", self._met)
         count = COUNT[self._device.type, level]
-        reduced = self._all_reduce(count, level)
-        gathered = self._all_gather(count // self._world, level)
+        with clock.part("all_reduce"):
+            reduced = self._all_reduce(count, level)
+        with clock.part("all_gather"):
+            gathered = self._all_gather(count // self._world, level)
         share = (self._world - 1) / self._world
         return {
             "all_reduce_gb_s": 4 * count / 1e9 / reduced * 2 * share,

@@ -20,6 +20,7 @@ from elastic.proto import env
 from elastic.proto.verbs import Context
 
 COLUMNS = ("PROBE", "DEVICE", "VERDICT", "FIGURES")
+PARTS = ("PART", "DEVICE", "FROM", "SECONDS")
 NODES = ("NODE", "VERDICT", "WHAT")
 
 
@@ -41,12 +42,17 @@ def probe(context: Context, argv: Sequence[str]) -> int:
         "--rdzv-endpoint", default="", metavar="HOST:PORT",
         help="where they meet; HOST is one of them, and shows the table",
     )  # fmt: skip
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="also what took how long, of this machine"
+    )
     args = parser.parse_args(argv)
     if args.rdzv_endpoint and args.nnodes is None:
         parser.error("--rdzv-endpoint wants --nnodes N")
     if (args.nnodes or 1) > 1:
         if not args.rdzv_endpoint:
             parser.error("--nnodes wants --rdzv-endpoint HOST:PORT")
+        if args.verbose:
+            parser.error("--verbose goes without --nnodes")
         if args.folder:
             parser.error("--folder goes without --nnodes: of several machines $TMPDIR is tried")
         return _several(context, args.level, args.nnodes, args.rdzv_endpoint)
@@ -63,6 +69,8 @@ def probe(context: Context, argv: Sequence[str]) -> int:
         context.out.document(document(verdict))
     else:
         context.out.table(COLUMNS, rows(verdict))
+        if args.verbose:
+            context.out.table(PARTS, times(verdict))
     return 1 if verdict.faults else 0
 
 
@@ -118,12 +126,21 @@ def rows(verdict: NodeVerdict) -> list[list[str]]:
     ]
 
 
+def times(verdict: NodeVerdict) -> list[list[str]]:
+    """A line a part, as they began, in seconds."""
+    return [
+        [part.name, part.device or "-", f"{part.began:.2f}", f"{part.seconds:.2f}"]
+        for part in verdict.parts
+    ]
+
+
 def document(verdict: NodeVerdict) -> dict[str, object]:
     return {
         "level": verdict.level,
         "state": verdict.state,
         "seconds": verdict.seconds,
         "probes": [asdict(probe) for probe in verdict.probes],
+        "parts": [asdict(part) for part in verdict.parts],
     }
 
 

@@ -4,10 +4,13 @@ Each line of standard input names what to do next; each is answered by a line. I
 itself, once that is imported. A step that hangs is known by the answer that does not come.
 """
 
+import itertools
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
-from elastic.agent.probes.program import ask, begin, parser, tell
+from elastic.agent.probes.program import Clock, ask, begin, parser, tell
 
 
 class Device:
@@ -18,32 +21,52 @@ class Device:
         self._name = name
         self._level = level
         self._meeting = group
+        self.clock = Clock()
+        """Of the parts of the step that is done now."""
 
     def torch(self) -> dict[str, float]:
-        import torch
+        with self.clock.part("import"):
+            import torch
 
-        from elastic.agent.probes import bandwidth, collectives, copies, matmul
+            from elastic.agent.probes import bandwidth, collectives, copies, matmul
 
         self._torch = torch
-        self._probes = {p.__name__.rpartition(".")[2]: p for p in (matmul, bandwidth, copies)}
+        self._matmul = matmul
+        self._product: matmul.Product | None = None
+        self._probes = {p.__name__.rpartition(".")[2]: p for p in (bandwidth, copies)}
         self._collectives = collectives
+        with self.clock.part("reckoned"):
+            matmul.truth(matmul.SIZES[torch.device(self._name).type, self._level].n)
         return {"threads": float(torch.get_num_threads())}
 
     def device(self) -> dict[str, float]:
         """A context on it, and the start of a meeting with its siblings."""
-        self._device = self._probes["matmul"].use(self._name)
-        one = self._torch.ones(1, device=self._device) + 1
+        if self._torch.device(self._name).type == "cuda":
+            with self.clock.part("driver"):
+                self._torch.cuda.init()  # type: ignore[no-untyped-call]
+        with self.clock.part("context"):
+            self._device = self._matmul.use(self._name)
+            one = self._torch.ones(1, device=self._device)
         if self._meeting is not None:
             self._group = self._collectives.Group(self._device, **self._meeting)  # type: ignore[arg-type]
-        return {"two": float(one)}
+        with self.clock.part("sum"):
+            return {"two": float(one + 1)}
+
+    def product(self) -> dict[str, float]:
+        """All that a `matmul` needs, so that it takes no longer than what is measured."""
+        self._product = self._matmul.product(self._device, self._level, self.clock)
+        return {"n": float(self._product.first.shape[0])}
 
     def do(self, probe: str) -> dict[str, float]:
         """Raises Fault, NotKnown, and whatever a sick device raises."""
-        if probe in ("torch", "device"):
+        if probe in ("torch", "device", "product"):
             return getattr(self, probe)()  # type: ignore[no-any-return]
-        if probe == "collectives":
-            return self._group.measure(self._level)
         name = probe.removesuffix("_together")
+        if name == "matmul":
+            return self._matmul.measure(self._device, self._level, self._product)
+        self._product = None
+        if name == "collectives":
+            return self._group.measure(self._level, self.clock)
         return self._probes[name].measure(self._device, self._level)  # type: ignore[no-any-return]
 
 
@@ -58,10 +81,9 @@ def main(argv: list[str]) -> None:
     }  # fmt: skip
     answers = begin(args.parent)
     device = Device(args.device, args.level, group)
-    tell(answers, ask("torch", device.torch))
-    for line in sys.stdin:
-        probe = line.strip()
-        tell(answers, ask(probe, lambda probe=probe: device.do(probe)))  # type: ignore[misc]
+    for probe in itertools.chain(("torch",), map(str.strip, sys.stdin)):
+        answer = ask(probe, partial(device.do, probe))
+        tell(answers, replace(answer, parts=device.clock.take()))
 
 
 if __name__ == "__main__":

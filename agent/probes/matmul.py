@@ -6,6 +6,7 @@ product's own dtype. So the result is the same bits in each repetition and on ea
 differ from the true one by half a unit in the last place of that dtype, and no more.
 """
 
+import functools
 import math
 import statistics
 import sys
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from elastic.agent.probes.program import Fault, ask, begin, parser, tell
+from elastic.agent.probes.program import Clock, Fault, ask, begin, parser, tell
 
 SEED = 20261125
 TILE = 128
@@ -37,26 +38,51 @@ SIZES = {
 }
 
 
-def measure(device: torch.device, level: str) -> dict[str, float]:
-    """Multiply n x n matrices again and again; raises Fault where a bit is not what it must be."""
-    size = SIZES[device.type, level]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """Of two matrices on a device, and looked at."""
+
+    left: Tensor
+    right: Tensor
+    first: Tensor
+
+
+def product(device: torch.device, level: str, clock: Clock) -> Product:
+    """The first, which also loads the libraries. Raises Fault where an element is not what it must be.
+
+    clock: is told what the host takes for each part; a GPU may still be at it.
+    """
+    n = SIZES[device.type, level].n
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     # Else cuBLAS may add up partial sums in bf16.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    left, right = (matrix(size.n, which, device).to(dtype) for which in (0, 1))
-    first = torch.mm(left, right)
-    check(first)
-    again = torch.empty_like(first)
+    with clock.part("factors"):
+        left, right = (matrix(n, which, device).to(dtype) for which in (0, 1))
+    with clock.part("first"):
+        first = torch.mm(left, right)
+    with clock.part("check"):
+        check(first)
+    return Product(left=left, right=right, first=first)
+
+
+def measure(device: torch.device, level: str, made: Product | None = None) -> dict[str, float]:
+    """Multiply n x n matrices again and again; raises Fault where a bit is not what it must be.
+
+    made: by `product` before; None: it is made now.
+    """
+    size = SIZES[device.type, level]
+    made = made or product(device, level, Clock())
+    again = torch.empty_like(made.first)
     seconds = []
     for repetition in range(1, size.repetitions + 1):
-        seconds.append(timed(lambda: torch.mm(left, right, out=again), device))
-        if what := difference(first, again):
+        seconds.append(timed(lambda: torch.mm(made.left, made.right, out=again), device))
+        if what := difference(made.first, again):
             raise Fault(f"in repetition {repetition} of the same product {what}")
     work, median = 2 * size.n**3 / 1e12, statistics.median(seconds)
     return {
         "tflops": work / median,
         "slowest_tflops": work / max(seconds),
-        "checksum": float(checksum(first)),
+        "checksum": float(checksum(made.first)),
         "median_s": median,
     }
 
@@ -116,15 +142,22 @@ def check(product: Tensor) -> None:
 
     product: [n, n], floating point, of matrices 0 and 1.
     """
-    n = product.shape[0]
+    places, true = truth(product.shape[0])
+    there = places.to(product.device)
+    got = product[there][:, there].cpu()
+    if what := wrong(got, true, places):
+        raise Fault(what)
+
+
+@functools.cache
+def truth(n: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns at which a product of n x n matrices is looked at, and what it has there, int64[k] and fp64[k, k]:
+    the host's work, which may be done ahead."""
     places = torch.tensor([at + at // TILE * 37 % TILE for at in range(0, n - TILE + 1, TILE)])
     everything = torch.arange(n)
     left = elements(places, everything, n, 0).double()
     right = elements(everything, places, n, 1).double()
-    there = places.to(product.device)
-    got = product[there][:, there].cpu()
-    if what := wrong(got, left @ right, places):
-        raise Fault(what)
+    return places, left @ right
 
 
 def wrong(got: Tensor, true: Tensor, places: Tensor) -> str:

@@ -1,5 +1,7 @@
 """What the driver counts and says of one GPU: NVML, and Xids in the kernel's log.
 
+With `--steps` each line of standard input names what to say next: `nvml_use`, who is on the GPU, which is to be asked
+before we are, or `nvml`, all else.
 Everything is optional: what a GPU, a driver or our rights do not give is not among the figures.
 """
 
@@ -8,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from elastic.agent import kernel_log
@@ -17,6 +20,26 @@ from elastic.agent.probes.program import Fault, NotKnown, ask, begin, parser, te
 
 def measure(device: str) -> dict[str, float]:
     """device: NVML's index, or a UUID. Raises Fault, NotKnown."""
+    nvml, handle = _reach(device)
+    return _judged(_use(nvml, handle) | _counters(nvml, handle))
+
+
+def do(step: str, device: str) -> dict[str, float]:
+    """One step. Raises Fault, NotKnown."""
+    nvml, handle = _reach(device)
+    return _use(nvml, handle) if step == "nvml_use" else _judged(_counters(nvml, handle))
+
+
+def _judged(figures: dict[str, float]) -> dict[str, float]:
+    if what := judge.gpu(figures):
+        raise Fault(what, figures)
+    if not figures:
+        raise NotKnown("NVML says nothing of it")
+    return figures
+
+
+def _reach(device: str) -> tuple[Any, Any]:
+    """The binding, and its handle of the GPU."""
     try:
         import pynvml
     except ImportError as error:
@@ -27,28 +50,38 @@ def measure(device: str) -> dict[str, float]:
         raise NotKnown(f"NVML: {error}") from error
     try:
         if device.isdecimal():
-            handle = pynvml.nvmlDeviceGetHandleByIndex(int(device))
-        else:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(device)
+            return pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(device))
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(device)
     except pynvml.NVMLError as error:
         raise Fault(f"NVML cannot reach it: {error}") from error
-    figures = _figures(pynvml, handle)
-    if what := judge.gpu(figures):
-        raise Fault(what, figures)
-    if not figures:
-        raise NotKnown("NVML says nothing of it")
-    return figures
 
 
-def _figures(nvml: Any, handle: Any) -> dict[str, float]:
-    found: dict[str, float] = {}
+class _Found:
+    """Answers to those questions that have one."""
 
-    def take(name: str, question: Callable[[], Any]) -> None:
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self.figures: dict[str, float] = {}
+
+    def take(self, name: str, question: Callable[[], Any]) -> None:
         # Not supported, not permitted, or a binding or driver that is too old.
         with contextlib.suppress(
-            nvml.NVMLError, AttributeError, TypeError, ValueError, LookupError
+            self._nvml.NVMLError, AttributeError, TypeError, ValueError, LookupError
         ):
-            found[name] = float(question())
+            self.figures[name] = float(question())
+
+
+def _use(nvml: Any, handle: Any) -> dict[str, float]:
+    found = _Found(nvml)
+    found.take("memory_used_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
+    found.take("memory_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    found.take("others", lambda: _others(nvml, handle))
+    return found.figures
+
+
+def _counters(nvml: Any, handle: Any) -> dict[str, float]:
+    found = _Found(nvml)
+    take, figures = found.take, found.figures
 
     def ecc(kind: int) -> Any:
         return nvml.nvmlDeviceGetTotalEccErrors(
@@ -61,15 +94,12 @@ def _figures(nvml: Any, handle: Any) -> dict[str, float]:
     take("remap_failed", lambda: nvml.nvmlDeviceGetRemappedRows(handle)[3])
     take("recovery_action", lambda: _field(nvml, handle, nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
     take("clock_event_reasons", lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    if "clock_event_reasons" not in found:  # before driver 535
+    if "clock_event_reasons" not in figures:  # before driver 535
         take("clock_event_reasons", lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
     take("temperature_c", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-    take("memory_used_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
-    take("memory_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    take("others", lambda: _others(nvml, handle))
-    found.update(_links(nvml, handle))
-    found.update(_xid(nvml, handle))
-    return found
+    figures.update(_links(nvml, handle))
+    figures.update(_xid(nvml, handle))
+    return figures
 
 
 def _field(nvml: Any, handle: Any, field: int) -> int:
@@ -123,8 +153,17 @@ def _all_records() -> str:
 def main(argv: list[str]) -> None:
     arguments = parser("nvml", __doc__)
     arguments.add_argument("device", help="index or UUID")
+    arguments.add_argument("--steps", action="store_true", help="that standard input names")
     args = arguments.parse_args(argv)
-    tell(begin(args.parent), ask("nvml", lambda: measure(args.device)))
+    answers = begin(args.parent)
+    if not args.steps:
+        tell(answers, ask("nvml", lambda: measure(args.device)))
+        return
+    with contextlib.suppress(ImportError):
+        import pynvml  # noqa: F401 - ahead of the first step, which says so where it is not there
+    for line in sys.stdin:
+        step = line.strip()
+        tell(answers, ask(step, partial(do, step, args.device)))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """What all programs of probes share: their answers, and nothing else, on standard output."""
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
 from elastic.agent.prctl import set_pdeathsig
@@ -22,6 +24,28 @@ class Fault(Exception):
 
 class NotKnown(Exception):
     """Why a probe can say nothing here, in words."""
+
+
+class Clock:
+    """When parts of a step began and were over."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, tuple[float, float]] = {}
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.note(name, (began, time.monotonic()))
+
+    def note(self, name: str, span: tuple[float, float]) -> None:
+        """span: when it began and was over, on the monotonic clock."""
+        self._parts[name] = span
+
+    def take(self) -> Mapping[str, tuple[float, float]]:
+        """Those since they were last taken."""
+        parts, self._parts = self._parts, {}
+        return parts
 
 
 def begin(parent: int | None) -> TextIO:

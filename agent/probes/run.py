@@ -6,13 +6,14 @@ import asyncio
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from elastic.agent.probes.answers import Answer
 from elastic.agent.probes.process import Program
-from elastic.agent.probes.verdicts import NodeVerdict, ProbeVerdict, compared, of_answer
+from elastic.agent.probes.verdicts import NodeVerdict, Part, ProbeVerdict, compared, of_answer
 
 ENVIRONMENT = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts
@@ -20,6 +21,7 @@ ENVIRONMENT = {
     "NCCL_NET": "Socket",  # and to look for network cards takes longer than all else
     "NCCL_IB_DISABLE": "1",
     "NCCL_NVLS_ENABLE": "0",
+    "NCCL_CUMEM_ENABLE": "0",  # saves 0.2 s of the first collective
 }
 """Of the probes of devices; what is set stays."""
 FIXED = {
@@ -56,7 +58,7 @@ class Device:
     label: str
     """`gpu0`, `cpu`."""
     torch: str
-    """Its name in torch: `cuda:0`."""
+    """Its name in torch: `cpu`; `cuda:0`, for no process of ours sees another one."""
     nvml: str
     """Its index or UUID; empty: it is no GPU."""
 
@@ -69,8 +71,8 @@ def devices(environ: Mapping[str, str], dev: Path = Path("/dev")) -> tuple[Devic
     if visible is not None:
         names = [name.strip() for name in visible.split(",") if name.strip()] if there else []
     return tuple(
-        Device(label=f"gpu{name}" if name.isdecimal() else name, torch=f"cuda:{at}", nvml=name)
-        for at, name in enumerate(names)
+        Device(label=f"gpu{name}" if name.isdecimal() else name, torch="cuda:0", nvml=name)
+        for name in names
         if name not in ("-1", "NoDevFiles")
     ) or (Device(label="cpu", torch="cpu", nvml=""),)
 
@@ -105,78 +107,113 @@ class Prober:
         self._python = python
         self._limits = limits or LIMITS[level]
         self._programs: dict[Device, Program] = {}
+        self._drivers: dict[Device, Program] = {}
+        """That ask NVML. They stay, so that a driver that nobody else uses does not shut down a GPU in between."""
         self._others: set[Program] = set()
         self._out: set[Device] = set()
         """With a fault, or no context: nothing more is tried on them."""
         self._found: list[ProbeVerdict] = []
+        self._used: dict[Device, Mapping[str, float]] = {}
+        """What NVML has said of who is on it, before we were."""
+        self._parts: list[tuple[str, str, float, float]] = []
+        """Of each its name, device, beginning and end."""
 
     @property
     def pids(self) -> set[int]:
         """Of processes that run, or could not be ended."""
-        return {program.pid for program in (*self._programs.values(), *self._others)}
+        programs = (*self._programs.values(), *self._drivers.values(), *self._others)
+        return {program.pid for program in programs}
 
     async def prepare(self) -> None:
         """Import torch for each device."""
-        if self._programs:
-            return
+        if not self._programs:
+            self._start()
+            await self._all("torch", self._limits.torch, ask=False)
+
+    def _start(self) -> None:
+        """Each device's processes. Raises OSError."""
         environ = {**ENVIRONMENT, **self._environ, **FIXED}
         world = len(self._devices)
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
             for rank, device in enumerate(self._devices):
+                # It sees no other: a driver takes its time for each that a process sees.
+                own = {**environ, "CUDA_VISIBLE_DEVICES": device.nvml} if device.nvml else environ
                 args = ["--device", device.torch, "--level", self._level]
                 fds = []
                 if world > 1:
                     args += ["--rank", str(rank), "--world", str(world), "--port", str(port)]
                     if rank == 0:
                         args, fds = [*args, "--listen", "3"], [listening.fileno()]
-                self._programs[device] = Program("device", args, environ, fds, self._python)
-        await self._all("torch", self._limits.torch, ask=False)
+                self._programs[device] = Program("device", args, own, fds, self._python)
+        for device in self._devices:
+            if device.nvml:
+                args = ["--level", self._level, "--steps", device.nvml]
+                self._drivers[device] = Program("nvml", args, self._environ)
 
     async def probe(self) -> NodeVerdict:
         """Try everything; the processes are gone then, but for those that nothing ends. Raises OSError
         where none can be started."""
         began = time.monotonic()
-        looking = asyncio.create_task(self._look())
+        beside = [asyncio.create_task(self._look())]
         try:
-            await self.prepare()
-            # Then nothing takes the time that is measured, and what NVML sees on a GPU is not ours.
-            await looking
+            # The first starts what the second asks; and what NVML sees on a GPU is not ours.
+            await _at_once(self.prepare(), self._ask_use())
+            beside.append(asyncio.create_task(self._ask_counters()))
+            await _at_once(*(self._open(device) for device in self._alive()))
+            await beside[0]  # then nothing takes the time that is measured
             await self._try_devices()
+            await beside[1]
             seconds = time.monotonic() - began
         finally:
-            looking.cancel()
-            await asyncio.wait([looking])
+            await _cancelled(beside)
             await self.close()
-        return NodeVerdict(level=self._level, probes=compared(self._found), seconds=seconds)
+        probes = compared(self._found)
+        return NodeVerdict(
+            level=self._level, probes=probes, seconds=seconds, parts=self._parts_since(began)
+        )
 
     async def close(self) -> None:
         """End its processes."""
-        running = [program for program in self._programs.values() if not program.end]
-        await asyncio.gather(*(program.close(LEAVING) for program in running))
+        ending = [
+            (kind, device, program)
+            for kind, programs in (("device", self._programs), ("nvml", self._drivers))
+            for device, program in programs.items()
+            if not program.end
+        ]
+        await asyncio.gather(*(self._close(f"{k} gone", d.label, p) for k, d, p in ending))
         self._programs = {d: p for d, p in self._programs.items() if p.left_behind}
+        self._drivers = {d: p for d, p in self._drivers.items() if p.left_behind}
+
+    async def _close(self, name: str, device: str, program: Program) -> None:
+        began = time.monotonic()
+        await program.close(LEAVING)
+        self._parts.append((name, device, began, time.monotonic()))
+
+    def _parts_since(self, began: float) -> tuple[Part, ...]:
+        parts = (
+            Part(name=name, device=device, began=first - began, seconds=last - first)
+            for name, device, first, last in self._parts
+        )
+        return tuple(sorted(parts, key=lambda part: part.began))
 
     # --- what does not disturb ---------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Counters, memory and disks, all at once."""
+        """Memory and disks, all at once."""
         level = ["--level", self._level]
         wanted = [("memory", "", level)]
-        wanted += [("nvml", d.label, [*level, d.nvml]) for d in self._devices if d.nvml]
         wanted += [("disk", str(folder), [*level, str(folder)]) for folder in self._folders]
-        tasks = [asyncio.create_task(self._other(*one)) for one in wanted]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        await _at_once(*(self._other(*one) for one in wanted))
 
     async def _other(self, probe: str, device: str, args: Sequence[str]) -> None:
+        began = time.monotonic()
         program = Program(probe, args, self._environ)
         self._others.add(program)
         try:
-            self._note(device, await program.only_answer(probe, self._limits.other))
+            answer = await program.only_answer(probe, self._limits.other)
+            self._note(device, answer)
+            self._time(probe, device, began, answer)
         except asyncio.CancelledError:
             await program.close()
             raise
@@ -184,11 +221,39 @@ class Prober:
             if not program.left_behind:
                 self._others.discard(program)
 
+    async def _ask_use(self) -> None:
+        """NVML, who is on each GPU."""
+        await _at_once(*(self._ask_driver(device, "nvml_use") for device in self._drivers))
+
+    async def _ask_counters(self) -> None:
+        """NVML, all else."""
+        await _at_once(*(self._ask_driver(device, "nvml") for device in self._used))
+
+    async def _ask_driver(self, device: Device, step: str) -> None:
+        program, began = self._drivers[device], time.monotonic()
+        program.say(step)
+        answer = await program.answer(step, self._limits.other)
+        self._time(step, device.label, began, answer)
+        if step == "nvml_use" and answer.ok:
+            self._used[device] = answer.figures
+            return
+        figures = {**self._used.get(device, {}), **answer.figures}
+        self._note(device.label, replace(answer, probe="nvml", figures=figures))
+
     # --- devices -----------------------------------------------------------------------------------
 
+    async def _open(self, device: Device) -> None:
+        """A context, and what its first product needs; each as soon as it can, for a driver makes one after the
+        other."""
+        self._note_step(device, await self._ask(device, "device"))
+        if device not in self._out:
+            answer = await self._ask(device, "product")
+            if not answer.ok:  # one that has no memory left says so of what is tried next
+                first = "matmul_together" if len(self._devices) > 1 else "matmul"
+                self._note_step(device, replace(answer, probe=first))
+
     async def _try_devices(self) -> None:
-        """Together first: that also loads the libraries. Then one by one, with the others idle."""
-        await self._all("device")
+        """Together first, then one by one, with the others idle."""
         if len(self._alive()) > 1:
             await self._all("matmul_together")
         await self._each("matmul")
@@ -218,10 +283,13 @@ class Prober:
     async def _ask(
         self, device: Device, probe: str, timeout: float | None = None, *, ask: bool = True
     ) -> Answer:
-        program = self._programs[device]
+        program, began = self._programs[device], time.monotonic()
         if ask:
             program.say(probe)
-        return await program.answer(probe, self._limits.device if timeout is None else timeout)
+        limit = self._limits.device if timeout is None else timeout
+        answer = await program.answer(probe, limit)
+        self._time(probe, device.label, began, answer)
+        return answer
 
     async def _collectives(self) -> None:
         """One verdict for the node, or of those devices whose processes were seen to fail: that the others
@@ -254,6 +322,27 @@ class Prober:
 
     def _note(self, device: str, answer: Answer) -> None:
         self._found.append(of_answer(answer, device))
+
+    def _time(self, step: str, device: str, began: float, answer: Answer) -> None:
+        self._parts.append((step, device, began, time.monotonic()))
+        for name, (first, last) in answer.parts.items():
+            self._parts.append((f"{step}: {name}", device, first, last))
+
+
+async def _at_once(*work: Coroutine[Any, Any, None]) -> None:
+    """All at once; where one fails the others are ended before that is raised."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await _cancelled(tasks)
+
+
+async def _cancelled(tasks: Sequence["asyncio.Task[None]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 def _together(told: Sequence[tuple[Device, Answer]]) -> Answer:

@@ -22,11 +22,26 @@ class ProbeVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Something that takes time in a probe of a node."""
+
+    name: str
+    """A step, `device`, or what is in it, `device: context`."""
+    device: str
+    """As in `ProbeVerdict`."""
+    began: float
+    """Seconds since the node's probe began; less than 0: it was prepared before."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeVerdict:
     level: str
     probes: tuple[ProbeVerdict, ...]
     seconds: float
-    """That it took."""
+    """That it took, until all was known."""
+    parts: tuple[Part, ...] = ()
+    """What these went into, and how long its processes took to be gone, as they began."""
 
     @property
     def state(self) -> State:

@@ -195,6 +195,23 @@ def test_a_loader_whose_worker_will_not_come_back(workers: str) -> None:
     assert ranks(*WAITING, seen(3, Activity.DATA, name="_next_data")) is None, "it has none"
 
 
+def test_a_stopped_worker_of_a_loader_is_evidence_at_once() -> None:
+    """Whatever was judged at this place before, and it makes no later verdict there wait."""
+
+    def waits(workers: str, **more: object) -> Seen:
+        return seen(3, Activity.DATA, name="_try_get_data", workers=workers, **more)
+
+    stopped = (*WAITING, waits("ST"))
+    assert ranks(*stopped, quiet=0.7, judged=2) == (3,)
+    one = found(*stopped, quiet=0.7)
+    assert one is not None
+    assert not one.soft
+    assert one.reason.startswith("rank 3 on b waits for a stopped worker of its loader: ")
+    assert ranks(*stopped, before={3: waits("SS")}, quiet=0.7) is None, "it may not last"
+    assert ranks(*stopped, before={3: waits("ST", ticks=-1)}, quiet=0.7) is None, "it goes on"
+    assert ranks(*WAITING, waits("SZ"), quiet=0.7) is None, "it may have come to its end"
+
+
 def test_a_disk_that_does_not_answer_and_one_that_is_slow_to_save() -> None:
     assert ranks(*WAITING, seen(3, Activity.FILE, state="D")) == (3,)
     worked = {3: seen(3, Activity.FILE, state="D", cpu=-1.0)}

@@ -31,6 +31,16 @@ def test_a_healthy_machine(tmp_path: Path) -> None:
     assert not done.stderr
 
 
+def test_what_took_how_long(tmp_path: Path) -> None:
+    done = ask("probe", "--verbose", "--folder", str(tmp_path))
+    assert done.returncode == 0, done
+    table = [columns(row) for row in done.stdout.splitlines()]
+    parts = table[table.index(["PART", "DEVICE", "FROM", "SECONDS"]) + 1 :]
+    assert {"torch", "device", "product", "matmul", "bandwidth"} <= {part[0] for part in parts}
+    begun = [float(part[-2]) for part in parts]
+    assert begun == sorted(begun)
+
+
 def test_a_fault_as_json(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     done = ask("-o", "json", "probe", "--folder", missing)
@@ -40,6 +50,9 @@ def test_a_fault_as_json(tmp_path: Path) -> None:
     (bad,) = [probe for probe in said["probes"] if probe["state"] == "faulty"]
     assert (bad["probe"], bad["device"]) == ("disk", missing)
     assert bad["what"] == "there is no such folder"
+    (disk,) = [part for part in said["parts"] if part["name"] == "disk"]
+    assert disk["device"] == missing
+    assert 0 <= disk["began"] <= disk["began"] + disk["seconds"] <= said["seconds"]
 
 
 def test_several_machines(tmp_path: Path) -> None:
@@ -77,6 +90,7 @@ def test_several_machines_meet_somewhere() -> None:
         ("--nnodes 1:3", "'1:3' is no number of machines"),
         ("--rdzv-endpoint h:1", "--rdzv-endpoint wants --nnodes N"),
         ("--nnodes 2 --rdzv-endpoint h:1 --folder /tmp", "--folder goes without --nnodes"),
+        ("--nnodes 2 --rdzv-endpoint h:1 -v", "--verbose goes without --nnodes"),
     ],
 )
 def test_usage(line: str, hint: str) -> None:

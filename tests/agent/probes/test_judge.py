@@ -3,7 +3,7 @@
 import pytest
 
 from elastic.agent.probes import judge
-from elastic.agent.probes.answers import Answer
+from elastic.agent.probes.answers import Answer, decode, encode
 from elastic.agent.probes.verdicts import (
     NodeVerdict,
     ProbeVerdict,
@@ -12,6 +12,7 @@ from elastic.agent.probes.verdicts import (
     odd_checksums,
     of_answer,
 )
+from elastic.proto.errors import CodecError
 
 BUS = "00000000:3B:00.0"
 
@@ -121,3 +122,16 @@ def test_what_nobody_knows_is_no_fault() -> None:
     node = NodeVerdict(level="quick", probes=(unknown, good, bad), seconds=0.0)
     assert node.state == "faulty"
     assert node.what == "disk: /data: EIO"
+
+
+@pytest.mark.parametrize("parts", [{}, {"context": (3.5, 4.25), "sum": (4.25, 4.5)}])
+def test_an_answer_is_read_as_it_was_said(parts: dict[str, tuple[float, float]]) -> None:
+    answer = Answer(probe="device", ok=True, figures={"two": 2.0}, parts=parts)
+    assert decode(encode(answer).encode()) == answer
+
+
+@pytest.mark.parametrize("parts", ["3", "[]", '{"sum": 3}', '{"sum": [3]}', '{"sum": [3, "x"]}'])
+def test_parts_that_are_none(parts: str) -> None:
+    line = f'{{"probe": "device", "ok": true, "what": "", "figures": {{}}, "parts": {parts}}}'
+    with pytest.raises(CodecError, match="which is no answer"):
+        decode(line.encode())

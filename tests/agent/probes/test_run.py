@@ -22,6 +22,7 @@ from tests.agent.probes.healthy import (
     module,
     probe,
 )
+from tests.agent.probes.test_nvml import FAKE
 from tests.e2e.harness.stuck import stuck_folder
 from tests.elastic.asking import elasticctl
 
@@ -84,12 +85,100 @@ def test_a_healthy_node(tmp_path: Path) -> None:
 def test_devices_work_together() -> None:
     verdict, left = probe(dict(os.environ), devices=PAIR)
     found = by_name(verdict)
+    for device in PAIR:
+        parts = {part.name: part for part in verdict.parts if part.device == device.label}
+        assert parts.keys() >= STEPS
+        for name, part in parts.items():
+            step, _, inner = name.partition(": ")
+            assert part.seconds >= 0
+            if inner and inner != "init":  # a meeting, which goes on beside other steps
+                whole = parts[step]
+                assert whole.began <= part.began
+                assert part.began + part.seconds <= whole.began + whole.seconds
+        assert parts["device gone"].began >= verdict.seconds
     assert verdict.state == "ok", verdict
     assert found["collectives", ""].figures.keys() == {"all_reduce_gb_s", "all_gather_gb_s"}
     checksums = {found["matmul", device.label].figures["checksum"] for device in PAIR}
     assert len(checksums) == 1, "two devices have other bits of the same product"
     assert ("matmul_together", "cpu1") in found
     assert not left
+
+
+STEPS = {
+    "torch", "torch: import", "torch: reckoned", "device", "device: context", "device: sum", "product",
+    "product: factors", "product: first", "product: check", "matmul_together", "matmul", "bandwidth",
+    "collectives", "collectives: init", "collectives: all_reduce", "collectives: all_gather", "device gone",
+}  # fmt: skip
+"""Of a device that is no GPU, beside another."""
+
+
+GPUS = tuple(Device(label=f"gpu{at}", torch="cpu", nvml=f"{at}") for at in (0, 1))
+"""With a stand-in for NVML, and the CPU in place of CUDA."""
+
+
+def with_nvml(folder: Path, change: str = "", fault: str = "") -> dict[str, str]:
+    site = environ(folder, fault)
+    (folder / "pynvml.py").write_text(FAKE + change)
+    return site
+
+
+def test_nvml_is_asked_who_is_on_a_gpu_before_we_are(tmp_path: Path) -> None:
+    verdict, left = probe(with_nvml(tmp_path), devices=GPUS)
+    assert verdict.state == "ok", verdict
+    assert not left
+    nvml = by_name(verdict)["nvml", "gpu1"]
+    assert (nvml.figures["others"], nvml.figures["nvlinks_active"]) == (0, 18)
+    asked = [part for part in verdict.parts if part.name == "nvml_use"]
+    assert [part.device for part in asked] == ["gpu0", "gpu1"]
+    first = min(part.began for part in verdict.parts if part.name == "device")
+    assert all(part.began + part.seconds <= first for part in asked)
+
+
+REACH = """
+def nvmlDeviceGetHandleByIndex(index):
+    if index == 1: {}
+    return ("handle", index)
+"""
+COUNT = """
+def nvmlDeviceGetRemappedRows(handle):
+    if handle[1] == 1: {}
+    return (1, 0, 0, 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "fault", "words"),
+    [
+        (REACH, "raise NVMLError('GPU is lost')", "NVML cannot reach it: GPU is lost"),
+        (REACH, "import signal; signal.pause()", "it waits"),
+        (COUNT, "import signal; signal.pause()", "it waits"),
+        (COUNT, "import os; os._exit(3)", "ended with exit code 3"),
+    ],
+)
+def test_a_driver_that_fails_is_told_of_its_gpu_alone(
+    tmp_path: Path, place: str, fault: str, words: str
+) -> None:
+    limits = Limits(torch=100.0, device=100.0, other=SHORT if words == "it waits" else 100.0)
+    sick = with_nvml(tmp_path, place.format(fault))
+    verdict, left = probe(sick, devices=GPUS, limits=limits)
+    assert faults(verdict).keys() == {("nvml", "gpu1")}, verdict
+    assert words in faults(verdict)["nvml", "gpu1"]
+    assert by_name(verdict)["nvml", "gpu0"].state == "ok"
+    assert by_name(verdict)["matmul", "gpu1"].state == "ok"
+    assert not left
+
+
+def test_a_process_sees_its_own_gpu_only(tmp_path: Path) -> None:
+    """A driver takes its time for each that it sees."""
+    fault = f"""
+if in_probe("device"):
+    import os
+    with open({str(tmp_path / "seen")!r}, "a") as file:
+        file.write(os.environ["CUDA_VISIBLE_DEVICES"] + "\\n")
+"""
+    verdict, _ = probe(with_nvml(tmp_path, fault=fault), devices=GPUS)
+    assert verdict.state == "ok", verdict
+    assert sorted((tmp_path / "seen").read_text().split()) == ["0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -309,11 +398,11 @@ def test_devices_that_may_be_used(tmp_path: Path) -> None:
     assert devices({}, tmp_path) == (CPU,)
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia10"):
         (tmp_path / name).touch()
-    gpu = [Device(label=f"gpu{at}", torch=f"cuda:{at}", nvml=f"{at}") for at in range(3)]
+    gpu = [Device(label=f"gpu{at}", torch="cuda:0", nvml=f"{at}") for at in range(3)]
     assert devices({}, tmp_path) == tuple(gpu)
     assert devices({"CUDA_VISIBLE_DEVICES": "2, 0"}, tmp_path) == (
         Device(label="gpu2", torch="cuda:0", nvml="2"),
-        Device(label="gpu0", torch="cuda:1", nvml="0"),
+        Device(label="gpu0", torch="cuda:0", nvml="0"),
     )
     assert devices({"CUDA_VISIBLE_DEVICES": "GPU-5f"}, tmp_path) == (
         Device(label="GPU-5f", torch="cuda:0", nvml="GPU-5f"),
