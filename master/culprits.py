@@ -195,7 +195,7 @@ def find(seen: Mapping[int, tuple[Seen, ...]], quiet: float, patience: Patience)
     if stopped := _stopped(looks):
         return _found(stopped, last, "is stopped")
     if starved := _starved(looks):
-        return _found(starved, last, "waits for a stopped worker of its loader")
+        return _found(starved, last, "does not go on, for a worker of its loader is stopped")
     if quiet < patience.allowed or not last:
         return None
     still = {rank for rank, found in looks.items() if not _moved(found) and _spans(found, patience)}

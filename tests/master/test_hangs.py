@@ -206,7 +206,9 @@ def test_a_stopped_worker_of_a_loader_is_evidence_at_once() -> None:
     one = found(*stopped, quiet=0.7)
     assert one is not None
     assert not one.soft
-    assert one.reason.startswith("rank 3 on b waits for a stopped worker of its loader: ")
+    assert one.reason.startswith(
+        "rank 3 on b does not go on, for a worker of its loader is stopped: "
+    )
     assert ranks(*stopped, before={3: waits("SS")}, quiet=0.7) is None, "it may not last"
     assert ranks(*stopped, before={3: waits("ST", ticks=-1)}, quiet=0.7) is None, "it goes on"
     assert ranks(*WAITING, waits("SZ"), quiet=0.7) is None, "it may have come to its end"
