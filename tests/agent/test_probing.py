@@ -1,13 +1,17 @@
 """Which probes an agent makes, as the master asks for them."""
 
 import asyncio
+import sys
 from collections.abc import Coroutine
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from elastic.agent.probing import Probing
 from elastic.proto import master_pb2 as pb
+from tests.agent.probes.healthy import environ
 from tests.master.serving import within
 
 
@@ -78,3 +82,23 @@ async def test_what_nobody_wants_to_know_any_more_is_ended(monkeypatch: pytest.M
     probes.done.set()
     await probes.ask(0)
     assert probes.said == [], "it was not over"
+
+
+@within(120)
+async def test_torch_is_imported_while_the_ranks_before_end(tmp_path: Path) -> None:
+    """So that a node under suspicion is known that much sooner."""
+    workload = SimpleNamespace(environ=environ(tmp_path), python=sys.executable)
+    settings: Any = SimpleNamespace(workload=workload, logs=SimpleNamespace(run_dir=tmp_path))
+    said: asyncio.Queue[pb.FromAgent] = asyncio.Queue()
+
+    async def cleared() -> None:
+        while not probing.pids:
+            await asyncio.sleep(0.01)
+
+    def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.create_task(work)
+
+    probing = Probing(settings, said.put_nowait, spawn, cleared, lambda _: None)
+    probing.obey(pb.Probe(number=1, level="quick"))
+    assert (await said.get()).probed.state == "ok"
+    assert not probing.pids
