@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import importlib
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Self
 from urllib.parse import urlencode
@@ -28,7 +29,7 @@ Json = dict[str, Any]
 
 JSON = "application/json"
 MERGE = "application/merge-patch+json"
-APPLY = "application/apply-patch+yaml"  # JSON is YAML
+APPLY = "application/apply-patch+yaml; charset=utf-8"  # with the parameter the client sends bytes as they are
 
 TIMEOUT = 30.0
 """Seconds for a call that says nothing else; the server itself gives up after 60."""
@@ -186,7 +187,7 @@ class Api:
             "metadata": {**body.get("metadata", {}), "name": name},
         }
         path = resource.path(namespace, name, subresource)
-        return await self.call("PATCH", path, query=query, body=named, content=APPLY)
+        return await self.call("PATCH", path, query=query, body=_yaml(named), content=APPLY)
 
     async def merge(
         self,
@@ -232,7 +233,7 @@ class Api:
         path: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Json | None = None,
+        body: Json | bytes | None = None,
         content: str = JSON,
         accept: str = JSON,
         timeout: float = TIMEOUT,
@@ -261,7 +262,7 @@ class Api:
         path: str,
         query: Mapping[str, str],
         *,
-        body: Json | None = None,
+        body: Json | bytes | None = None,
         content: str = JSON,
         accept: str = JSON,
         timeout: float = TIMEOUT,
@@ -289,7 +290,7 @@ class Api:
         query: Mapping[str, str],
         *,
         limits: Mapping[str, float | None],
-        body: Json | None = None,
+        body: Json | bytes | None = None,
         content: str = JSON,
         accept: str = JSON,
     ) -> AsyncIterator[Any]:
@@ -340,6 +341,19 @@ def _cut_off(response: Any) -> Iterator[None]:
 
 def _client(found: Connection) -> Any:
     return importlib.import_module("kubernetes.aio.client").ApiClient(found.configuration)
+
+
+def _yaml(body: Json) -> bytes:
+    """JSON that is YAML, too: there half of a UTF-16 pair (\\ud83c) is no character, as which JSON writes what is
+    beyond 16 bits, and some characters may not stand as they are. Half of a pair alone is shown as none."""
+
+    def escaped(match: re.Match[str]) -> str:
+        code = ord(match[0])
+        if 0xD800 <= code < 0xE000:
+            code = 0xFFFD
+        return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+    return re.sub(r"[^\x00-\x7e]", escaped, json.dumps(body, ensure_ascii=False)).encode()
 
 
 def _event(line: bytes) -> Json:

@@ -16,7 +16,7 @@ from elastic.k8s.kernel.errors import (
 )
 from elastic.k8s.kernel.lease import Lease
 from elastic.k8s.kernel.reflector import Reflector
-from elastic.k8s.kernel.resources import LEASES, PODS
+from elastic.k8s.kernel.resources import LEASES, PODS, SERVICE_ACCOUNTS
 from elastic.k8s.kernel.writes import Writer, together
 from tests.k8s.cluster import Namespace
 from tests.k8s.fake.store import Json
@@ -109,6 +109,27 @@ def test_names_uids_and_versions_fence_writes(namespace: Namespace) -> None:
             await writer.delete("job", PODS, space, "a", uid, grace=0)
             with pytest.raises(Absent, match='pods "a" not found'):
                 await api.get(PODS, space, "a")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("größe 日本語", ""), ("\U0001f389 beyond 16 bits", ""), (r"\ud83c\U0001f389 as they stand", ""),
+        ("\x00\x1b\x7f\x85\xa0", ""), ("a\u2028b\u2029c", ""), ("\ufeff\ufffe\uffff", ""),
+        ("half \ud83c", "half \ufffd"),
+    ],
+)  # fmt: skip
+def test_what_is_applied_may_have_any_character(namespace: Namespace, text: str, kept: str) -> None:
+    """A server reads it as YAML, which is not all of JSON."""
+
+    async def main() -> None:
+        async with connected(namespace) as api:
+            body = {"metadata": {"annotations": {"said": text}}}
+            await api.apply(SERVICE_ACCOUNTS, namespace.name, "any", body, manager="test")
+            found = await api.get(SERVICE_ACCOUNTS, namespace.name, "any")
+            assert found["metadata"]["annotations"]["said"] == (kept or text)
 
     asyncio.run(main())
 
