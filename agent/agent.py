@@ -325,7 +325,12 @@ class Agent:
             self._outcome.finished()
 
     def _store_lost(self) -> None:
-        failure = pb.RankFailure(what=pb.RankFailure.STORE, exit_code=1, message="the store died")
+        failure = pb.RankFailure(
+            what=pb.RankFailure.STORE,
+            exit_code=1,
+            message="the store died",
+            oom_killed=self._ranks is not None and self._ranks.out_of_memory,
+        )
         self._outcome.failed(failure)
 
     def _spare_changed(self, address: str) -> None:

@@ -311,10 +311,15 @@ class Ranks:
         allowed = frozenset(os.sched_getaffinity(0))
         return numa.cpus(settings.numa_binding, local_rank, settings.gpu_nodes, allowed)
 
+    @property
+    def out_of_memory(self) -> bool:
+        """The kernel's OOM killer has struck here since the round began."""
+        return oom.kills() > self._oom
+
     def failure(self, rank: Rank) -> pb.RankFailure:
         """How a rank ended, for the master."""
         folder = rank.streams.folder if rank.streams else None
-        struck = oom.kills() > self._oom
+        struck = self.out_of_memory
         told = pb.RankFailure(
             rank=rank.number,
             local_rank=rank.local_rank,

@@ -175,6 +175,8 @@ _IMAGE = frozenset(
         "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
     }
 )  # fmt: skip
+_NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
+"""Its last words are the container runtime's."""
 _HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull", "SignatureValidationFailed"})
 _AUTH = re.compile(r"unauthorized|authentication required|access denied|forbidden", re.IGNORECASE)
 
@@ -291,6 +293,8 @@ def _by_number(pod: Pod, code: int, told: Ending | None, past: Past) -> Verdict:
     cause, action, counts, words = _BY_CODE.get(code, usual)
     if told is not None and told.reason:
         words = told.reason
+    elif pod.ended in _NOT_STARTED and (said := short(pod.last_words)):
+        words = f"{words}: {said}"
     if cause is Cause.CRASHED and (before := _crashes(past, pod)) >= CRASHES:
         action, words = Action.REPLACE_ELSEWHERE, f"{words}, {before + 1} times in a row"
     if cause is Cause.USER_ERROR and past.same >= SAME - 1:

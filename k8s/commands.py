@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -278,7 +279,18 @@ def _read(file: str) -> list[Json]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """As JSON has it: a day is a text."""
+        """As JSON has it: a day is a text. And of two values of one key none is meant more than the other."""
+
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            keys = Counter((key.tag, key.value) for key, _ in node.value if key.id == "scalar")
+            for (_, key), times in keys.items():
+                if times > 1:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"{key} is there {times} times: write it once",
+                        problem_mark=node.start_mark,
+                    )
+            return node
 
     Loader.yaml_implicit_resolvers = {
         first: [one for one in some if not one[0].endswith(":timestamp")]
@@ -293,6 +305,8 @@ def _read(file: str) -> list[Json]:
         raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
     except (TypeError, ValueError) as error:
         raise UsageError(f"{file} holds what JSON has not: {error}") from error
+    except RecursionError:
+        raise UsageError(f"{file} is no ElasticJob: its brackets are nested too deep") from None
     for body in found:
         kind = (body.get("apiVersion"), body.get("kind")) if isinstance(body, dict) else None
         if kind != (ELASTICJOBS.api_version, ELASTICJOBS.kind):

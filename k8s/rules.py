@@ -5,6 +5,7 @@ on any cluster, and its words. What CEL cannot say, the operator alone does. A s
 a CRD could cost, and takes none that could cost too much: it walks over bounded lists, by their path, and makes no text.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ OURS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "
 PREFIXES = ("PET_", "ELASTIC_")
 """Variables that a pod gets from us."""
 RANKS = r"auto|gpu|cpu|[1-9][0-9]{0,3}"
+
+LARGEST = 512
+"""KiB of a spec's JSON: it is in the resource twice (`status.accepted`), of which etcd takes 1.5 MiB."""
 
 Json = dict[str, Any]
 
@@ -130,6 +134,11 @@ def _bad_pattern(spec: Spec) -> str:
             if why := patterns.wrong(pattern):
                 return f"{pattern!r} of rule {rule.name}: {why}"
     return ""
+
+
+def _kilobytes(spec: Spec) -> int:
+    """As JSON."""
+    return len(json.dumps(dump(spec), ensure_ascii=False).encode(errors="replace")) >> 10
 
 
 def _fixed(words: str) -> tuple[str, Callable[[Spec], str]]:
@@ -309,6 +318,15 @@ RULES: tuple[Rule, ...] = (
         "self.scheduling.gang.provider != 'Kueue' || (has(self.scheduling.queue) && self.scheduling.queue != '')",
         lambda spec: spec.scheduling.gang.provider != "Kueue" or bool(spec.scheduling.queue),
         _fixed("scheduling.gang.provider is Kueue: write scheduling.queue, too"),
+    ),
+    _rule(
+        f"a spec is below {LARGEST} KiB",
+        "",
+        lambda spec: _kilobytes(spec) < LARGEST,
+        lambda spec: (
+            f"the spec is {_kilobytes(spec)} KiB of JSON, and below {LARGEST} fits into a status, too: write what is "
+            "large into ConfigMaps (envFrom, volumes)"
+        ),
     ),
 )
 

@@ -203,9 +203,14 @@ def made_name(command: Sequence[str]) -> str:
 
 
 def lost(asked: Any, got: Any, path: str = "") -> list[str]:
-    """Paths of what was asked for and the server left out: fields that its schema does not know."""
+    """Paths of what was asked for and the server left out: fields that its schema does not know. A null is nothing
+    said, and servers leave it out, too."""
     if isinstance(asked, dict) and isinstance(got, dict):
-        missing = [f"{path}.{key}".lstrip(".") for key in asked if key not in got]
+        missing = [
+            f"{path}.{key}".lstrip(".")
+            for key in asked
+            if key not in got and asked[key] is not None
+        ]
         inside = [
             found
             for key in asked

@@ -94,7 +94,7 @@ def _say(failure: RankFailure) -> Said:
 
 def _of_kind(failure: RankFailure) -> Said | None:
     if failure.what is Failed.STORE:
-        return "store_lost", Weight.CAUSE, ""
+        return "cgroup_oom" if failure.oom_killed else "store_lost", Weight.CAUSE, ""
     if failure.what is Failed.HANG:
         return "peer_hung", Weight.CAUSE, ""
     if failure.what is Failed.TIMER:
@@ -255,7 +255,8 @@ def describe(observed: Observed) -> str:
     """One line: which rank, where, how it ended."""
     failure = observed.failure
     if failure.what is Failed.STORE:
-        return f"the store on {observed.node_id} died"
+        how = "was killed by the kernel, out of memory" if failure.oom_killed else "died"
+        return f"the store on {observed.node_id} {how}"
     where = f"rank {failure.rank} on {observed.node_id}"
     if failure.oom_killed:
         return f"{where} was killed by the kernel, out of memory"

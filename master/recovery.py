@@ -138,7 +138,7 @@ Verdict = Hold | Restart | Fail
 
 def classify(failure: RankFailure) -> Cause:
     """The cause that one rank's end points to, looked at alone: who pays for it."""
-    if failure.what in _KINDS:
+    if failure.what in _KINDS and not (failure.what is Failed.STORE and failure.oom_killed):
         return _KINDS[failure.what]
     label, weight = ends(failure)
     if label in _CAUSES:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from elastic.proto.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
@@ -21,11 +23,16 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Of one object, or with no name of all; with no namespace of all namespaces."""
+        """Of one object, or with no name of all; with no namespace of all namespaces. Raises UsageError for a name
+        that clients and servers take for a step in the path."""
         parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
         if namespace and self.namespaced:
             parts += ["namespaces", namespace]
         parts += [self.plural, name, subresource]
+        if steps := {".", ".."}.intersection(parts):
+            raise UsageError(
+                f"{min(steps)!r} is no name: write one of lower-case letters, digits and dashes"
+            )
         return "".join(f"/{quote(part, safe='')}" for part in parts if part)
 
 

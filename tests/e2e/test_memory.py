@@ -22,6 +22,15 @@ if os.environ["RANK"] == "1" and os.environ["ELASTIC_ROUND"] == "1":
 """
 """Private memory, which is free once its owner is dead: shared memory goes some time later, and until then
 the kernel looks for another to kill."""
+GROWING = """
+import os, time
+if os.environ["ELASTIC_ROUND"] == "1":
+    held = []
+    while True:
+        held.append(b"x" * 20_000_000)
+        time.sleep(0.3)
+"""
+"""A rank without torch grows by less at a time than the store's process has: that one is the kernel's first choice."""
 OWN = 150_000_000
 """Bytes of each of two ranks: four slots of each are 1.3 GB."""
 GIB = 1 << 30
@@ -105,6 +114,19 @@ def test_no_more_slots_than_a_cgroup_has_room_for(job: Job, cgroup: Path) -> Non
     stored = manifests.committed(Folder(job.folder / "checkpoint"))
     assert stored is not None
     assert stored.step >= 8
+
+
+def test_a_store_that_the_kernel_killed_for_its_node_is_no_fault_of_the_stores(
+    job: Job, cgroup: Path
+) -> None:
+    """Whoever is the largest of a cgroup is killed, whoever has grown."""
+    limit(cgroup, 300 << 20)
+    (job.folder / "growing.py").write_text(GROWING)
+    node = job.start(prefix=inside(cgroup), entry=(str(job.folder / "growing.py"),), nproc=1)
+    assert node.exit_code() == 0, job.dump()
+    assert killed(cgroup) > 0
+    told = json.loads(job.ctl("-o", "json", "why"))
+    assert (told["label"], told["cause"]) == ("cgroup_oom", "kernel out of memory"), told
 
 
 def test_what_the_kernel_says_of_who_it_killed_is_the_evidence(job: Job, cgroup: Path) -> None:

@@ -91,6 +91,15 @@ def test_rows(ended: Pod, cause: Cause, action: Action, counts: bool) -> None:
     assert verdict.reason.startswith("gpt-worker-3-r0: ")
 
 
+def test_the_runtimes_words_are_told_of_a_container_that_it_could_not_start() -> None:
+    """Of one that ran, its last words are whatever its script wrote."""
+    missing = over(128, ended="StartError", last_words='exec: "train": not found\nin $PATH')
+    said = 'gpt-worker-3-r0: its container could not be started: exec: "train": not found in $PATH'
+    assert judge(missing, Past()).reason == said
+    ran = over(128, ended="Error", last_words="loss 3.2")
+    assert judge(ran, Past()).reason == "gpt-worker-3-r0: its container could not be started"
+
+
 def test_sigbus_has_a_hint() -> None:
     assert "/dev/shm" in judge(over(135), Past()).reason
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import yaml
@@ -138,6 +139,11 @@ def test_a_file_of_jobs_is_submitted_whole_or_a_line_says_why_not(
         (JOB + "  active: 2026-01-01\n", "an ElasticJob has no field spec.active"),
         (JOB + "  notify: [2026-01-01, !!binary aGk=]\n", "holds what JSON has not"),
         (JOB + "  notify: &a [*a]\n", "holds what JSON has not"),
+        (JOB + "  notify: " + "[" * 5000, "nested too deep"),
+        (
+            JOB + "  nprocPerNode: 1\n  nprocPerNode: 2\n",
+            "nprocPerNode is there 2 times: write it once",
+        ),
         (JOB.replace("name: a", "name: 5"), "needs metadata.name"),
         (JOB.replace("name: a", "name: a, namespace: ''"), "metadata.namespace is no name"),
         (JOB.partition("spec:")[0], "needs a spec"),
@@ -154,6 +160,25 @@ def test_a_file_that_is_refused_makes_nothing_and_is_told_in_a_line(
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert words in err
     assert ctl_in.names() == []
+
+
+def test_a_null_is_nothing_said_and_a_merged_key_is_none_of_two(
+    ctl_in: Ctl, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB + "  notify: null\n  elastic: &e {min: 1}\n  hotSpares: {count: null}\n")
+    assert ctl_in.ctl("submit", "--dry-run", "-f", str(file)) == (0, ANY, "")
+    file.write_text(JOB + "  env:\n  - &e {name: A, value: a}\n  - {<<: *e, name: B}\n")
+    assert ctl_in.ctl("submit", "--dry-run", "-f", str(file)) == (0, ANY, "")
+
+
+@pytest.mark.parametrize("verb", [("ls",), ("suspend",), ("resume",), ("delete",)])
+def test_a_step_in_a_path_is_no_job(ctl_in: Ctl, verb: tuple[str, ...]) -> None:
+    ctl_in.ctl("submit", "--name", "a", *TORCHRUN)
+    code, out, err = ctl_in.ctl(*verb, ".")
+    assert (code, out) == (1, "")
+    assert "'.' is no name" in err
+    assert ctl_in.names() == ["a"]
 
 
 @pytest.mark.parametrize(

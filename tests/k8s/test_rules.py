@@ -127,6 +127,13 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {**GOOD, "scheduling": {"gang": {"provider": "Kueue"}}},
         "scheduling.gang.provider is Kueue: write scheduling.queue, too",
     ),
+    "a spec is below 512 KiB": (
+        {**GOOD, "args": ["é" * (1 << 17)] * 2},
+        (
+            "the spec is 513 KiB of JSON, and below 512 fits into a status, too: write what is large into ConfigMaps "
+            "(envFrom, volumes)"
+        ),
+    ),
 }
 
 

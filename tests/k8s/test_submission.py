@@ -181,3 +181,4 @@ def test_fields_that_the_server_dropped_are_named() -> None:
     assert lost(asked, asked, "spec") == []
     got = {"a": 2, "b": {"d": [{"e": 1, "x": 1}, {}]}, "g": None, "more": 1}
     assert sorted(lost(asked, got, "spec")) == ["spec.b.c", "spec.b.d[1].f"]
+    assert lost({"a": None, "b": [{"c": None}]}, {"b": [{}]}, "spec") == []

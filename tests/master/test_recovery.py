@@ -126,6 +126,7 @@ CASES = [
         Cause.HARDWARE,
     ),
     (failure(what=Failed.STORE), Cause.STORE_LOST),
+    (failure(what=Failed.STORE, oom_killed=True), Cause.KERNEL_OOM),
     (failure(what=Failed.START), Cause.NO_START),
 ]
 
@@ -255,6 +256,7 @@ def test_a_pods_memory_is_used_up_twice_at_a_similar_step() -> None:
     oom = failure(exit_code=-9, oom_killed=True)
     assert last(oom, 100, 105) is Fail
     assert last(oom, 100, 300) is Restart
+    assert last(failure(what=Failed.STORE, oom_killed=True), 100, 105) is Fail
     assert last(oom, 0, 0) is Fail
     assert last(oom, 100, 105, supplied=False) is Restart
     by_others = failure(exit_code=-9, kernel_log=KERNEL_KILLS)
@@ -340,6 +342,11 @@ def test_numbers_do_not_make_failures_different(one: int, other: int) -> None:
         (
             failure(exit_code=-9, oom_killed=True),
             "rank 0 on n0 was killed by the kernel, out of memory",
+        ),
+        (failure(what=Failed.STORE), "the store on n0 died"),
+        (
+            failure(what=Failed.STORE, oom_killed=True),
+            "the store on n0 was killed by the kernel, out of memory",
         ),
     ],
 )

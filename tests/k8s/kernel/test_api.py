@@ -12,6 +12,7 @@ from elastic.k8s.kernel.api import Api
 from elastic.k8s.kernel.errors import NoCluster, Unauthorized, Unreachable, from_answer
 from elastic.k8s.kernel.pacing import Pace
 from elastic.k8s.kernel.resources import LEASES, NODES, PODS
+from elastic.proto.errors import UsageError
 from tests.k8s import virtual
 from tests.k8s.fake.server import serve
 
@@ -47,6 +48,15 @@ def test_paths_are_the_apis() -> None:
     assert NODES.path("a", "b") == "/api/v1/nodes/b"
     assert LEASES.path("a") == "/apis/coordination.k8s.io/v1/namespaces/a/leases"
     assert PODS.path("a", "../x") == "/api/v1/namespaces/a/pods/..%2Fx"
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_step_in_a_path_is_no_name(name: str) -> None:
+    """A client resolves it: a DELETE of `pods/.` is one of all pods."""
+    with pytest.raises(UsageError, match="is no name"):
+        PODS.path("a", name)
+    with pytest.raises(UsageError, match="is no name"):
+        PODS.path(name)
 
 
 def test_a_list_that_changed_between_its_pages_is_gone_and_a_whole_one_is_whole() -> None:
