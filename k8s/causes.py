@@ -204,8 +204,7 @@ def judge(
 def remember(past: Past, pod: Pod, verdict: Verdict, step: int) -> Past:
     """What to know of a slot after that. step: the job's last."""
     told = from_json(pod.last_words)
-    words = (told.fingerprint if told else "") or f"{verdict.cause}|{pod.exit_code}"
-    seen = hashlib.sha256(words.encode(errors="replace")).hexdigest()[:16]
+    seen = _fingerprint(pod, told, verdict.cause)
     crashed = verdict.cause is Cause.CRASHED
     return Past(
         attempt=max(past.attempt, pod.attempt),
@@ -215,6 +214,11 @@ def remember(past: Past, pod: Pod, verdict: Verdict, step: int) -> Past:
         same=past.same + 1 if seen == past.fingerprint else 1,
         fingerprint=seen,
     )
+
+
+def _fingerprint(pod: Pod, told: Ending | None, cause: Cause) -> str:
+    words = (told.fingerprint if told else "") or f"{cause}|{pod.exit_code}"
+    return hashlib.sha256(words.encode(errors="replace")).hexdigest()[:16]
 
 
 def progressed(past: Past) -> Past:
@@ -297,7 +301,8 @@ def _by_number(pod: Pod, code: int, told: Ending | None, past: Past) -> Verdict:
         words = f"{words}: {said}"
     if cause is Cause.CRASHED and (before := _crashes(past, pod)) >= CRASHES:
         action, words = Action.REPLACE_ELSEWHERE, f"{words}, {before + 1} times in a row"
-    if cause is Cause.USER_ERROR and past.same >= SAME - 1:
+    again = past.same >= SAME - 1 and past.fingerprint == _fingerprint(pod, told, cause)
+    if cause is Cause.USER_ERROR and again:
         action, words = Action.FAIL, f"{words}, {SAME} times with no step finished in between"
     return _of(pod, cause, action, counts, words)
 

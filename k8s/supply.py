@@ -19,8 +19,16 @@ UNSEEN = 60.0
 """Seconds for which a pod that was made counts though no watch has shown it."""
 HOPELESS = 300.0
 """Seconds, at least, until a job fails for an image that nobody may have: somebody may put it right."""
+EARLY, LONGEST = 10.0, 300.0
+"""Seconds before a slot's next pod, once TRIES in a row have ended before their agent was there; each time twice as
+many, up to the second: others may train on all the while, and each new pod costs its node and the server."""
+TRIES = 3
 OTHERS = 600.0
 """Seconds after a pod has ended with exit code 0 in which the job is to end, where too few are left to train."""
+
+
+_BY_OTHERS = (Cause.COMPLETED, Cause.DELETED, Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST)
+"""An end that the pod has not brought about itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +90,10 @@ class Memory:
     """Names of those that are there and were."""
     made: Mapping[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
     """By name: slot and time of pods that no watch has shown yet."""
+    came: frozenset[str] = frozenset()
+    """Names of those whose agent was there."""
+    early: Mapping[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
+    """By slot: how many pods in a row ended before their agent was there, and when the last one did."""
     done: frozenset[int] = frozenset()
     """Slots whose pod has ended with exit code 0."""
     few: float | None = None
@@ -174,7 +186,7 @@ def plan(
     few = memory.done and not legal(target - len(memory.done), wanted)
     memory = replace(memory, few=(memory.few or now) if few else None)
     fail = _fail(wanted, ended, stuck, seen, memory, live, target, len(ready), now)
-    create = () if fail is not None else _missing(live, victims, memory, target)
+    create = () if fail is not None else _missing(live, victims, memory, target, now)
     attempts = {**memory.attempts, **{new.slot: new.attempt + 1 for new in create}}
     made = {**memory.made, **{name(new): (new.slot, now) for new in create}}
     memory = replace(memory, attempts=attempts, made=made)
@@ -233,6 +245,7 @@ def _judge(
         pasts = {slot: causes.progressed(past) for slot, past in pasts.items()}
     found: list[tuple[Pod, Verdict]] = []
     judged, done = memory.judged & here.keys(), set(memory.done)
+    came, early = memory.came | seen.attached, dict(memory.early)
     gone = [pod for n, pod in memory.known.items() if n not in here]
     over = [p for p in seen.pods if p.name not in judged and (not p.alive or p.name in seen.lost)]
     for pod in (*over, *gone):
@@ -252,6 +265,8 @@ def _judge(
                 pod, past, wanted.rules, step=seen.step, gone=pod.name not in here
             )
         pasts[pod.slot] = causes.remember(past, pod, verdict, seen.step)
+        if pod.name not in came and verdict.cause not in _BY_OTHERS:
+            early[pod.slot] = early.get(pod.slot, (0, 0.0))[0] + 1, now
         if verdict.action is Action.IGNORE and verdict.cause is Cause.COMPLETED:
             done.add(pod.slot)
         found.append((pod, verdict))
@@ -270,10 +285,25 @@ def _judge(
             if n not in here and now < at + UNSEEN
         },
         leaving={n: at for n, at in memory.leaving.items() if n in here},
+        came=came & here.keys(),
+        early={
+            s: e
+            for s, e in early.items()
+            if s not in {p.slot for p in seen.pods if p.name in seen.attached}
+        },
         done=frozenset(done),
         step=max(seen.step, memory.step),
     )
     return memory, tuple(found)
+
+
+def _pauses(memory: Memory) -> Mapping[int, float]:
+    """By slot: until when it gets no pod."""
+    return {
+        slot: at + min(LONGEST, EARLY * 2.0 ** min(row - TRIES, 16))
+        for slot, (row, at) in memory.early.items()
+        if row >= TRIES
+    }
 
 
 Stuck = Mapping[str, tuple[float, Held]]
@@ -393,11 +423,13 @@ def _missing(
     victims: Sequence[Pod],
     memory: Memory,
     target: int,
+    now: float,
 ) -> tuple[New, ...]:
     """In the lowest slots that are free."""
     stay = {pod.name for pod in live} - {pod.name for pod in victims} - memory.leaving.keys()
     taken = {pod.slot for pod in live if pod.name in stay}
     taken |= {slot for slot, _ in memory.made.values()} | memory.done
+    taken |= {slot for slot, until in _pauses(memory).items() if now < until and slot < target}
     leaving = {pod.slot for pod in live} - taken
     count = target - len(taken)
     free = [slot for slot in range(target + len(leaving)) if slot not in taken | leaving]
@@ -446,6 +478,7 @@ def _until(wanted: Wanted, stuck: Stuck, memory: Memory, now: float) -> float | 
         *(since + wanted.hopeless for since, _ in stuck.values()),
         *(at + wanted.drain for at in memory.leaving.values()),
         *(at + UNSEEN for _, at in memory.made.values()),
+        *_pauses(memory).values(),
     ]
     if memory.refused is not None:
         times += (memory.refused + wanted.refusal, memory.refused + wanted.pending_timeout)

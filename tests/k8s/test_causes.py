@@ -160,6 +160,8 @@ def test_the_same_error_three_times_without_a_step() -> None:
     assert judge(over(1), past).action is FAIL
     assert judge(over(1), progressed(past)).action is REPLACE
     assert judge(over(1), after(over(1), over(3), steps=(0, 0))).action is REPLACE
+    assert judge(over(3), past).action is REPLACE
+    assert judge(over(1), after(over(137), over(137), steps=(0, 0))).action is REPLACE
 
 
 RULES = (

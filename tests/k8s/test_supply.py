@@ -161,6 +161,51 @@ def test_a_pod_that_vanished_is_replaced_under_another_name() -> None:
     assert [verdict.cause for _, verdict in told.ended] == ["Deleted"]
 
 
+def test_pods_that_end_before_their_agent_is_there_come_after_pauses() -> None:
+    """Whatever it is that only they meet: the others train on, so no count of theirs ends the job."""
+    cluster = Cluster(Wanted(replicas=3, least=1))
+    cluster.settle()
+    cluster.end("j-worker-1-r0", 1)
+
+    def next_ends(step: int) -> None:
+        """Of the slot, whose agent never was there; the job finishes steps meanwhile."""
+        cluster.attached -= {cluster.made[-1]}
+        cluster.end(cluster.made[-1], step)
+
+    cluster.turn()
+    for code in (3, 4):  # at once
+        next_ends(code)
+        made = len(cluster.made)
+        cluster.turn()
+        assert len(cluster.made) == made + 1
+    for pause in (10, 20, 40, 80, 160, 300, 300):
+        next_ends(pause % 251)
+        made = len(cluster.made)
+        told = cluster.turn()
+        assert (told.fail, told.until) == (None, cluster.now + pause)
+        cluster.turn(pause - 1)
+        assert len(cluster.made) == made
+        cluster.turn(1)
+        assert len(cluster.made) == made + 1
+    assert cluster.made[-1] == "j-worker-1-r10"
+    cluster.turn()  # this one's agent came
+    cluster.end(cluster.made[-1], 3)
+    cluster.turn()
+    assert cluster.made[-1] == "j-worker-1-r11"
+
+
+def test_pods_that_others_end_before_their_agent_is_there_come_at_once() -> None:
+    cluster = Cluster(Wanted(replicas=1, least=1))
+    cluster.turn()
+    for _ in range(9):
+        cluster.attached.clear()
+        cluster.turn()
+        cluster.pods.clear()  # deleted
+        made = len(cluster.made)
+        cluster.turn()
+        assert len(cluster.made) == made + 1
+
+
 def test_a_pod_that_hangs_in_its_end_blocks_nothing() -> None:
     cluster = four()
     cluster.pods["j-worker-2-r0"] = replace(cluster.pods["j-worker-2-r0"], deleting=True)
