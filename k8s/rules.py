@@ -8,7 +8,7 @@ a CRD could cost, and takes none that could cost too much: it walks over bounded
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import reduce
 from typing import Any
 
@@ -16,7 +16,7 @@ from elastic.k8s import patterns
 from elastic.k8s.observed import MAIN
 from elastic.k8s.spec import Spec, read
 from elastic.proto.errors import UsageError
-from elastic.proto.schema import dump
+from elastic.proto.schema import camel, dump
 
 LONGEST = 40
 """Characters of a name: the names and labels of its pods are longer, and end at 63."""
@@ -372,17 +372,23 @@ def _count_cel(path: str) -> str:
 
 
 def _edit_cel(path: str) -> str:
-    """Nothing said and an empty text or list are the same."""
-    new, old = f"self.{path}", f"oldSelf.{path}"
-    value = _field(path)
-    said = "{0} != ''" if isinstance(value, str) else "size({0}) > 0" if value == () else ""
-    has_new, has_old = (
-        f"has({of})" + (f" && {said.format(of)}" if said else "") for of in (new, old)
-    )
-    same = f"({has_new}) == ({has_old}) && (!({has_new}) || {new} == {old})"
-    if isinstance(value, str) and value:  # both have it; a number and a text cannot be compared
-        same = f"(type({new}) == string) == (type({old}) == string) && {new} == {old}"
+    same = _same_cel(path, _field(path))
     return same if path in FIXED else f"oldSelf.suspend || ({same})"
+
+
+def _same_cel(path: str, value: Any) -> str:
+    """Nothing said and an empty text or list are the same, within an object with a default, too."""
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = ((f"{path}.{camel(one.name)}", getattr(value, one.name)) for one in fields(value))
+        return " && ".join(f"({_same_cel(*one)})" for one in inner)
+    new, old = f"self.{path}", f"oldSelf.{path}"
+    if value not in (None, "", ()):
+        # A default, so both have it; a number and a text cannot be compared.
+        alike = f"(type({new}) == string) == (type({old}) == string) && "
+        return f"{alike if isinstance(value, str) else ''}{new} == {old}"
+    said = {"": "has({0}) && {0} != ''", (): "has({0}) && size({0}) > 0"}.get(value, "has({0})")
+    has_new, has_old = said.format(new), said.format(old)
+    return f"({has_new}) == ({has_old}) && (!({has_new}) || {new} == {old})"
 
 
 def _field(path: str) -> Any:

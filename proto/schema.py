@@ -238,7 +238,7 @@ def _schema(hint: Any) -> dict[str, Any]:
             found["maxItems" if found["type"] == "array" else "maxLength"] = note.count
             if note.least:
                 found["minItems" if found["type"] == "array" else "minLength"] = note.least
-        elif found.get("type") == "string":  # of a number it is a rule's
+        else:
             found["pattern"] = f"^({note.text})$"
     return found
 

@@ -93,7 +93,7 @@ def _served(kube: Client) -> bool:
     try:
         kube.get("/apis/elastic-runtime.dev/v1alpha1/elasticjobs")
     except ApiError as error:
-        if error.code != 404:
+        if error.code not in (404, 429):  # a newer server's while it takes a changed CRD up
             raise
         return False
     return True

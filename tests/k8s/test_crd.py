@@ -68,6 +68,7 @@ def test_the_server_fills_in_what_the_operator_does(
         ({"cleanup": {"podPolicy": "Some"}}, "spec.cleanup.podPolicy"),
         ({"flashCheckpoint": {"memory": "lots"}}, "spec.flashCheckpoint.memory"),
         ({"nprocPerNode": {}}, "spec.nprocPerNode"),
+        ({"master": {"resources": {"limits": {"memory": "1GB"}}}}, "resources.limits.memory"),
         (
             {"worker": {"template": {"spec": {"containers": [{"volumeMounts": [None]}]}}}},
             "volumeMounts",

@@ -7,7 +7,7 @@ from typing import Any
 import celpy
 import celpy.adapter
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elastic.k8s import rules
@@ -234,6 +234,9 @@ specs = st.builds(
         rules=st.none() | st.lists(st.sampled_from([failing(), failing(name="q")]), max_size=3),
     ),
     hotSpares=st.sampled_from([{}, {"count": 3}]),
+    master=st.sampled_from(
+        [None, {"storageClaim": ""}, {"storageClaim": "disk"}, {"resources": {}}]
+    ),
     managedBy=st.sampled_from([None, "kueue.x-k8s.io/multikueue"]),
 )
 
@@ -266,6 +269,7 @@ def test_the_servers_rules_and_the_operators_agree(raw: dict[str, Any]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(specs, specs)
+@example(GOOD, {**GOOD, "master": {"storageClaim": "", "serviceAccountName": ""}})
 def test_they_agree_on_edits(old: dict[str, Any], new: dict[str, Any]) -> None:
     seen = {"oldSelf": defaulted(old), "self": defaulted(new)}
     words = [one for one in rules.of_spec() if "oldSelf" in one["rule"]]
@@ -310,6 +314,7 @@ def _at(spec: dict[str, Any], path: str) -> dict[str, Any]:
         ({}, {"flashCheckpoint": {"drainSeconds": 60}}, ("flashCheckpoint",)),
         ({}, {"scheduling": {"gang": {"provider": "Volcano"}}}, ("scheduling.gang",)),
         ({}, {"master": {"serviceAccountName": "x"}}, ("master",)),
+        ({}, {"master": {"serviceAccountName": ""}}, ()),
         ({}, {"cleanup": {"podPolicy": "All"}, "activeDeadlineSeconds": 5}, ()),
         ({}, {"args": []}, ()),
     ],
