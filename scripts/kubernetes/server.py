@@ -140,7 +140,6 @@ def _apiserver(assets: Assets, folder: Path, etcd_port: int, port: int, block: i
         f"--cert-dir={folder / 'certificates'}",
         f"--bind-address={HOST}",
         f"--secure-port={port}",
-        "--insecure-port=0",
         f"--service-account-issuer={AUDIENCE}",
         f"--api-audiences={AUDIENCE}",
         f"--service-account-key-file={key}",
