@@ -91,7 +91,7 @@ class DeviceTimes:
         self._stream: Any = None
         """On which the script computes."""
         self._off = False
-        self._captures = 0
+        self._captures = int(self._cuda.is_current_stream_capturing())
         self._lock = threading.Lock()
         """Between what another thread asks of the device and the beginning of a capture, which that would break."""
         self._asked: Any = None
@@ -105,7 +105,7 @@ class DeviceTimes:
         graph = self._cuda.CUDAGraph
 
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if self._open is not None and id(optimizer) == leader():
+            if self._counts() and id(optimizer) == leader():
                 self._enter(OPTIMIZER)
 
         optimizers.register_optimizer_step_pre_hook(before_step)
@@ -145,13 +145,13 @@ class DeviceTimes:
     def _close(self, step: _Step) -> None:
         self._enter(FORWARD)
         self._open = None
+        self._next_ns = max(self._next_ns, step.host_ns[0] + A_MARK_NS * step.count)
         if step.count == MOST:
             self._free.append(step)
             return
         last = step.count - 1
         ends = [n + 1 for n in range(last) if step.kinds[n] == BACKWARD]
         step.drained = bool(ends) and step.events[ends[-1]].query()
-        self._next_ns = max(self._next_ns, step.host_ns[0] + A_MARK_NS * step.count)
         self._under_way.append(step)
 
     def _read(self, step: _Step) -> bool:
@@ -173,17 +173,17 @@ class DeviceTimes:
     def _enter(self, kind: int) -> None:
         """Another phase begins. A step that is full stays as it is, and is none."""
         step = self._open
-        if step is None or step.count == MOST:
+        if step is None or (count := step.count) == MOST:
             return
         try:
-            if step.count == len(step.events):
+            if count == len(step.events):
                 step.events.append(self._cuda.Event(enable_timing=True))
-            step.events[step.count].record(step.stream)
+            step.events[count].record(step.stream)
         except Exception:  # noqa: BLE001 - as above
             self._off, self._open = True, None
             return
-        step.kinds[step.count], step.host_ns[step.count] = kind, monotonic_ns()
-        step.count += 1
+        step.kinds[count], step.host_ns[count] = kind, monotonic_ns()
+        step.count = count + 1
 
     # --- what is between ---
 

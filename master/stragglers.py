@@ -266,12 +266,12 @@ def _of_host(state: State, report: Report, policy: Policy) -> dict[int, tuple[fl
 
 
 def is_host(times: Times, compute: float, backward: float, least: float) -> float:
-    """Whether it is its host for which a rank is behind (1), or its device (0); NaN: it is not behind. compute,
-    backward: what peers take, in seconds; least: the part by which who is behind is."""
+    """Whether it is its host for which a rank is behind (1), or its device (0); NaN: it is not behind, or nobody's
+    backward pass is seen. compute, backward: what peers take, in seconds; least: the part by which who is behind is."""
     more = times.compute - compute
-    if more <= least / 2 * compute:
+    if more <= least / 2 * compute or not backward:
         return nan
-    if times.starved or not backward:
+    if times.starved:
         return 1.0
     # A device that is slow is so in all that it does; data that come late make the forward pass longer.
     return float(times.backward / backward - 1 < more / compute / 2)

@@ -1,4 +1,5 @@
-"""What steps take on a device: numbers first; then, with `pytest -m gpu`, events of real devices."""
+"""What steps take on a device: numbers first; then beside a stand-in for CUDA; then, with `pytest -m gpu`, events of
+real devices."""
 
 import json
 import subprocess
@@ -55,6 +56,197 @@ def test_who_waits_for_whom(host: int, device: int, drained: bool, starved: bool
 def test_a_slower_host_is_no_less_starving(device: int, more: float) -> None:
     host = round(KEEPS_PACE * device) + 1
     assert is_starved(round(host * more), device, drained=True)
+
+
+# --- beside a stand-in for CUDA --------------------------------------------------------------------
+
+STAND_IN = """
+import json, os, sys
+import torch, torch.distributed as dist
+from types import SimpleNamespace
+from elastic.agent import device_times, hook
+from elastic.proto import page
+
+class Refused(Exception):
+    "What CUDA raises in a fork, and where a capture does not let it."
+
+class Device:
+    "Its host is never ahead of it: what the host does for so long, the device does."
+    now = 0
+    capturing = False
+    pid = os.getpid()
+    recorded = 0
+
+    def used(self):
+        if self.capturing or os.getpid() != self.pid:
+            raise Refused
+
+device = Device()
+
+class Event:
+    def __init__(self, enable_timing=False):
+        device.used()
+
+    def record(self, stream):
+        device.used()
+        device.recorded += 1
+        self.at = device.now
+
+    def query(self):
+        device.used()
+        return True
+
+    def elapsed_time(self, later):
+        return (later.at - self.at) / 1e6
+
+class Stream:
+    cuda_stream = 0
+    device = 0
+
+    def wait_event(self, event):
+        device.now += event
+
+class CUDAGraph:
+    def capture_begin(self):
+        device.capturing = True
+
+    def capture_end(self):
+        device.capturing = False
+
+stream = Stream()
+sys.modules["torch.cuda"] = SimpleNamespace(
+    Event=Event, Stream=Stream, CUDAGraph=CUDAGraph, current_stream=lambda: stream, is_initialized=lambda: True,
+    is_current_stream_capturing=lambda: device.capturing, set_device=lambda device: None,
+)
+device_times.EVERY_NS = device_times.A_MARK_NS = 0
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
+fd = page.create()
+seen = page.open_page(fd)
+writer = page.PageWriter.claim(fd, os.getpid())
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+ticker = hook._Ticker(hook.Attachment(writer, None))
+sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(ticker.tick)
+
+class Takes(torch.autograd.Function):
+    "So long in its backward pass."
+
+    @staticmethod
+    def forward(ctx, x, ns):
+        ctx.ns = ns
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        device.now += ctx.ns
+        if ctx.ns < 0:
+            raise RuntimeError("of the script")
+        return gradient, None
+
+def step(forward=1, backward=2, waits=(), optimizes=4, steps=True):
+    device.now += forward
+    loss = Takes.apply(torch.ones(1, requires_grad=True), backward).sum()
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        assert "of the script" in str(error)
+    for ns in waits:
+        stream.wait_event(ns)
+    if not steps:
+        return
+    handle = optimizer.register_step_pre_hook(lambda *_: setattr(device, "now", device.now + optimizes))
+    optimizer.step()
+    handle.remove()
+
+def told():
+    return [
+        [one.number, one.forward_ns, one.backward_ns, one.optimizer_ns, one.collectives_ns]
+        for one in page.device_steps(seen, 0)[0]
+    ]
+
+def follow():
+    "As at a first step."
+    ticker._first, ticker._leader = False, id(optimizer)
+    times = ticker._device = device_times.follow(writer, lambda: ticker._leader)
+    return times
+"""
+
+
+def beside(folder: Path, code: str) -> Any:
+    """What `code` has found, in a process whose CUDA is the stand-in."""
+    command = [sys.executable, "-c", f"{STAND_IN}{code}\nprint(json.dumps(found))", str(folder)]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_each_phase_is_told_of_its_step(tmp_path: Path) -> None:
+    """Also of one whose backward pass fails in the script, and of one whose optimizer a scaler lets take no step."""
+    code = """
+times = follow()
+step()
+step(1000, 2000, (7000, 1000), 4000)
+step(1000, -1, (), 4000)
+step(1000, 2000, (), 4000, steps=False)
+step(1000, 2000, (), 4000)
+step()
+found = [told(), times._off]
+"""
+    steps, off = beside(tmp_path, code)
+    assert steps == [
+        [2, 1000, 2000, 4000, 8000],
+        [3, 1000, -1, 4000, 0],
+        [4, 2000, 4000, 4000, 0],
+        [5, 1, 2, 4, 0],
+    ]
+    assert not off
+
+
+def test_a_capture_is_not_touched_that_the_first_step_is_in(tmp_path: Path) -> None:
+    code = """
+graph = CUDAGraph()
+graph.capture_begin()
+times = follow()
+step()
+step()
+recorded = device.recorded
+graph.capture_end()
+for _ in range(3):
+    step(1000)
+found = [recorded, len(told()), times._off]
+"""
+    assert beside(tmp_path, code) == [0, 2, False]
+
+
+def test_a_fork_does_not_touch_the_device(tmp_path: Path) -> None:
+    """Its optimizer, a copy, may be the one whose steps count."""
+    code = """
+times = follow()
+step()
+child = os.fork()
+if child == 0:
+    step(1, 2, (3,))
+    os._exit(10 + times._off)
+_, status = os.waitpid(child, 0)
+found = os.waitstatus_to_exitcode(status)
+"""
+    assert beside(tmp_path, code) == 10
+
+
+def test_a_step_with_too_many_marks_is_followed_by_a_pause(tmp_path: Path) -> None:
+    """As long as for any of so many, though nothing of it is told."""
+    code = f"""
+device_times.A_MARK_NS = 1_000_000_000_000
+times = follow()
+step(waits=(1,) * {MOST})
+step(waits=(1,) * {MOST})
+recorded = device.recorded
+for _ in range(3):
+    step()
+found = [recorded, device.recorded - recorded, told()]
+"""
+    assert beside(tmp_path, code) == [MOST, 0, []]
 
 
 # --- on a real device ------------------------------------------------------------------------------

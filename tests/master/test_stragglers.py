@@ -205,6 +205,9 @@ def test_who_is_slow_in_all_that_it_does_is_slow_on_its_device(
     late = replace(slow, backward=backward)
     assert is_host(late, compute, backward, 0.06) == 1
     assert is_host(replace(slow, starved=True), compute, backward, 0.06) == 1
+    assert isnan(is_host(replace(slow, backward=0.0), compute, 0.0, 0.06)), (
+        "no backward pass is seen"
+    )
     assert isnan(is_host(replace(slow, compute=compute), compute, backward, 0.06))
 
 
