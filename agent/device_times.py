@@ -201,7 +201,11 @@ class DeviceTimes:
             if not self._counts():
                 return function(outputs, *args, **kwargs)
             self._enter(BACKWARD)
-            hook = self._before_last_waits(outputs)
+            hook = None
+            try:
+                hook = self._before_last_waits(outputs)
+            except Exception:  # noqa: BLE001 - a tensor of the script's own kind, which takes no hooks
+                self._off, self._open = True, None
             try:
                 return function(outputs, *args, **kwargs)
             finally:

@@ -234,6 +234,25 @@ found = os.waitstatus_to_exitcode(status)
     assert beside(tmp_path, code) == 10
 
 
+def test_a_tensor_that_takes_no_hooks_is_the_script_s_business(tmp_path: Path) -> None:
+    """Nothing is measured any more, and the script does not hear of it."""
+    code = """
+class Hookless(torch.Tensor):
+    def register_hook(self, hook):
+        raise NotImplementedError
+
+times = follow()
+step()
+weight = torch.ones(1, requires_grad=True)
+(weight * torch.ones(1).as_subclass(Hookless)).sum().backward()
+recorded = device.recorded
+step()
+step()
+found = [weight.grad.tolist(), times._off, device.recorded - recorded, told()]
+"""
+    assert beside(tmp_path, code) == [[1.0], True, 0, []]
+
+
 def test_a_step_with_too_many_marks_is_followed_by_a_pause(tmp_path: Path) -> None:
     """As long as for any of so many, though nothing of it is told."""
     code = f"""
