@@ -21,8 +21,7 @@ from elastic.agent.device_times import (
     by_phase,
     is_starved,
 )
-
-ROOT = Path(__file__).parents[2]
+from tests.agent.cuda import ROOT, beside
 
 
 def test_a_step_of_ddp() -> None:
@@ -59,126 +58,6 @@ def test_a_slower_host_is_no_less_starving(device: int, more: float) -> None:
 
 
 # --- beside a stand-in for CUDA --------------------------------------------------------------------
-
-STAND_IN = """
-import json, os, sys
-import torch, torch.distributed as dist
-from types import SimpleNamespace
-from elastic.agent import device_times, hook
-from elastic.proto import page
-
-class Refused(Exception):
-    "What CUDA raises in a fork, and where a capture does not let it."
-
-class Device:
-    "Its host is never ahead of it: what the host does for so long, the device does."
-    now = 0
-    capturing = False
-    pid = os.getpid()
-    recorded = 0
-
-    def used(self):
-        if self.capturing or os.getpid() != self.pid:
-            raise Refused
-
-device = Device()
-
-class Event:
-    def __init__(self, enable_timing=False):
-        device.used()
-
-    def record(self, stream):
-        device.used()
-        device.recorded += 1
-        self.at = device.now
-
-    def query(self):
-        device.used()
-        return True
-
-    def elapsed_time(self, later):
-        return (later.at - self.at) / 1e6
-
-class Stream:
-    cuda_stream = 0
-    device = 0
-
-    def wait_event(self, event):
-        device.now += event
-
-class CUDAGraph:
-    def capture_begin(self):
-        device.capturing = True
-
-    def capture_end(self):
-        device.capturing = False
-
-stream = Stream()
-sys.modules["torch.cuda"] = SimpleNamespace(
-    Event=Event, Stream=Stream, CUDAGraph=CUDAGraph, current_stream=lambda: stream, is_initialized=lambda: True,
-    is_current_stream_capturing=lambda: device.capturing, set_device=lambda device: None,
-)
-device_times.EVERY_NS = device_times.A_MARK_NS = 0
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
-fd = page.create()
-seen = page.open_page(fd)
-writer = page.PageWriter.claim(fd, os.getpid())
-optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-ticker = hook._Ticker(hook.Attachment(writer, None))
-sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(ticker.tick)
-
-class Takes(torch.autograd.Function):
-    "So long in its backward pass."
-
-    @staticmethod
-    def forward(ctx, x, ns):
-        ctx.ns = ns
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        device.now += ctx.ns
-        if ctx.ns < 0:
-            raise RuntimeError("of the script")
-        return gradient, None
-
-def step(forward=1, backward=2, waits=(), optimizes=4, steps=True):
-    device.now += forward
-    loss = Takes.apply(torch.ones(1, requires_grad=True), backward).sum()
-    try:
-        loss.backward()
-    except RuntimeError as error:
-        assert "of the script" in str(error)
-    for ns in waits:
-        stream.wait_event(ns)
-    if not steps:
-        return
-    handle = optimizer.register_step_pre_hook(lambda *_: setattr(device, "now", device.now + optimizes))
-    optimizer.step()
-    handle.remove()
-
-def told():
-    return [
-        [one.number, one.forward_ns, one.backward_ns, one.optimizer_ns, one.collectives_ns]
-        for one in page.device_steps(seen, 0)[0]
-    ]
-
-def follow():
-    "As at a first step."
-    ticker._first, ticker._leader = False, id(optimizer)
-    times = ticker._device = device_times.follow(writer, lambda: ticker._leader)
-    return times
-"""
-
-
-def beside(folder: Path, code: str) -> Any:
-    """What `code` has found, in a process whose CUDA is the stand-in."""
-    command = [sys.executable, "-c", f"{STAND_IN}{code}\nprint(json.dumps(found))", str(folder)]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_each_phase_is_told_of_its_step(tmp_path: Path) -> None:
@@ -251,6 +130,36 @@ step()
 found = [weight.grad.tolist(), times._off, device.recorded - recorded, told()]
 """
     assert beside(tmp_path, code) == [[1.0], True, 0, []]
+
+
+def test_who_asks_again_hears_whether_what_there_was_is_done(tmp_path: Path) -> None:
+    code = """
+import threading
+said = []
+def ask(given, done):
+    device.given, device.done = given, done
+    thread = threading.Thread(target=lambda: said.append(device_times.on_device().value))
+    thread.start()
+    thread.join()
+follow()
+ask(0, 0)
+step()
+ask(3, 3)
+ask(5, 3)
+ask(6, 4)  # of five
+ask(6, 5)
+ask(8, 5)
+ask(8, 8)
+ask(9, 8)
+graph = CUDAGraph()
+graph.capture_begin()
+ask(9, 8)
+graph.capture_end()
+ask(9, 8)
+found = said
+"""
+    wanted = ["", "idle", "busy", "held", "busy", "held", "idle", "busy", "", "held"]
+    assert beside(tmp_path, code) == wanted
 
 
 def test_a_step_with_too_many_marks_is_followed_by_a_pause(tmp_path: Path) -> None:

@@ -134,6 +134,17 @@ def test_nvml_is_asked_who_is_on_a_gpu_before_we_are(tmp_path: Path) -> None:
     assert all(part.began + part.seconds <= first for part in asked)
 
 
+def test_where_nvml_says_nothing_its_gpu_is_tried_all_the_same(tmp_path: Path) -> None:
+    silent = "def nvmlInit():\n    raise NVMLError('no driver')\n"
+    verdict, left = probe(with_nvml(tmp_path, silent), devices=GPUS)
+    assert verdict.state == "ok", verdict
+    assert not left
+    for gpu in ("gpu0", "gpu1"):
+        nvml = by_name(verdict)["nvml", gpu]
+        assert (nvml.state, nvml.what) == ("unknown", "NVML: no driver")
+        assert by_name(verdict)["matmul", gpu].state == "ok"
+
+
 REACH = """
 def nvmlDeviceGetHandleByIndex(index):
     if index == 1: {}
