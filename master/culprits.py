@@ -203,8 +203,11 @@ def find(seen: Mapping[int, tuple[Seen, ...]], quiet: float, patience: Patience)
     if not apart:
         return _all_wait(last, quiet, patience) if len(still) == len(last) else None
     hung = [s for s in apart if s.rank in still and quiet >= patience.of(looks[s.rank])]
-    if len(apart) == len(last) and quiet < 2 * patience.allowed:
-        return None  # nobody waits for them
+    if len(apart) == len(last):  # nobody waits for them
+        if quiet < 2 * patience.allowed:
+            return None
+        if quiet < patience.long:  # what all devices are at may well end
+            hung = [s for s in hung if not _endless(looks[s.rank])]
     if not hung:
         return None
     found = _found(hung, last, "does not go on", soft=True)

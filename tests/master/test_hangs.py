@@ -301,6 +301,18 @@ def test_a_collective_that_waits_is_no_kernel_that_does_not_end() -> None:
     assert "kernel" not in one.reason
 
 
+def test_what_all_devices_are_at_may_well_end() -> None:
+    """A queue that is long for once, on all of them: nobody waits for anybody."""
+    done = (replace(REDUCE, device=True, done=True),)
+    held = [
+        seen(rank, Activity.NATIVE, collectives=done, state="R", on_device=OnDevice.HELD)
+        for rank in range(4)
+    ]
+    assert ranks(*held, quiet=LONG - 1) is None
+    assert ranks(*held, quiet=LONG) == (0, 1, 2, 3)
+    assert ranks(*held[:3], seen(3, Activity.PYTHON), quiet=2.4) == (3,)
+
+
 @pytest.mark.parametrize("more", [{"phases": {3: "evaluate"}}, {"stepped": False}])
 def test_a_kernel_may_take_long_where_that_is_said_or_there_is_no_rhythm(
     more: dict[str, object],
