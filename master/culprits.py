@@ -322,8 +322,10 @@ def _worked(looks: tuple[Seen, ...]) -> bool:
 
 
 def _endless(looks: tuple[Seen, ...]) -> bool:
-    """A kernel on its device does not end, which no collective is, and its host waits for it or is about to."""
-    return looks[-1].on_device is OnDevice.HELD and not looks[-1].waits
+    """A kernel on its device does not end, which no collective is, and its host waits for it or is about to. What the
+    device had at the first of these looks is not done: else it goes on, however slowly."""
+    held = looks[-1].on_device is OnDevice.HELD and not looks[-1].waits
+    return held and all(one.on_device in (OnDevice.HELD, OnDevice.UNKNOWN) for one in looks[1:])
 
 
 def _lost_worker(looks: tuple[Seen, ...]) -> bool:

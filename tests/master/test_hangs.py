@@ -301,6 +301,35 @@ def test_a_collective_that_waits_is_no_kernel_that_does_not_end() -> None:
     assert "kernel" not in one.reason
 
 
+def test_a_device_that_goes_on_has_no_kernel_that_does_not_end() -> None:
+    """Batch after batch of an evaluation by one rank, in whose `loss.item()` its host is at each look."""
+    done = (replace(REDUCE, device=True, done=True),)
+
+    def named(*said: OnDevice) -> tuple[int, ...] | None:
+        spins = [
+            seen(
+                3,
+                Activity.NATIVE,
+                collectives=done,
+                state="R",
+                on_device=one,
+                cpu=0.25 * at,
+                at=0.25 * at,
+            )
+            for at, one in enumerate(said)
+        ]
+        others = {rank: (seen(rank), seen(rank, at=1.0)) for rank in range(3)}
+        patience = Patience(allowed=1.2, stepped=True, phases={}, judged={})
+        one = find({**others, 3: (*spins,)}, 5.0, patience)
+        return None if one is None else one.ranks
+
+    busy, held, idle, unknown = OnDevice.BUSY, OnDevice.HELD, OnDevice.IDLE, OnDevice.UNKNOWN
+    assert named(busy, held, held, held) == (3,)
+    assert named(busy, unknown, held, held) == (3,), "it may not answer in time"
+    assert named(held, held, busy, held) is None
+    assert named(held, idle, busy, held) is None
+
+
 def test_what_all_devices_are_at_may_well_end() -> None:
     """A queue that is long for once, on all of them: nobody waits for anybody."""
     done = (replace(REDUCE, device=True, done=True),)
