@@ -8,7 +8,7 @@ from elastic.proto.page import Beat, DeviceStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnDevice:
+class TimesOnDevice:
     """What steps took on the rank's device, in seconds: of those that were heard of in an interval."""
 
     compute: float
@@ -35,7 +35,7 @@ class Times:
     """The median."""
     least: float
     """In the step in which that was least."""
-    device: OnDevice | None = None
+    device: TimesOnDevice | None = None
 
 
 class Pace:
@@ -94,11 +94,11 @@ class Pace:
         return told
 
 
-def _on_device(steps: list[DeviceStep]) -> OnDevice | None:
+def _on_device(steps: list[DeviceStep]) -> TimesOnDevice | None:
     if not steps:
         return None
     waited = [step.collectives_ns for step in steps]
-    return OnDevice(
+    return TimesOnDevice(
         compute=max(0, median_low(step.compute_ns for step in steps)) / 1e9,
         backward=max(0, median_low(step.backward_ns for step in steps)) / 1e9,
         waiting=max(0, median_low(waited)) / 1e9,

@@ -2,7 +2,7 @@
 
 import os
 
-from elastic.agent.pace import OnDevice, Pace, Times
+from elastic.agent.pace import Pace, Times, TimesOnDevice
 from elastic.agent.ranks import Rank
 from elastic.proto import page
 from elastic.proto.page import Beat, DeviceStep
@@ -85,7 +85,7 @@ def test_what_a_device_took_is_of_the_interval_in_which_it_was_heard() -> None:
     pace.hear(beats(9, 10), 10)
     told = pace.take()
     assert told is not None
-    assert told.device == OnDevice(
+    assert told.device == TimesOnDevice(
         compute=0.007, backward=0.004, waiting=0.002, least=0.001, starved=False
     )
     pace.hear_of_device([on_device(10, starved=True)], 4)
