@@ -6,6 +6,7 @@ reads them has broken a running job's neighbours, or its journal. A journal's is
 """
 
 import json
+import mmap
 import re
 import shutil
 import sqlite3
@@ -32,6 +33,7 @@ from elastic.proto.elasticjob import (
     Workers,
 )
 from elastic.proto.errors import JournalError, LinkError, ProtocolMismatch
+from elastic.proto.page import Beat, DeviceStep
 from tests.proto.chunks import damaged
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -44,6 +46,22 @@ MINOR = 10
 def test_page() -> None:
     seen = page.read((RECORDED / "page-1.0.bin").read_bytes())
     assert (seen.step, seen.ticks, seen.phase, seen.claims) == (41, 2, "evaluate", 1)
+
+
+def test_what_steps_took_is_on_a_page_from_1_1_on() -> None:
+    """A rank of 1.0 tells nothing of its device."""
+
+    def opened(name: str) -> mmap.mmap:
+        with open(RECORDED / name, "rb") as file:
+            return mmap.mmap(file.fileno(), page.SIZE, access=mmap.ACCESS_READ)
+
+    assert page.device_steps(opened("page-1.0.bin"), 0) == ([], 0)
+    seen = opened("page-1.1.bin")
+    assert page.read(seen).step == 41
+    assert (page.beats(seen, 39), page.stage(seen)) == ([Beat(40, 40_000_000, 40_000)], 7)
+    steps, count = page.device_steps(seen, 0)
+    assert (count, [one.number for one in steps]) == (35, [*range(10, 41)])
+    assert steps[-1] == DeviceStep(40, 200, 400, 100, 65, True)
 
 
 @pytest.mark.parametrize(("minor", "fits"), [(1, True), (2, True), (3, False)])
