@@ -117,6 +117,7 @@ def training(step: int, stepped_at: float | None, metrics: Mapping[str, Any]) ->
     total, at = (_count(metrics.get(name)) for name in ("iterations", "iteration"))
     left = total - at if 0 < at <= total else None
     pace = _rounded(metrics.get("seconds"))
+    pace = None if pace is None or pace < 0 else pace
     return Training(
         step=step,
         stepped_at=stepped_at,
@@ -124,7 +125,7 @@ def training(step: int, stepped_at: float | None, metrics: Mapping[str, Any]) ->
         tokens_per_second=_rounded(metrics.get("tokens_per_second")),
         mfu=_rounded(metrics.get("mfu")),
         total_steps=None if left is None else total,
-        eta_seconds=None if left is None or pace is None else round(left * pace, 1),
+        eta_seconds=None if left is None or pace is None else _rounded(round(left * pace, 1)),
     )
 
 

@@ -94,6 +94,8 @@ def test_what_the_script_says_of_its_steps(
         ({"iterations": 500, "iteration": 500, "seconds": 0.25}, (500, 0.0)),
         ({"iterations": 1234567890, "iteration": 1234567889, "seconds": 0.25}, (1234567890, 0.2)),
         ({"iterations": 5, "iteration": 100, "seconds": 0.25}, (None, None)),
+        ({"iterations": 1 << 52, "iteration": 1, "seconds": 1e299}, (1 << 52, None)),
+        ({"iterations": 500, "iteration": 100, "seconds": -0.25}, (500, None)),
         ({"iterations": 500, "iteration": 100}, (500, None)),
         ({"iterations": "500", "iteration": 100, "seconds": 0.25}, (None, None)),
         ({"iteration": 100, "seconds": 0.25}, (None, None)),
