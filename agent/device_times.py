@@ -14,10 +14,12 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
+from elastic.agent.device_queries import Asker, Driver
 from elastic.proto.page import DEVICE_KEPT, DEVICE_RECORD, DEVICE_RING, DEVICE_STEPS, PageWriter
 
 if TYPE_CHECKING:
@@ -94,8 +96,7 @@ class DeviceTimes:
         self._captures = int(self._cuda.is_current_stream_capturing())
         self._lock = threading.Lock()
         """Between what another thread asks of the device and the beginning of a capture, which that would break."""
-        self._asked: Any = None
-        """An event behind all that the device had been given when it was last asked for; None: it has happened."""
+        self._asker: Asker | None = None
 
     def install(self, leader: Callable[[], int]) -> None:
         """Have torch call us; leader: the id of the optimizer whose steps count."""
@@ -311,22 +312,21 @@ class DeviceTimes:
 
         return capture_end
 
+    @contextmanager
+    def _quiet(self) -> Iterator[bool]:
+        """No capture begins in it; whether nothing must be asked of the device."""
+        with self._lock:
+            yield self._off or self._captures > 0
+
     def on_device(self) -> "OnDevice":
-        """What the device does, asked from any thread and without waiting for it."""
+        """What the device does, asked from one thread and without waiting for it."""
         from elastic.proto.looks import OnDevice
 
-        with self._lock:
-            if self._off or self._captures or self._stream is None:
-                return OnDevice.UNKNOWN
-            self._cuda.set_device(self._stream.device)  # this thread's; else device 0 is looked at
-            if self._asked is not None and not self._asked.query():
-                return OnDevice.HELD
-            self._asked = None
-            if self._stream.query():
-                return OnDevice.IDLE
-            self._asked = self._cuda.Event()
-            self._asked.record(self._stream)
-            return OnDevice.BUSY
+        if (stream := self._stream) is None:
+            return OnDevice.UNKNOWN
+        if self._asker is None:
+            self._asker = Asker(functools.partial(Driver, stream.device_index), self._quiet)
+        return self._asker.ask(stream.cuda_stream)
 
 
 _ours: DeviceTimes | None = None

@@ -10,7 +10,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 STAND_IN = """
-import json, os, sys
+import ctypes, json, os, sys, threading
 import torch, torch.distributed as dist
 from types import SimpleNamespace
 from elastic.agent import device_times, hook
@@ -25,6 +25,9 @@ class Device:
     pid = os.getpid()
     recorded = 0
     given, done = 0, float("inf")  # kernels
+    marked = 0  # so many had been given then
+    room = threading.Event()  # in its queue
+    room.set()
 
     def used(self):
         if self.capturing or os.getpid() != self.pid:
@@ -39,25 +42,43 @@ class Event:
     def record(self, stream):
         device.used()
         device.recorded += 1
-        self.at, self.behind = device.now, device.given
+        self.at = device.now
 
     def query(self):
         device.used()
-        return self.behind <= device.done
+        return True
 
     def elapsed_time(self, later):
         return (later.at - self.at) / 1e6
 
 class Stream:
     cuda_stream = 0
-    device = 0
-
-    def query(self):
-        device.used()
-        return device.given <= device.done
+    device_index = 0
 
     def wait_event(self, event):
         device.now += event
+
+class Library:
+    "libcuda."
+
+    def cuDeviceGet(self, *_):
+        return 0
+
+    cuDevicePrimaryCtxRetain = cuCtxSetCurrent = cuEventCreate = cuDeviceGet
+
+    def cuEventRecord(self, event, stream):
+        device.room.wait()
+        device.used()
+        device.marked = device.given
+        return 0
+
+    def cuEventQuery(self, event):
+        device.used()
+        return 0 if device.marked <= device.done else 600
+
+    def cuStreamQuery(self, stream):
+        device.used()
+        return 0 if device.given <= device.done else 600
 
 class CUDAGraph:
     def capture_begin(self):
@@ -69,8 +90,9 @@ class CUDAGraph:
 stream = Stream()
 sys.modules["torch.cuda"] = SimpleNamespace(
     Event=Event, Stream=Stream, CUDAGraph=CUDAGraph, current_stream=lambda: stream, is_initialized=lambda: True,
-    is_current_stream_capturing=lambda: device.capturing, set_device=lambda device: None,
+    is_current_stream_capturing=lambda: device.capturing,
 )
+ctypes.CDLL = lambda name: Library()
 device_times.EVERY_NS = device_times.A_MARK_NS = 0
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
 fd = page.create()

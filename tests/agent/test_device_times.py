@@ -162,6 +162,25 @@ found = said
     assert beside(tmp_path, code) == wanted
 
 
+def test_who_asks_is_not_held_up_by_a_queue_that_is_full(tmp_path: Path) -> None:
+    """Nor is anybody else of its process, whom it might be to tell of."""
+    code = """
+def ask():
+    return device_times.on_device().value
+follow()
+step()
+device.given, device.done = 9, 3
+device.room.clear()
+found = [ask(), ask(), ask()]
+device.room.set()
+assert device_times._ours._asker._answered.wait(60)
+found += [ask(), ask()]
+device.done = 9
+found.append(ask())
+"""
+    assert beside(tmp_path, code) == ["busy", "held", "held", "busy", "held", "idle"]
+
+
 def test_a_step_with_too_many_marks_is_followed_by_a_pause(tmp_path: Path) -> None:
     """As long as for any of so many, though nothing of it is told."""
     code = f"""
