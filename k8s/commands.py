@@ -364,8 +364,13 @@ async def _get(api: Api, name: str, namespace: str) -> Json:
 
 
 def _placed(api: Api, args: argparse.Namespace, body: Json) -> Json:
-    """The object whole, in its namespace."""
-    namespace = args.namespace or body["metadata"].get("namespace") or api.namespace
+    """The object whole, in its namespace. UsageError where it says another than --namespace, as with kubectl."""
+    own = body["metadata"].get("namespace")
+    if own and args.namespace not in (None, own):
+        raise UsageError(
+            f"{body['metadata']['name']} is of namespace {own}: give --namespace {own}, or leave it out"
+        )
+    namespace = args.namespace or own or api.namespace
     return {
         **body,
         "apiVersion": ELASTICJOBS.api_version,
