@@ -146,7 +146,10 @@ def test_a_file_of_jobs_is_submitted_whole_or_a_line_says_why_not(
         ),
         (JOB.replace("name: a", "name: 5"), "needs metadata.name"),
         (JOB.replace("name: a", "name: a, namespace: ''"), "metadata.namespace is no name"),
-        (JOB.replace("name: a", "name: a, namespace: b"), "a is of namespace b: give --namespace b"),
+        (
+            JOB.replace("name: a", "name: a, namespace: b"),
+            "a is of namespace b: give --namespace b",
+        ),
         (JOB.partition("spec:")[0], "needs a spec"),
         (JOB.replace("image: i", "nprocPerNode: 1"), "there is no image"),
         (JOB + "---\n" + JOB + "  nprocPerNode: x\n", "write auto, gpu, cpu or a number"),
