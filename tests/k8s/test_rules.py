@@ -182,10 +182,13 @@ def test_a_field_that_holds_what_it_may_not_is_the_one_violation() -> None:
 # --- CEL ---
 
 
+ENVIRONMENT = celpy.Environment()
+"""Made here, since it raises the interpreter's recursion limit, which must not change while hypothesis runs."""
+
+
 @cache
 def program(text: str) -> Any:
-    environment = celpy.Environment()
-    return environment.program(environment.compile(text))
+    return ENVIRONMENT.program(ENVIRONMENT.compile(text))
 
 
 def evaluate(text: str, given: dict[str, Any]) -> Any:
