@@ -30,9 +30,8 @@ class Driver:
         self._event = ctypes.c_void_p()
         number, context = ctypes.c_int(), ctypes.c_void_p()
         self._ask("cuDeviceGet", ctypes.byref(number), device)
-        self._ask(
-            "cuDevicePrimaryCtxRetain", ctypes.byref(context), number
-        )  # torch's, which is there
+        # torch's context, which is there.
+        self._ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
         self._ask("cuCtxSetCurrent", context)
         self._ask("cuEventCreate", ctypes.byref(self._event), NO_TIMING)
 

@@ -3,7 +3,6 @@ it."""
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -86,25 +85,16 @@ class Probing:
             environ=environ,
             python=self._settings.workload.python,
         )
-        try:  # torch is imported while the ranks before end
-            _, free = await asyncio.gather(prober.prepare(), self._freed())
-            verdict = await prober.probe()
+        try:
+            verdict = await prober.probe(self._cleared())
         except OSError as error:  # no process can be started
             found.state, found.what = "unknown", str(error)
             return pb.FromAgent(probed=found)
-        finally:
-            await prober.close()
         for fault in verdict.faults:
             said = ": ".join(filter(None, (fault.probe, fault.device, fault.what)))
             log.error("this node is faulty: %s", said)
-        found.state, found.what = verdict.state, verdict.what
-        found.seconds = time.monotonic() - free
+        found.state, found.what, found.seconds = verdict.state, verdict.what, verdict.seconds
         return pb.FromAgent(probed=found)
-
-    async def _freed(self) -> float:
-        """Wait for the node to be; when it was."""
-        await self._cleared()
-        return time.monotonic()
 
     async def _with_others(self, order: pb.Probe, environ: dict[str, str]) -> pb.FromAgent:
         asked = order.pairs

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from elastic.agent import children, numa, oom
@@ -164,12 +165,7 @@ class Rank:
             told.pace.end, told.pace.compute = pace.end, pace.compute
             told.pace.waiting, told.pace.least = pace.waiting, pace.least
             if (device := pace.device) is not None:
-                told.pace.device.compute, told.pace.device.backward = (
-                    device.compute,
-                    device.backward,
-                )
-                told.pace.device.waiting, told.pace.device.least = device.waiting, device.least
-                told.pace.device.starved = device.starved
+                told.pace.device.CopyFrom(pb.PaceOnDevice(**asdict(device)))
             told.pace.stage = 0 if self.page is None else page.stage(self.page)
         return told
 

@@ -1,17 +1,9 @@
 #!/usr/bin/env bash
 # The rows of docs/benchmarks.md on nodes that are tried, ranks that hang and GPUs that are slow, on all GPUs of a machine;
 # run from the repository's root. Usage: benchmarks/h200-health.sh OUT PART...; parts: probes pairs hangs slow tests.
-set -u
 out=$1
 shift
-gpus=$(nvidia-smi --list-gpus | wc -l)
-python3 -c 'import torch; print(torch.__version__, torch.cuda.device_count(), torch.cuda.get_device_name())'
-part() { # name, seconds, command
-    local name=$1 limit=$2
-    shift 2
-    echo "== $name"
-    timeout -k 5 "$limit" "$@" 2>"$out/$name.stderr" | tee "$out/$name.txt"
-}
+. "$(dirname "$0")/h200-parts.sh"
 pairs() { # as many nodes as there are GPUs, each with one of them
     local node
     for ((node = 1; node < gpus; node++)); do

@@ -3,19 +3,11 @@
 # the repository's root. Usage: benchmarks/h200-trainer.sh OUT PART...; parts: head adding profile memory tests mfu mfu-32
 # saving large scaling tensor resize fire restart curve layouts; curve needs what `python -m benchmarks.curve prepare runs/text`
 # made.
-set -u
 out=$1
 shift
-gpus=$(nvidia-smi --list-gpus | wc -l)
+. "$(dirname "$0")/h200-parts.sh"
 halves=()
 [ "$gpus" -ge 4 ] && halves=(--tensor-model-parallel-size=$((gpus / 2)) --sequence-parallel)
-python3 -c 'import torch; print(torch.__version__, torch.cuda.device_count(), torch.cuda.get_device_name())'
-part() { # name, seconds, command
-    local name=$1 limit=$2
-    shift 2
-    echo "== $name"
-    timeout -k 5 "$limit" "$@" 2>"$out/$name.stderr" | tee "$out/$name.txt"
-}
 for name in "$@"; do
     case $name in
         head) part head 100 python3 -m benchmarks.head; part attention 100 python3 -m benchmarks.attention ;;

@@ -13,6 +13,7 @@ rank's host sleeps for `--more` of a step before each; the rank has to be named,
 steps on a device adds to them, in pairs.
 """
 
+import abc
 import argparse
 import contextlib
 import itertools
@@ -42,28 +43,18 @@ INTERVALS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(abc.ABC):
     ranks: int
-    sleep: float
     products: int
-    parameters: int
     interval: float
 
+    @abc.abstractmethod
     def begin(self, job: Job, net: network.Network | None = None) -> None:
-        entry = (
-            str(SCRIPT),
-            str(job.folder),
-            str(self.sleep),
-            str(self.products),
-            str(self.parameters),
-        )
-        flags = ("--straggler-interval", str(self.interval))
-        for node in range(2):
-            more = {}
-            if net is not None:
-                job.address = net.address(0)
-                more = {"prefix": net.on(node), "environ": {"GLOO_SOCKET_IFNAME": "eth0"}}
-            job.start(*flags, nodes="2", nproc=self.ranks // 2, entry=entry, **more)  # type: ignore[arg-type]
+        """Start its launchers."""
+
+    @property
+    def flags(self) -> tuple[str, str]:
+        return ("--straggler-interval", str(self.interval))
 
     def until(self, job: Job, intervals: int, seen: Callable[[], bool]) -> None:
         """Wait for it, and two intervals more in which others might be named; for so many at most."""
@@ -85,6 +76,24 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CpuWork(Work):
+    """Of ranks on two nodes."""
+
+    sleep: float
+    parameters: int
+
+    def begin(self, job: Job, net: network.Network | None = None) -> None:
+        numbers = (self.sleep, self.products, self.parameters)
+        entry = (str(SCRIPT), str(job.folder), *map(str, numbers))
+        for node in range(2):
+            more = {}
+            if net is not None:
+                job.address = net.address(0)
+                more = {"prefix": net.on(node), "environ": {"GLOO_SOCKET_IFNAME": "eth0"}}
+            job.start(*self.flags, nodes="2", nproc=self.ranks // 2, entry=entry, **more)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuWork(Work):
     """Of ranks on one node, one to a GPU where there are enough."""
 
@@ -96,8 +105,7 @@ class GpuWork(Work):
 
     def begin(self, job: Job, net: network.Network | None = None) -> None:
         entry = (str(GPU_SCRIPT), str(job.folder), str(self.rows), str(self.products))
-        flags = ("--straggler-interval", str(self.interval))
-        job.start(*flags, nproc=self.ranks, entry=entry)
+        job.start(*self.flags, nproc=self.ranks, entry=entry)
 
 
 def verdicts(job: Job) -> list[tuple[float, str]]:
@@ -174,8 +182,12 @@ def faulty(kind: str, work: Work, runs: int, more: float, rate: str) -> None:
             f"{kind} {run + 1}, {victim if net is None else rate}, steps {cost:+.0%}: {early + found}",
             flush=True,
         )
+    summary(f"{kind}: {right} of {runs} named and nothing else", took)
+
+
+def summary(what: str, took: list[float]) -> None:
     median = f"{statistics.median(took):.1f} s, worst {max(took):.1f}" if took else "-"
-    print(f"{kind}: {right} of {runs} named and nothing else, in {median}")
+    print(f"{what}, in {median}", flush=True)
 
 
 class Competing:
@@ -262,9 +274,8 @@ def faulty_on_gpus(kind: str, work: GpuWork, runs: int, more: float) -> None:
             part = "on the device" if kind == "gpu" else "the device waits for its host"
             wanted = rf"rank {victim} on node\d computes .*{part}"
             work.until(job, 2 * INTERVALS, lambda: len(verdicts(job)) > len(early))  # noqa: B023
-            found, cost = verdicts(job)[len(early) :], step(job) / before - 1
-            each = step(job)
-            steps = round((found[0][0] - began) / each) if found else 0
+            found, each = verdicts(job)[len(early) :], step(job)
+            steps, cost = round((found[0][0] - began) / each) if found else 0, each / before - 1
         good = not early and bool(found) and all(re.search(wanted, text) for _, text in found)
         right += good
         took += [found[0][0] - began] if good else []
@@ -273,11 +284,7 @@ def faulty_on_gpus(kind: str, work: GpuWork, runs: int, more: float) -> None:
             f"named {steps} steps later: {early + found}",
             flush=True,
         )
-    median = f"{statistics.median(took):.1f} s, worst {max(took):.1f}" if took else "-"
-    print(
-        f"{kind}: {right} of {runs} named, and what of it, and nothing else, in {median}",
-        flush=True,
-    )
+    summary(f"{kind}: {right} of {runs} named, and what of it, and nothing else", took)
 
 
 def write_fault(job: Job, rank: int, **fault: float) -> None:
@@ -325,7 +332,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.device == "cuda":
         return on_gpus(args)
-    work = Work(
+    work = CpuWork(
         ranks=args.ranks or 4, sleep=args.sleep, products=args.products or 100, parameters=args.parameters,
         interval=args.interval,
     )  # fmt: skip
@@ -340,7 +347,7 @@ def main() -> int:
 
 def on_gpus(args: argparse.Namespace) -> int:
     work = GpuWork(
-        ranks=args.ranks or max(2, torch.cuda.device_count()), sleep=0.0, products=args.products or 20, parameters=0,
+        ranks=args.ranks or max(2, torch.cuda.device_count()), products=args.products or 20,
         interval=args.interval, rows=args.rows,
     )  # fmt: skip
     print(

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -151,19 +151,30 @@ class Prober:
                 args = ["--level", self._level, "--steps", device.nvml]
                 self._drivers[device] = Program("nvml", args, self._environ)
 
-    async def probe(self) -> NodeVerdict:
+    async def probe(self, free: Awaitable[None] | None = None) -> NodeVerdict:
         """Try everything; the processes are gone then, but for those that nothing ends. Raises OSError
-        where none can be started."""
-        began = time.monotonic()
-        beside = [asyncio.create_task(self._look())]
+        where none can be started.
+
+        free: comes once nobody else uses the devices; torch is imported before, and the probe begins then.
+        """
+        preparing = asyncio.create_task(self.prepare())
+        beside = [preparing]
         try:
-            # The first starts what the second asks; and what NVML sees on a GPU is not ours.
-            await _at_once(self.prepare(), self._ask_use())
-            beside.append(asyncio.create_task(self._ask_counters()))
+            if free is not None:
+                await free
+            began = time.monotonic()
+            # What the second asks was started by `prepare`.
+            beside += [
+                look := asyncio.create_task(self._look()),
+                use := asyncio.create_task(self._ask_use()),
+            ]
+            await preparing
+            await use  # then what NVML has seen on a GPU is not ours
+            beside.append(counters := asyncio.create_task(self._ask_counters()))
             await _at_once(*(self._open(device) for device in self._alive()))
-            await beside[0]  # then nothing takes the time that is measured
+            await look  # then nothing takes the time that is measured
             await self._try_devices()
-            await beside[1]
+            await counters
             seconds = time.monotonic() - began
         finally:
             await _cancelled(beside)

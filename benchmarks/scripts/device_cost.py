@@ -41,9 +41,7 @@ def measure(width: int, layers: int, rows: int) -> None:
         """Seconds of a step, with a wait for the device in each, as of a loss that is looked at."""
         assert times is not None
         times._off = not measured
-        if (
-            times._open is not None
-        ):  # begun in the block before; else its marks go on without an end
+        if times._open is not None:  # of the block before: its marks would go on without an end
             times._free.append(times._open)
             times._open = None
         began, steps = time.perf_counter(), 0

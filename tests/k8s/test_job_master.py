@@ -25,7 +25,7 @@ from elastic.proto.ending import Ended
 from elastic.proto.errors import ProtocolMismatch
 from elastic.proto.security import Security
 from tests.k8s.cluster import Cluster, Namespace
-from tests.k8s.fake.server import serve
+from tests.k8s.fake.server import Server, serve
 from tests.k8s.operated import DEADLINE, SCRIPT
 
 GROUP = f"/apis/{elasticjob.GROUP}/{elasticjob.VERSION}"
@@ -352,6 +352,18 @@ def test_one_that_rests_goes_when_it_is_told_to(namespace: Namespace, tmp_path: 
     asyncio.run(body())
 
 
+@contextlib.asynccontextmanager
+async def stopped(folder: Path, *, refused: int) -> AsyncIterator[tuple[Server, Api, JobMaster]]:
+    """A job that is to stop, its master, and a server that refuses so many of what that says."""
+    accepted = schema.dump(Accepted(generation=1, spec={"image": "local"}, wanted="Stop"))
+    async with serve() as server, server.api() as api:
+        made = {"metadata": {"namespace": "n", "name": "job"}, "status": {"accepted": accepted}}
+        await api.create(ELASTICJOBS, "n", made)
+        server.faults.refuse(403, "PATCH", times=refused)
+        here = Place(namespace="n", name="job", folder=folder, address="127.0.0.1:1")
+        yield server, api, JobMaster(api, here, Security(), lambda *_: {})
+
+
 def test_an_end_is_said_until_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,13 +371,7 @@ def test_an_end_is_said_until_it_is_written(
     monkeypatch.setattr(job_master, "EVERY", 0.02)
 
     async def body() -> None:
-        accepted = schema.dump(Accepted(generation=1, spec={"image": "local"}, wanted="Stop"))
-        async with serve() as server, server.api() as api:
-            made = {"metadata": {"namespace": "n", "name": "job"}, "status": {"accepted": accepted}}
-            await api.create(ELASTICJOBS, "n", made)
-            server.faults.refuse(403, "PATCH", times=5)
-            here = Place(namespace="n", name="job", folder=tmp_path, address="127.0.0.1:1")
-            master = JobMaster(api, here, Security(), lambda *_: {})
+        async with stopped(tmp_path, refused=5) as (_, api, master):
             last = await asyncio.wait_for(master.run(), DEADLINE)
             assert last is not None
             assert (last.state, last.outcome) == ("Ended", "Stopped")
@@ -379,19 +385,14 @@ def test_nobody_is_told_of_the_end_of_a_job_that_is_gone(tmp_path: Path) -> None
     """Its operator let it go once no worker was left: it would be told until its pod's time is over."""
 
     async def body() -> None:
-        accepted = schema.dump(Accepted(generation=1, spec={"image": "local"}, wanted="Stop"))
-        async with serve() as server, server.api() as api:
-            made = {"metadata": {"namespace": "n", "name": "job"}, "status": {"accepted": accepted}}
-            await api.create(ELASTICJOBS, "n", made)
-            server.faults.refuse(403, "PATCH", times=1000)
-            here = Place(namespace="n", name="job", folder=tmp_path, address="127.0.0.1:1")
-            master = asyncio.create_task(JobMaster(api, here, Security(), lambda *_: {}).run())
+        async with stopped(tmp_path, refused=1000) as (server, api, master):
+            running = asyncio.create_task(master.run())
             async with asyncio.timeout(DEADLINE):
                 while not any(one.startswith("PATCH") for one in server.asked):
                     await asyncio.sleep(0.01)
-            assert not master.done()
+            assert not running.done()
             await api.delete(ELASTICJOBS, "n", "job")
-            assert await asyncio.wait_for(master, DEADLINE) is None
+            assert await asyncio.wait_for(running, DEADLINE) is None
 
     asyncio.run(body())
 
