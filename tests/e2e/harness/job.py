@@ -344,8 +344,12 @@ class Job:
         )
 
     def rank(self, number: int, rank: int) -> int:
-        """Pid of a rank of round `number`."""
-        return self.told("start", round=number, rank=rank)[-1].pid
+        """Pid of a rank of round `number`, which may yet be starting."""
+        started = self.wait_for(
+            f"rank {rank} of round {number}",
+            lambda: self.told("start", round=number, rank=rank) or None,
+        )
+        return started[-1].pid
 
     def kill(self, number: int, rank: int, with_signal: int = signal.SIGKILL) -> None:
         """Signal a rank of round `number`, which must be there."""
