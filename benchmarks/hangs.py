@@ -31,10 +31,11 @@ import psutil
 import torch
 
 from tests.e2e.harness import ROOT, Job
+from tests.e2e.harness.stuck import stuck_folder
 
 SCRIPT = ROOT / "tests" / "e2e" / "harness" / "scripts" / "hangs.py"
 WAYS = {
-    "cpu": ("stop", "loop", "gil", "sleep-with-gil", "skip", "mismatch", "worker"),
+    "cpu": ("stop", "loop", "gil", "sleep-with-gil", "skip", "mismatch", "worker", "read"),
     "cuda": ("stop", "loop", "gil", "kernel", "item", "worker"),
 }
 """NCCL may well come to the end of two collectives that do not match, and the signal that asks who holds the GIL
@@ -87,9 +88,10 @@ def named(at: Place, folder: Path, count: int, seconds: float) -> None:
         own.mkdir()
         numbers = range(first, min(count, first + len(ways)))
         hangs = [f"{ways[n % len(ways)]}:{(3 * n + 1) % at.ranks}" for n in numbers]
-        job = at.begin(own, seconds, hangs)
-        job.wait_for_steps(at.ranks, after=len(hangs), count=5)
-        end(job)
+        with stuck_folder(own / "stuck") if "read" in ways else contextlib.nullcontext():
+            job = at.begin(own, seconds, hangs)
+            job.wait_for_steps(at.ranks, after=len(hangs), count=5)
+            end(job)
         for number, (hang, row) in enumerate(zip(hangs, seen(job, hangs), strict=True), 2):
             rows[hang.partition(":")[0]].append(row)
             print(

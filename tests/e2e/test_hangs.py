@@ -44,9 +44,19 @@ def all_are_named(job: Job, hangs: tuple[str, ...]) -> None:
 
 
 def test_whoever_hangs_is_named_and_the_job_goes_on(job: Job) -> None:
-    hangs = ("stop:3", "loop:1", "gil:2", "sleep-with-gil:0", "skip:1", "mismatch:3", "worker:2")
-    start(job, *hangs)
-    all_are_named(job, hangs)
+    hangs = (
+        "stop:3",
+        "loop:1",
+        "gil:2",
+        "sleep-with-gil:0",
+        "skip:1",
+        "mismatch:3",
+        "worker:2",
+        "read:1",
+    )
+    with stuck_folder(job.folder / "stuck"):
+        start(job, *hangs)
+        all_are_named(job, hangs)
     written = (job.folder / "logs" / "job" / "hang-2.txt").read_text()
     assert "endless" in written, written
     assert written.count("\nrank ") == 4, written

@@ -243,7 +243,9 @@ class Controller:
     def __init__(self, server: Server, wanted: int, silence: float) -> None:
         self.server, self.wanted = server, wanted
         self.api, self.queue = server.api(), Queue[str](first=0.001, most=0.02)
-        self.writer = Writer(self.api, manager="test", patience=0.1)
+        # A creation that was never answered, and never made, is given up by its expectation's end alone.
+        expectations = Expectations(patience=0.5)
+        self.writer = Writer(self.api, manager="test", patience=0.1, expectations=expectations)
         self.cache: Reflector[Seen] = Reflector(
             self.api,
             PODS,

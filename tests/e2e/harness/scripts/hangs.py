@@ -130,6 +130,8 @@ def hang(model: torch.nn.Linear) -> None:
             next(model.parameters()).sum().item()
         case "disk":
             os.listdir(FOLDER / "stuck")
+        case "read":
+            (FOLDER / "stuck" / "data").read_bytes()
         case "alone":
             evaluate(model)
         case "compiles":
