@@ -107,15 +107,20 @@ def progressed(ledger: Ledger, step: int, now: float) -> Ledger:
 
 
 def _recovered(ledger: Ledger, step: int, now: float) -> Ledger:
-    """Complete the last interruption; a step's number may be told a little after the step."""
+    """Complete the last interruption, whose step's number may be told a little after the step, and those before it
+    that no step came after: another followed too soon."""
     if not ledger.interruptions:
         return ledger
     last = ledger.interruptions[-1]
     if last.downtime is not None and (last.step_after or not step):
         return ledger
-    downtime = now - last.at if last.downtime is None else last.downtime
-    done = replace(last, downtime=downtime, step_after=step)
-    return replace(ledger, interruptions=(*ledger.interruptions[:-1], done))
+    done = [
+        replace(one, downtime=now - one.at, step_after=step) if one.downtime is None else one
+        for one in ledger.interruptions
+    ]
+    if last.downtime is not None:
+        done[-1] = replace(last, step_after=step)
+    return replace(ledger, interruptions=tuple(done))
 
 
 def closed(ledger: Ledger, now: float, cause: str = "") -> Ledger:

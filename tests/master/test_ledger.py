@@ -53,7 +53,7 @@ def test_two_interruptions_without_a_step_between() -> None:
     ledger = books.interrupted(ledger, "node lost", "", 15.0)
     ledger = books.progressed(ledger, 6, 20.0)
     assert ledger.lost == {START: 10.0, "killed": 5.0, "node lost": 5.0}
-    assert [i.downtime for i in ledger.interruptions] == [None, 5.0]
+    assert [(i.downtime, i.step_after) for i in ledger.interruptions] == [(8.0, 6), (5.0, 6)]
 
 
 def test_the_end_of_a_failure_is_lost_and_of_a_success_is_not() -> None:
