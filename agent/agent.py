@@ -233,6 +233,8 @@ class Agent:
                 await self._stores.unused()
                 given_up = f"; ^C or SIGTERM gives it up in {self._settings.shutdown_timeout:g} s"
                 await self._snapshots.persisted(PERSIST_TIMEOUT, given_up)
+                if not order.goes_on:  # else others have what it had
+                    self._snapshots.say_lost()
                 return order
             self._probing.obey(order.probe)
             if order.kind == pb.Directive.WAIT:
@@ -493,6 +495,7 @@ class Agent:
         await self._stores.unused()
         if not orphaned:  # else its place may be taken by now
             await self._snapshots.persisted(self._settings.shutdown_timeout)
+            self._snapshots.say_lost()
         if told is not None and exits:
             return await self._end(told)
         await self._uplink.goodbye(1.0)

@@ -72,6 +72,8 @@ class Directive:
     reason: str = ""
     ending: Ended = Ended()
     """To exit: why."""
+    goes_on: bool = False
+    """To exit: the job goes on without this node."""
 
 
 def places(current: Round | None) -> Mapping[NodeId, Place]:
@@ -135,6 +137,7 @@ def directive(job: Job, node_id: NodeId, seated: Mapping[NodeId, Place]) -> Dire
             exit_code=DRAINED,
             reason="drained",
             ending=Ended(cause=node.why, step=job.ledger.step),
+            goes_on=True,
             stop_grace=job.stop_grace,
         )
     spent = node.used_store if node is not None and not node.store else ""

@@ -168,6 +168,7 @@ def directive(order: Directive, node_id: NodeId, epoch: int) -> pb.ToAgent:
             exit_code=order.exit_code,
             reason=order.reason,
             ending=_ending(order) if order.kind == "exit" else None,
+            goes_on=order.goes_on,
         )
     )
 

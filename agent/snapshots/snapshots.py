@@ -349,6 +349,9 @@ class Snapshots:
                     await self._news.wait()
         except TimeoutError:
             log.error("what is still on its way to storage after %g s is given up", timeout)
+
+    def say_lost(self) -> None:
+        """Where training ends with this node: the steps that no storage has."""
         for known in self._checkpoints.values():
             newest, stored = known.newest, known.stored
             if newest > stored and newest.step:

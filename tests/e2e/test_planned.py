@@ -50,6 +50,7 @@ def test_a_node_joins_and_drains(job: Job) -> None:
     job.wait_for_steps(1, after=both, count=3)
     job.finish()
     job.ends(0, 213)
+    assert "is lost" not in job.nodes[1].said(), "the other has what it had"
     computed_once(job, 1, 2, 1)
 
 

@@ -45,7 +45,7 @@ def test_wait_run_and_exit() -> None:
     core.feed(drain("b"))
     assert core.order("a") == Directive(kind="wait", round=1, stop_grace=60.0)
     assert core.order("b") == Directive(
-        kind="exit", round=1, exit_code=DRAINED, reason="drained", stop_grace=60.0
+        kind="exit", round=1, exit_code=DRAINED, reason="drained", goes_on=True, stop_grace=60.0
     )
 
 
