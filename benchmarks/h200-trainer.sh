@@ -59,7 +59,13 @@ for name in "$@"; do
             part fire 420 python3 -m benchmarks.resize --worlds "$gpus" "$gpus" "$gpus" --steps 60 --leaves 8 \
                 --out "$out/fire.json" --pipeline-model-parallel-size=2 "${halves[@]}"
             ;;
-        restart) part restart 400 python3 -m benchmarks.trainer_restart 1.3b --micro-batch-size=4 --global-batch-size=$((32 * gpus)) --out "$out/restart.jsonl" ;;
+        restart) # with each rank's quarter of the optimizer; then once with all of it, and what NCCL's start is made of
+            whole=(1.3b --micro-batch-size=4 --global-batch-size=$((32 * gpus)) --out "$out/restart.jsonl")
+            part restart 400 python3 -m benchmarks.trainer_restart "${whole[@]}" --kills 4 --use-distributed-optimizer
+            NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%p \
+                part restart-whole 180 python3 -m benchmarks.trainer_restart "${whole[@]}" --kills 1
+            grep -h "Init timings" /tmp/nccl.* | tail -n "$((2 * gpus))" | tee "$out/nccl.txt"
+            ;;
         curve) part curve 590 python3 -m benchmarks.curve run runs/text "$out/curve" --gpus "$gpus" ;;
         layouts) part layouts 580 python3 -m benchmarks.layouts --out "$out/layouts.json" ;;
         *) echo "no part $name" ;;
