@@ -172,7 +172,8 @@ class Rank:
     def listen(self) -> None:
         """To its ticks."""
         if self.page is not None:
-            self.rhythm.hear(*page.ticks(self.page), time.monotonic_ns())
+            ticks, tick_ns, phase_ns = page.ticks(self.page)
+            self.rhythm.hear(ticks, tick_ns, time.monotonic_ns(), phase_ns)
 
     def measure(self, steps: int) -> None:
         """How long its steps take; steps: of an interval."""

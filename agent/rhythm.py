@@ -18,14 +18,17 @@ class Rhythm:
         """Until when this node stood still; no rank was quiet by itself then."""
         self._longest_ns = 0.0
 
-    def hear(self, ticks: int, tick_ns: int, now_ns: int) -> None:
-        """What the page says now: its count, and when the last one was."""
+    def hear(self, ticks: int, tick_ns: int, now_ns: int, phase_ns: int = 0) -> None:
+        """What the page says now: its count, and when the last one was; phase_ns: when its script last named another
+        phase. An evaluation between two steps says nothing of what steps take."""
         heard_ns, self._heard_ns = self._heard_ns, now_ns
         if heard_ns and now_ns - heard_ns > STOOD_STILL * 1e9:
             self._awake_ns = now_ns
         if ticks <= self.ticks:
             return
-        if self.ticks:  # what comes before the first is no step's time
+        if (
+            self.ticks and phase_ns <= self._tick_ns
+        ):  # what comes before the first is no step's time
             mean = (tick_ns - self._tick_ns) / (ticks - self.ticks)
             waited = (
                 heard_ns - self._tick_ns

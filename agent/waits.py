@@ -50,7 +50,9 @@ class _Clock:
         """All that `function` takes is waiting."""
 
         @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def wait_for_others(
+            *args: Any, **kwargs: Any
+        ) -> Any:  # master/activity.py knows it by its name
             if not self._counts():
                 return function(*args, **kwargs)
             before, began = self._words[WAITED_NS], monotonic_ns()
@@ -59,7 +61,7 @@ class _Clock:
             finally:
                 self._words[WAITED_NS] = before + monotonic_ns() - began
 
-        return call
+        return wait_for_others
 
     def asleep(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The part of it is in which the thread neither runs nor waits for a core."""

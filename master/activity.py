@@ -189,7 +189,9 @@ _HARMLESS = (
 )
 """Wrappers, which tell nothing by themselves."""
 _OURS = ("elastic/agent/waits.py", "elastic/agent/device_times.py")
-"""Are called around what waits, and tell nothing by themselves."""
+"""Are called around what waits, and tell nothing by themselves, but for one."""
+_WAITS = _row("elastic/agent/waits.py", Activity.P2P, "wait_for_others")
+"""Around `Work.wait`, of which Python shows nothing else."""
 _LOADER = "pt_data_worker"
 
 
@@ -209,6 +211,8 @@ def doing(
     activity, name = _by_state(state, wchan, bool(stack))
     if activity is None:
         activity, name = _by_tables(python, native)
+    if activity is None and any(_in(_WAITS, call) for call in stack):
+        activity, name = Activity.P2P, "wait"  # of a collective the recorder tells, too
     if activity is None:
         activity, name = _by_kernel(python, native, state, wchan, gil)
     return Doing(

@@ -14,7 +14,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from elastic.master.activity import Activity, Doing, OnDevice, is_native, moved, worked
 from elastic.master.events import NodeId
@@ -25,7 +25,10 @@ LONG, LONG_PATIENCES = 60.0, 20
 UNSTEPPED_PATIENCES = 10
 """The same of a round without a step, whose patience is a minute."""
 FOREVER = 600.0
-"""Seconds that a model may compute by itself: its layers all look alike, whether it goes on or not."""
+"""Seconds that a model may compute by itself: its layers all look alike, whether it goes on or not. And that others
+may wait for a rank that moves: NCCL waits for as long."""
+KNOWN = 3
+"""Times as long as so far a phase may take that the script names."""
 
 PATIENT = frozenset({Activity.COMPILE, Activity.CHECKPOINT, Activity.DATA})
 SLEEPING = frozenset({Activity.SLEEP, Activity.LOCK, Activity.FILE, Activity.WAIT})
@@ -139,6 +142,8 @@ class Patience:
     """By rank, what its script says it does; those that say nothing are not here."""
     judged: Mapping[str, int]
     """Verdicts by soft evidence so far, by place."""
+    phase_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """How long a phase has taken at most, by its name."""
 
     @property
     def long(self) -> float:
@@ -152,19 +157,19 @@ class Patience:
             stuck = _lost_worker(looks) or _held(looks)
             return self.long * self.again(seen) if stuck else math.inf
         if self.named(seen):
-            return self.long
+            return self.rare(looks)
         if _lost_worker(looks):
             return self.here(seen)
         if doing.activity in PATIENT or seen.state == "t":  # by a debugger
-            return self.long
+            return self.rare(looks)
         if all(look.state == "D" for look in looks):
-            return self.here(seen) if _held(looks) else self.long
+            return self.here(seen) if _held(looks) else self.rare(looks)
         if not seen.stack:
             return FOREVER  # it begins, or ends
         if _endless(looks):
             return self.of_device(seen)  # a queue is no longer than a step or two
         if seen.state == "D" or (doing.asleep and doing.activity in SLEEPING):
-            return self.long
+            return self.rare(looks)
         computes = doing.activity in COMPUTING or not seen.sure
         if computes and _worked(looks):
             return FOREVER
@@ -173,6 +178,19 @@ class Patience:
     def named(self, seen: Seen) -> bool:
         """Its script says, or its functions' names do, that it does something besides training."""
         return bool(self.phases.get(seen.rank)) or _is_rare(seen.stack)
+
+    def rare(self, looks: tuple[Seen, ...]) -> float:
+        """Of what may take long for a reason, and for as long as a model where it works at it."""
+        seen = looks[-1]
+        known = KNOWN * self.phase_seconds.get(self.phases.get(seen.rank, ""), 0.0)
+        works = _worked(looks) or "R" in "".join(look.doing.workers for look in looks)
+        return max(FOREVER if works else self.long, known) * self.again(seen)
+
+    def moving(self, seen: Seen) -> float:
+        """Of a rank that goes on in its code while all others wait for it, without a step."""
+        if self.named(seen) or not self.stepped:
+            return math.inf
+        return max(FOREVER, self.long) * self.again(seen)
 
     def of_device(self, seen: Seen) -> float:
         """Of a rank whose host waits for it, in whatever way."""
@@ -202,12 +220,11 @@ def find(seen: Mapping[int, tuple[Seen, ...]], quiet: float, patience: Patience)
     apart = [s for s in last.values() if not s.waits]
     if not apart:
         return _all_wait(last, quiet, patience) if len(still) == len(last) else None
+    if len(apart) == len(last) and quiet < patience.long:  # nobody waits for them
+        return None
     hung = [s for s in apart if s.rank in still and quiet >= patience.of(looks[s.rank])]
-    if len(apart) == len(last):  # nobody waits for them
-        if quiet < 2 * patience.allowed:
-            return None
-        if quiet < patience.long:  # what all devices are at may well end
-            hung = [s for s in hung if not _endless(looks[s.rank])]
+    if len(apart) < len(last) and not hung:
+        hung = [s for s in apart if not _steps(looks[s.rank]) and quiet >= patience.moving(s)]
     if not hung:
         return None
     found = _found(hung, last, "does not go on", soft=True)
@@ -301,11 +318,17 @@ def _is_rare(stack: Collection[Call]) -> bool:
 def _moved(looks: tuple[Seen, ...]) -> bool:
     """Between any two looks: another step, other functions, or another collective."""
     first = looks[0]
+    return _steps(looks) or any(
+        look.stack and first.stack and moved(first.stack, look.stack) for look in looks[1:]
+    )
+
+
+def _steps(looks: tuple[Seen, ...]) -> bool:
+    """Another step, or another collective."""
+    first = looks[0]
     for look in looks[1:]:
         both = look.collectives is not None and first.collectives is not None
         if look.ticks != first.ticks or (both and look.collectives != first.collectives):
-            return True
-        if look.stack and first.stack and moved(first.stack, look.stack):
             return True
     return False
 

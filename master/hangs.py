@@ -29,6 +29,8 @@ REPORTS = 64
 """The newest of them say what is typical."""
 FADES = 0.9995
 """A report, of which there is one a second at most, makes the longest interval count by so much less."""
+PHASES = 100
+"""Names of phases that are learned of."""
 FIRST_STEP, FIRST_FLOORS = 60.0, 50
 """Seconds that nothing is suspected in a round before its first step, which imports, compiles, loads; so many floors
 at most, so that a small floor makes them fewer."""
@@ -73,6 +75,8 @@ class State:
     suspicion: Suspicion | None = None
     judged: Mapping[str, int] = field(default_factory=dict[str, int])
     """Verdicts of all rounds that may have been wrong, by place in the code."""
+    phase_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """How long a phase that scripts name has taken at most, by its name, in all rounds."""
     number: int = 0
     """Of the last look that was ordered."""
 
@@ -122,7 +126,21 @@ class Decision:
 
 def begin(state: State, number: int, now: float) -> State:
     """A round has begun."""
-    return State(round=number, began=now, number=state.number, judged=state.judged)
+    return State(
+        round=number,
+        began=now,
+        number=state.number,
+        judged=state.judged,
+        phase_seconds=state.phase_seconds,
+    )
+
+
+def phased(state: State, name: str, seconds: float) -> State:
+    """A rank has ended a phase that its script named."""
+    known = state.phase_seconds
+    if seconds <= known.get(name, 0.0) or (name not in known and len(known) >= PHASES):
+        return state
+    return replace(state, phase_seconds={**known, name: seconds})
 
 
 def learned(state: State, interval: float) -> State:
@@ -213,6 +231,7 @@ def _limits(state: State, facts: Facts, policy: Policy) -> Patience:
         stepped=facts.ticked is not None,
         phases=facts.phases,
         judged=state.judged,
+        phase_seconds=state.phase_seconds,
     )
 
 

@@ -48,6 +48,8 @@ class Health:
         """The longest interval since the round's rhythm was last learned of, and when that was."""
         self._phases: dict[int, str] = {}
         """By rank, what its script says it does."""
+        self._phased: dict[int, float] = {}
+        """Since when, in job time."""
         self._awaited: set[NodeId] = set()
         """Nodes that have not answered the last look."""
         self._seen: dict[int, tuple[Seen, ...]] = {}
@@ -74,7 +76,7 @@ class Health:
         elif current.number != self._state.round:
             self._state = core.begin(self._state, current.number, self._shell.now())
             self._stepped, self._longest = False, 0.0
-            self._ticked, self._phases, self._quiet = {}, {}, 0.0
+            self._ticked, self._phases, self._phased, self._quiet = {}, {}, {}, 0.0
             self._seen, self._newest, self._awaited = {}, set(), set()
             self._decide(current)
 
@@ -91,13 +93,20 @@ class Health:
         if self._quiet and quiet >= self._quiet:
             self._ticked[session.node_id] = now - quiet
         for rank in beat.ranks:
-            if rank.phase:
-                self._phases[rank.rank] = rank.phase
-            else:
-                self._phases.pop(rank.rank, None)
+            self._hear_phase(rank.rank, rank.phase, now)
         self._tell(current, session)
         if (was is None) != (session.node_id not in self._ticked):
             self._decide(current)  # else nothing has changed: O(1) a heartbeat
+
+    def _hear_phase(self, rank: int, name: str, now: float) -> None:
+        before = self._phases.get(rank, "")
+        if name == before:
+            return
+        if before:
+            self._state = core.phased(self._state, before, now - self._phased[rank])
+            del self._phases[rank], self._phased[rank]
+        if name:
+            self._phases[rank], self._phased[rank] = name, now
 
     def _learn(self, interval: float, now: float) -> None:
         """Of all nodes together, so that thousands teach no more than one does."""

@@ -11,7 +11,7 @@ loaded whole, so a reader never sees half of one. Version 1.1; 1.0 had no device
 |     10 |    2 | uint16 | minor       |                                                           |
 |     12 |    4 | uint32 | size        | of the page, in bytes: 4096                               |
 |     16 |    8 | int64  | owner       | pid of the process that writes; 0: nobody yet             |
-|     24 |    8 | int64  | ticks       | calls of the optimizer-step hook: a sign of life, no step |
+|     24 |    8 | int64  | ticks       | signs of life: optimizers' steps; told ones where none is |
 |     32 |    8 | int64  | tick_ns     | CLOCK_MONOTONIC at the last tick; 0: none                 |
 |     40 |    8 | int64  | step        | last step that the script told + 1; 0: it never told      |
 |     48 |    8 | int64  | step_ns     | CLOCK_MONOTONIC when it told                              |
@@ -135,10 +135,12 @@ def read(page: mmap.mmap | bytes) -> Progress:
         )
 
 
-def ticks(page: mmap.mmap) -> tuple[int, int]:
-    """Calls of the optimizer-step hook, and when the last was; of a page that was opened, so not checked."""
+def ticks(page: mmap.mmap) -> tuple[int, int, int]:
+    """Calls of the optimizer-step hook, when the last was, and when the phase changed last; of a page that was opened,
+    so not checked."""
     with memoryview(page) as raw, raw.cast("q") as words:
-        return words[TICKS], words[TICK_NS]
+        changed = words[(_RECORD + _RECORD_SIZE * (words[_CHANGES] % 2)) // 8]
+        return words[TICKS], words[TICK_NS], changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,8 @@ class PageWriter:
         self._page = page
         self.words = memoryview(page).cast("q")
         self.pid = pid
+        self._ticked = 0
+        """`TICKS` at the last step that the script told."""
 
     @classmethod
     def claim(cls, fd: int, pid: int) -> "PageWriter | None":
@@ -253,11 +257,14 @@ class PageWriter:
         words[TICKS] += 1
 
     def step(self, number: int) -> None:
-        """The script has finished step `number` (0 or more)."""
+        """The script has finished step `number` (0 or more); a sign of life where no optimizer gave one."""
         if not 0 <= number < 2**62:
             raise ValueError(f"a step is 0 or more, not {number}")
         self.words[_STEP_NS] = time.monotonic_ns()
         self.words[_STEP] = number + 1
+        if self.words[TICKS] == self._ticked:
+            self.tick()
+        self._ticked = self.words[TICKS]
 
     def progress(self) -> Progress:
         """What it has said."""

@@ -29,3 +29,16 @@ def test_nothing_is_quiet_while_its_node_stands_still() -> None:
     rhythm.hear(2, 2 * SECOND, 2 * SECOND)
     rhythm.hear(2, 2 * SECOND, 60 * SECOND)
     assert rhythm.quiet(61 * SECOND) == 1.0
+
+
+def test_what_comes_between_two_steps_by_name_is_no_steps_time() -> None:
+    """An evaluation of a minute, named by the script."""
+    rhythm = Rhythm()
+    rhythm.hear(1, SECOND, SECOND)
+    rhythm.hear(2, 2 * SECOND, 2 * SECOND)
+    rhythm.take()
+    rhythm.hear(2, 2 * SECOND, 3 * SECOND, phase_ns=3 * SECOND)
+    rhythm.hear(3, 63 * SECOND, 63 * SECOND, phase_ns=62 * SECOND)
+    assert rhythm.take() == 0.0
+    rhythm.hear(4, 65 * SECOND, 65 * SECOND, phase_ns=62 * SECOND)
+    assert rhythm.take() == 2.0

@@ -65,10 +65,17 @@ def found(
     phases: Mapping[int, str] | None = None,
     judged: int = 0,
     stepped: bool = True,
+    phase_seconds: Mapping[str, float] | None = None,
 ) -> Found | None:
     """judged: verdicts before, at the same place."""
     here = {"train.py in main": judged}
-    patience = Patience(allowed=1.2, stepped=stepped, phases=phases or {}, judged=here)
+    patience = Patience(
+        allowed=1.2,
+        stepped=stepped,
+        phases=phases or {},
+        judged=here,
+        phase_seconds=phase_seconds or {},
+    )
     return find(looks(*last, before=before), quiet, patience)
 
 
@@ -137,6 +144,45 @@ def test_what_takes_long_for_a_reason_gets_long(doing: Activity) -> None:
     culprit = seen(3, doing, name="_try_get_data", workers="SS")
     assert ranks(*WAITING, culprit, quiet=LONG - 1) is None
     assert ranks(*WAITING, culprit, quiet=LONG) == (3,)
+
+
+@pytest.mark.parametrize("doing", [Activity.CHECKPOINT, Activity.DATA, Activity.SLEEP])
+def test_what_took_too_long_for_a_reason_gets_longer_the_next_time(doing: Activity) -> None:
+    """As a script's own: a file of 10 GB may take more than a minute each time."""
+    culprit = seen(3, doing, name="_try_get_data", workers="SS", asleep=True)
+    assert ranks(*WAITING, culprit, quiet=4 * LONG - 1, judged=1) is None
+    assert ranks(*WAITING, culprit, quiet=4 * LONG, judged=1) == (3,)
+
+
+def test_who_works_at_it_may_take_as_long_as_a_model() -> None:
+    saves, saved = seen(3, Activity.CHECKPOINT), seen(3, Activity.CHECKPOINT, cpu=0.9)
+    loads = seen(3, Activity.DATA, name="_try_get_data", workers="RS")
+    named = {"phases": {3: "evaluate"}}
+    for before, now, more in ((saves, saved, {}), (loads, loads, {}), (saves, saved, named)):
+        assert ranks(*WAITING, now, before={3: before}, quiet=FOREVER - 1, **more) is None
+        assert ranks(*WAITING, now, before={3: before}, quiet=FOREVER, **more) == (3,)
+
+
+def test_a_phase_may_take_three_times_as_long_as_ever() -> None:
+    sleeps = seen(3, Activity.SLEEP, asleep=True)
+    known = {"evaluate": 100.0, "upload": 1.0}
+    more = {"phases": {3: "evaluate"}, "phase_seconds": known}
+    assert ranks(*WAITING, sleeps, quiet=299.0, **more) is None
+    assert ranks(*WAITING, sleeps, quiet=300.0, **more) == (3,)
+    more["phases"] = {3: "upload"}
+    assert ranks(*WAITING, sleeps, quiet=LONG, **more) == (3,)
+
+
+def test_who_moves_while_all_wait_is_named_after_as_long_as_nccl_waits() -> None:
+    """A loop without end that calls functions is in another one at each look."""
+    before = {3: seen(3, Activity.PYTHON, stack=(("check", "train.py", 3), *STACK[1:]))}
+    loops = seen(3, Activity.PYTHON, stack=STACK[1:])
+    assert ranks(*WAITING, loops, before=before, quiet=FOREVER - 1) is None
+    assert ranks(*WAITING, loops, before=before, quiet=FOREVER) == (3,)
+    assert ranks(*WAITING, loops, before=before, quiet=FOREVER, judged=1) is None
+    assert ranks(*WAITING, loops, before=before, quiet=99999.0, phases={3: "evaluate"}) is None
+    stepped = {3: replace(before[3], ticks=39)}
+    assert ranks(*WAITING, loops, before=stepped, quiet=99999.0) is None
 
 
 def test_two_looks_in_one_moment_are_one() -> None:
@@ -339,7 +385,7 @@ def test_what_all_devices_are_at_may_well_end() -> None:
     ]
     assert ranks(*held, quiet=LONG - 1) is None
     assert ranks(*held, quiet=LONG) == (0, 1, 2, 3)
-    assert ranks(*held[:3], seen(3, Activity.PYTHON), quiet=2.4) == (3,)
+    assert ranks(*held[:3], seen(3, Activity.PYTHON), quiet=LONG - 1) is None
 
 
 @pytest.mark.parametrize("more", [{"phases": {3: "evaluate"}}, {"stepped": False}])
@@ -407,9 +453,13 @@ def test_a_machine_s_fault_is_told_from_a_script_s(culprit: Seen, machine: bool)
     assert one.machine == machine
 
 
-def test_a_job_of_one_rank() -> None:
-    assert ranks(seen(0, Activity.PYTHON), quiet=2.3) is None
-    assert ranks(seen(0, Activity.PYTHON), quiet=2.4) == (0,)
+def test_where_nobody_waits_a_rank_may_do_something_else_for_long() -> None:
+    """All of them add up a metric, or there is one alone."""
+    for world in (1, 4):
+        all_of_them = [seen(rank, Activity.PYTHON) for rank in range(world)]
+        assert ranks(*all_of_them, quiet=LONG - 1) is None
+        assert ranks(*all_of_them, quiet=LONG) == tuple(range(world))
+    assert ranks(seen(0, Activity.STOPPED, state="T"), quiet=0.1) == (0,)
 
 
 def test_what_people_read_of_it() -> None:
@@ -461,6 +511,15 @@ def decide(
         answered=answered,
     )
     return hangs.decide(state, facts, now, POLICY)
+
+
+def test_what_a_named_phase_takes_is_known_in_later_rounds() -> None:
+    state = hangs.phased(hangs.phased(State(), "evaluate", 90.0), "evaluate", 30.0)
+    assert hangs.begin(state, 2, 5.0).phase_seconds == {"evaluate": 90.0}
+    for number in range(1000):
+        state = hangs.phased(state, f"evaluate step {number}", 1.0)
+    assert len(state.phase_seconds) == hangs.PHASES
+    assert hangs.phased(state, "evaluate", 100.0).phase_seconds["evaluate"] == 100.0
 
 
 def test_nothing_is_looked_at_while_ranks_step() -> None:

@@ -63,6 +63,21 @@ def test_phase_is_the_last_one_cut_at_a_character(names: list[str]) -> None:
     os.close(fd)
 
 
+def test_a_step_that_no_optimizer_has_shown_is_a_sign_of_life() -> None:
+    """Of two signs of the same step one counts."""
+    fd, writer = new()
+    writer.step(1)
+    writer.step(2)
+    assert seen(fd).ticks == 2
+    assert seen(fd).tick_ns >= seen(fd).step_ns
+    writer.tick()
+    writer.step(3)
+    writer.tick()
+    writer.tick()
+    writer.step(4)
+    assert seen(fd).ticks == 5
+
+
 @pytest.mark.parametrize("number", [-1, 2**62])
 def test_impossible_step(number: int) -> None:
     with pytest.raises(ValueError, match="a step is"):
@@ -81,6 +96,7 @@ def test_offsets_are_those_of_the_table() -> None:
     owner, ticks, tick_ns, step, step_ns, claims, changes = struct.unpack_from("=7q", raw, 16)
     assert (owner, ticks, step, claims, changes) == (os.getpid(), 1, 8, 1, 2)
     assert 0 < tick_ns <= step_ns
+    assert page.ticks(page.open_page(fd)) == (1, tick_ns, struct.unpack_from("=q", raw, 128)[0])
     assert raw[136:139] == b"two"
     assert raw[200:203] == b"one"
     assert page.OWNER_OFFSET == 16

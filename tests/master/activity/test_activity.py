@@ -3,9 +3,11 @@
 import asyncio
 import json
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
+from elastic.agent import waits
 from elastic.agent.evidence.look import Looker
 from elastic.master import activity, tree
 from elastic.master.activity import Activity, Doing
@@ -112,6 +114,22 @@ def test_a_stack_as_faulthandler_tells_it_is_known_as_well() -> None:
         told = activity.doing(stack, state=found.state, wchan=found.wchan)
         alike = {Activity.NATIVE: {Activity.PYTHON, Activity.SLEEP}}.get(expected, set())
         assert told.activity in {expected} | alike, name
+
+
+def test_who_waits_for_a_work_of_its_own_waits_for_others() -> None:
+    """Gloo's recorder knows no sends and receives; the frame around `Work.wait` is ours, and has its name."""
+    found = recorded("batch_isend_irecv")
+    ours = waits._Clock.timed.__code__.co_consts
+    (function,) = [
+        one.co_name for one in ours if isinstance(one, CodeType) and one.co_name != "<lambda>"
+    ]
+    frame = (f"_Clock.timed.<locals>.{function}", "/site-packages/elastic/agent/waits.py", 58)
+    told = activity.doing((frame, *calls(found)), state=found.state, wchan=found.wchan)
+    assert (told.activity, told.name) == (Activity.P2P, "wait")
+    assert told.waits_for_others
+    assert not activity.doing(calls(found), state=found.state, wchan=found.wchan).waits_for_others
+    reduces = activity.doing((frame, *calls(recorded("all_reduce"))), state="S")
+    assert (reduces.activity, reduces.name) == (Activity.COLLECTIVE, "all_reduce")
 
 
 def test_the_loaders_workers_are_told_of() -> None:
