@@ -96,14 +96,7 @@ def test_a_disk_that_never_answers(job: Job) -> None:
     job.wait_for("the launcher's end", lambda: job.nodes[0].process.poll() is not None or None)
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        "late:1",
-        "compiles:3",
-        *(pytest.param(other, marks=pytest.mark.soak) for other in ("alone:0", "saves:2")),
-    ],
-)
+@pytest.mark.parametrize("what", ["late:1", "compiles:3", "alone:0", "saves:2"])
 def test_what_takes_long_for_a_reason_is_no_hang(job: Job, what: str) -> None:
     """A loader that comes back; a rank that evaluates while the others wait for it; one that writes a file; one
     that compiles in the midst of training."""
@@ -112,5 +105,4 @@ def test_what_takes_long_for_a_reason_is_no_hang(job: Job, what: str) -> None:
     job.finish()
     job.ends(0)
     assert number == 1, job.events()
-    suspected = any("looking at all" in node.said() for node in job.nodes)
-    assert suspected or what == "saves:2", "it was suspected at all"  # a disk may be quick
+    assert any("looking at all" in node.said() for node in job.nodes), "it was suspected at all"

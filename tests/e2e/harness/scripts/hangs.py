@@ -14,6 +14,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -93,6 +94,15 @@ def evaluate(model: torch.nn.Linear) -> None:
         model(torch.randn(64, 4, device=DEVICE)).relu().softmax(0).sort()
 
 
+def save_slowly() -> None:
+    """To where nobody reads for longer than any step."""
+    path = FOLDER / "saved"
+    os.mkfifo(path)
+    reader = subprocess.Popen(["sh", "-c", f"sleep 4; exec cat {path} > /dev/null"])
+    torch.save(torch.zeros(1000), path, _use_new_zipfile_serialization=False)
+    reader.wait()
+
+
 def compile_anew() -> None:
     """For longer than any step, on one rank. Without Inductor, whose first C++ takes a minute here."""
 
@@ -137,7 +147,7 @@ def hang(model: torch.nn.Linear) -> None:
         case "compiles":
             compile_anew()
         case "saves":
-            torch.save([torch.zeros(1000)] * 1000, FOLDER / "saved")
+            save_slowly()
 
 
 def main() -> None:
