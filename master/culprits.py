@@ -88,6 +88,8 @@ class Seen:
     cpu: float = 0.0
     """Seconds of it that its main thread used."""
     on_device: OnDevice = OnDevice.UNKNOWN
+    kernel: tuple[str, ...] = ()
+    """Of a rank in state D: the kernel's functions, innermost first."""
 
     @property
     def pending(self) -> tuple[Collective, ...]:
@@ -462,6 +464,11 @@ def account(found: Found, seen: Mapping[int, tuple[Seen, ...]]) -> str:
     if apart is not None:
         stacks += f"\napart: {ranges(apart.ranks)}, in {apart.call[0] or 'no stack'}"
     lines = (
-        f"rank {one.rank} on {one.node}, {one.state or 'gone'}: {describe(one)}" for one in last
+        f"rank {one.rank} on {one.node}, {one.state or 'gone'}: {describe(one)}{_in_kernel(one)}"
+        for one in last
     )
     return "\n".join((found.reason, "", stacks, "", *lines, ""))
+
+
+def _in_kernel(seen: Seen) -> str:
+    return f"; in the kernel: {' < '.join(seen.kernel)}" if seen.kernel else ""

@@ -377,6 +377,7 @@ def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
         sure=gil is not None,
         ticks=look.ticks,
         cpu=look.main_cpu_seconds,
+        kernel=tuple(line.partition("+")[0] for line in look.kernel_stack),
         on_device=OnDevice(look.on_device.value),
         collectives=None
         if issued is None

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from elastic.master import hangs
+from elastic.master import hangs, messages
 from elastic.master.activity import Activity, Doing, OnDevice
 from elastic.master.culprits import (
     FOREVER,
@@ -22,6 +22,8 @@ from elastic.master.culprits import (
 from elastic.master.events import NodeId
 from elastic.master.hangs import Decision, Examine, Facts, State, Verdict, patience, suspects_at
 from elastic.master.policy import Policy
+from elastic.proto import codec
+from elastic.proto.looks import Look as RankLook
 
 POLICY = Policy(hang_floor=1.2)
 REDUCE = Collective(group="0", seq=41, op="gloo:all_reduce", sizes="[[4]]", done=False)
@@ -474,6 +476,16 @@ def test_what_people_read_of_it() -> None:
     assert "[0-2]" in told
     assert "apart: 3, in endless\n" in told
     assert "rank 0 on a, S: all_reduce (all_reduce #41 of [[4]]), in train.py:9 in main\n" in told
+
+
+def test_people_read_where_the_kernel_holds_a_rank() -> None:
+    lines = ("folio_wait_bit_common+0x110/0x310", "filemap_read+0xda/0x3d0")
+    told = RankLook(rank=3, pid=7, at=0.0, state="D", kernel_stack=lines)
+    (held,) = messages.looks(NodeId("b"), [codec.dumps(told)], 5.0)
+    by_rank = looks(*WAITING, held)
+    one = find(by_rank, LONG, Patience(allowed=1.2, stepped=True, phases={}, judged={}))
+    assert one is not None
+    assert "; in the kernel: folio_wait_bit_common < filemap_read\n" in account(one, by_rank)
 
 
 # --- when to look --------------------------------------------------------------------------------
