@@ -88,7 +88,8 @@ class Health:
         now = self._shell.now()
         self._learn(max((rank.interval for rank in beat.ranks), default=0.0), now)
         quiet = max((rank.quiet for rank in beat.ranks), default=0.0)
-        self._stepped = self._stepped or any(rank.ticks for rank in beat.ranks)
+        if not self._stepped and any(rank.ticks for rank in beat.ranks):
+            self._stepped, self._state = True, core.stepped(self._state, now)
         was = self._ticked.pop(session.node_id, None)
         if self._quiet and quiet >= self._quiet:
             self._ticked[session.node_id] = now - quiet

@@ -525,6 +525,16 @@ def decide(
     return hangs.decide(state, facts, now, POLICY)
 
 
+def test_how_long_a_start_takes_is_known_in_later_rounds() -> None:
+    first = hangs.begin(State(), 1, 100.0)
+    assert patience(first, POLICY) == hangs.FIRST_STEP
+    for took, allowed in ((2.0, hangs.LEAST_FIRST), (8.0, 24.0), (30.0, hangs.FIRST_STEP)):
+        later = hangs.begin(hangs.stepped(first, 100.0 + took), 2, 500.0)
+        assert patience(later, POLICY) == allowed
+    slow = hangs.stepped(hangs.begin(later, 3, 600.0), 601.0)
+    assert patience(hangs.begin(slow, 4, 700.0), POLICY) == hangs.FIRST_STEP, "the longest counts"
+
+
 def test_what_a_named_phase_takes_is_known_in_later_rounds() -> None:
     state = hangs.phased(hangs.phased(State(), "evaluate", 90.0), "evaluate", 30.0)
     assert hangs.begin(state, 2, 5.0).phase_seconds == {"evaluate": 90.0}
