@@ -3,6 +3,7 @@
 Each has its CEL, which the API server evaluates (1.25 and newer), its predicate, by which the operator says the same
 on any cluster, and its words. What CEL cannot say, the operator alone does. A server adds up beforehand what the CEL of
 a CRD could cost, and takes none that could cost too much: it walks over bounded lists, by their path, and makes no text.
+So there is no `messageExpression` (1.27), either: a number's text has no bound (kubernetes/kubernetes#124234).
 """
 
 import json
@@ -32,17 +33,22 @@ LARGEST = 512
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Rule:
     """It holds, or `words` says what to do."""
 
     name: str
     cel: str
     """Of `self`, a spec with its defaults; empty: CEL cannot say it."""
-    message: str
-    """The server's words: the same, or the rule's name where they have the spec's numbers."""
     holds: Callable[[Spec], bool]
-    words: Callable[[Spec], str]
+    message: str
+    """What is to be done, in the server's words; the operator's begin with them."""
+    numbers: Callable[[Spec], str] | None = None
+    """What the operator adds: the spec's own numbers, and the nearest that would do."""
+
+    def words(self, spec: Spec) -> str:
+        """The operator's."""
+        return self.message if self.numbers is None else f"{self.message}: {self.numbers(spec)}"
 
 
 def violations(name: str, raw: Mapping[str, Any]) -> tuple[str, ...]:
@@ -141,34 +147,21 @@ def _kilobytes(spec: Spec) -> int:
     return len(json.dumps(dump(spec), ensure_ascii=False).encode(errors="replace")) >> 10
 
 
-def _fixed(words: str) -> tuple[str, Callable[[Spec], str]]:
-    return words, lambda _: words
-
-
-def _rule(
-    name: str,
-    cel: str,
-    holds: Callable[[Spec], bool],
-    words: tuple[str, Callable[[Spec], str]] | Callable[[Spec], str],
-) -> Rule:
-    message, of = (name, words) if callable(words) else words
-    return Rule(name=name, cel=cel, message=message, holds=holds, words=of)
-
-
 def _divides(field: str, value: str, of: Callable[[Spec], int]) -> Rule:
     """nodeUnit divides a number of nodes; the words name the nearest ones that it does divide."""
 
-    def words(spec: Spec) -> str:
+    def numbers(spec: Spec) -> str:
         unit, count = spec.elastic.node_unit, of(spec)
         low = count // unit * unit
         nearest = f"{low} or {low + unit}" if low else f"{low + unit}"
-        return f"{field} is {count}, no multiple of elastic.nodeUnit, {unit}: write {nearest}"
+        return f"{count} is no multiple of {unit}, write {nearest}"
 
-    return _rule(
+    return Rule(
         f"{field} is a multiple of elastic.nodeUnit",
         f"{value} % {_UNIT} == 0",
         lambda spec: of(spec) % spec.elastic.node_unit == 0,
-        words,
+        f"{field} must be a multiple of elastic.nodeUnit",
+        numbers,
     )
 
 
@@ -176,156 +169,163 @@ def _clamped(spec: Spec) -> int:
     return min(max(spec.replicas, spec.least), spec.most)
 
 
+def _nearest(spec: Spec) -> str:
+    """The discrete sizes next below and above what is wanted."""
+    sizes, wanted = spec.elastic.discrete_sizes, spec.replicas
+    low = max((size for size in sizes if size < wanted), default=None)
+    high = min((size for size in sizes if size > wanted), default=None)
+    return " or ".join(str(size) for size in (low, high) if size is not None)
+
+
 RULES: tuple[Rule, ...] = (
-    _rule(
+    Rule(
         "elastic.min is not above elastic.max",
         f"{_MIN} <= {_MAX}",
         lambda spec: spec.least <= spec.most,
-        lambda spec: f"elastic.min is {spec.least}, above elastic.max: write {spec.most} or less",
+        "elastic.min must not be above elastic.max",
+        lambda spec: f"{spec.least} is above {spec.most}, write {spec.most} or less",
     ),
-    _rule(
+    Rule(
         "worker.replicas is within elastic.min and elastic.max",
         f"{_MIN} > {_MAX} || ({_REPLICAS} >= {_MIN} && {_REPLICAS} <= {_MAX})",
         lambda spec: spec.least > spec.most or spec.least <= spec.replicas <= spec.most,
+        "worker.replicas must be within elastic.min and elastic.max",
         lambda spec: (
-            f"worker.replicas is {spec.replicas}, not within elastic.min and elastic.max: write {_clamped(spec)}"
+            f"{spec.replicas} is not within {spec.least} and {spec.most}, write {_clamped(spec)}"
         ),
     ),
     _divides("worker.replicas", _REPLICAS, lambda spec: spec.replicas),
     _divides("elastic.min", _MIN, lambda spec: spec.least),
     _divides("elastic.max", _MAX, lambda spec: spec.most),
-    _rule(
+    Rule(
         "discreteSizes stand in place of nodeUnit",
         f"{_NO_SIZES} || {_UNIT} == 1",
         lambda spec: not spec.elastic.discrete_sizes or spec.elastic.node_unit == 1,
-        _fixed(
-            "elastic.discreteSizes and elastic.nodeUnit exclude each other: leave one of them out"
-        ),
+        "elastic.discreteSizes and elastic.nodeUnit exclude each other: leave one of them out",
     ),
-    _rule(
+    Rule(
         "discreteSizes are within elastic.min and elastic.max",
         f"!has({_SIZES}) || {_SIZES}.all(s, s >= {_MIN} && s <= {_MAX})",
         lambda spec: all(spec.least <= size <= spec.most for size in spec.elastic.discrete_sizes),
-        _fixed("elastic.discreteSizes: each is to be within elastic.min and elastic.max"),
+        "elastic.discreteSizes must each be within elastic.min and elastic.max",
     ),
-    _rule(
+    Rule(
         "worker.replicas is one of discreteSizes",
         f"{_NO_SIZES} || {_REPLICAS} in {_SIZES}",
         lambda spec: (
             not spec.elastic.discrete_sizes or spec.replicas in spec.elastic.discrete_sizes
         ),
-        lambda spec: (
-            f"worker.replicas is {spec.replicas}, none of elastic.discreteSizes: write one of them"
-        ),
+        "worker.replicas must be one of elastic.discreteSizes",
+        lambda spec: f"{spec.replicas} is none of them, write {_nearest(spec)}",
     ),
-    _rule(
+    Rule(
         "there is an image or a template",
         f"has({_TEMPLATE}) || {_IMAGE}",
         lambda spec: spec.worker.template is not None or bool(spec.image),
-        _fixed("there is no image: write spec.image, or spec.worker.template"),
+        "there is no image: write spec.image, or spec.worker.template",
     ),
-    _rule(
+    Rule(
         "there is an image or a template, not both",
         f"!(has({_TEMPLATE}) && {_IMAGE})",
         lambda spec: spec.worker.template is None or not spec.image,
-        _fixed("spec.image and spec.worker.template exclude each other: leave one of them out"),
+        "spec.image and spec.worker.template exclude each other: leave one of them out",
     ),
-    _rule(
+    Rule(
         "what belongs to spec.image is not beside a template",
         f"!has({_TEMPLATE}) || !((has(self.command) && size(self.command) > 0) || (has(self.args) && "
         "size(self.args) > 0) || (has(self.env) && size(self.env) > 0) || (has(self.workingDir) && "
         "self.workingDir != ''))",
         lambda spec: spec.worker.template is None or not _unused(spec),
-        _fixed(
+        (
             "command, args, env and workingDir belong to spec.image: write them into a container of the "
             "template"
         ),
     ),
-    _rule(
+    Rule(
         "a template has a container",
         f"!has({_TEMPLATE}) || ({_HAS_CONTAINERS})",
         lambda spec: spec.worker.template is None or bool(_containers(spec)),
-        _fixed("spec.worker.template.spec.containers: write at least one"),
+        "spec.worker.template.spec.containers: write at least one",
     ),
-    _rule(
+    Rule(
         "containers have an image",
         f"!(has({_TEMPLATE}) && {_HAS_CONTAINERS}) || {_CONTAINERS}.all(c, has(c.image) && c.image != '')",
         lambda spec: all(c.get("image") for c in _containers(spec)),
-        _fixed("spec.worker.template.spec.containers: each needs an image"),
+        "spec.worker.template.spec.containers: each needs an image",
     ),
-    _rule(
+    Rule(
         "variables of ours are left to us",
         f"(!has(self.env) || self.env.all(e, !({_named('e.name')}))) && (!(has({_TEMPLATE}) && {_HAS_CONTAINERS}) || "
         f"{_CONTAINERS}.all(c, !has(c.env) || ({_MAINS} && !(has(c.name) && c.name == '{MAIN}')) || "
         f"c.env.all(e, !has(e.name) || !({_named('e.name')}))))",
         lambda spec: not _reserved(spec),
-        _fixed(
+        (
             "env: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_* and ELASTIC_* "
             "are set by the operator: leave them out"
         ),
     ),
-    _rule(
+    Rule(
         "failure rules have names of their own",
         f"!has({_FAILURES}) || {_FAILURES}.all(r, {_FAILURES}.exists_one(q, q.name == r.name))",
         lambda spec: (
             len({r.name for r in spec.failure_policy.rules}) == len(spec.failure_policy.rules)
         ),
-        _fixed("failurePolicy.rules: each needs a name of its own"),
+        "failurePolicy.rules: each needs a name of its own",
     ),
-    _rule(
+    Rule(
         "patterns are regular expressions",
         "",
         lambda spec: not _bad_pattern(spec),
-        lambda spec: f"failurePolicy.rules: a pattern that is not taken: {_bad_pattern(spec)}",
+        "failurePolicy.rules: a pattern that is not taken",
+        _bad_pattern,
     ),
-    _rule(
+    Rule(
         "hotSpares.count is not above elastic.max",
         f"self.hotSpares.count <= {_MAX}",
         lambda spec: spec.hot_spares.count <= spec.most,
-        lambda spec: (
-            f"hotSpares.count is {spec.hot_spares.count}, above elastic.max: write {spec.most} or less"
-        ),
+        "hotSpares.count must not be above elastic.max",
+        lambda spec: f"{spec.hot_spares.count} is above {spec.most}, write {spec.most} or less",
     ),
-    _rule(
+    Rule(
         "the deadline is the job's",
         f"!has({_TEMPLATE}) || !has({_TEMPLATE}.spec) || !has({_TEMPLATE}.spec.activeDeadlineSeconds)",
         lambda spec: (
             "activeDeadlineSeconds" not in ((spec.worker.template or {}).get("spec") or {})
         ),
-        _fixed(
+        (
             "spec.worker.template.spec.activeDeadlineSeconds would end each pod, which is then replaced: write "
             "spec.activeDeadlineSeconds"
         ),
     ),
-    _rule(
+    Rule(
         "nprocPerNode is a number of processes, or auto, gpu or cpu",
         f"type(self.nprocPerNode) == string ? self.nprocPerNode.matches('^({RANKS})$') : "
         "self.nprocPerNode >= 1 && self.nprocPerNode <= 9999",
         lambda spec: re.fullmatch(RANKS, str(spec.nproc_per_node)) is not None,
-        _fixed("spec.nprocPerNode: write auto, gpu, cpu or a number of processes"),
+        "spec.nprocPerNode: write auto, gpu, cpu or a number of processes",
     ),
-    _rule(
+    Rule(
         "a queue is Kueue's or Volcano's",
         "!has(self.scheduling.queue) || self.scheduling.queue == '' || self.scheduling.gang.provider in "
         "['Kueue', 'Volcano']",
         lambda spec: (
             not spec.scheduling.queue or spec.scheduling.gang.provider in ("Kueue", "Volcano")
         ),
-        _fixed("scheduling.queue needs scheduling.gang.provider Kueue or Volcano: write it, too"),
+        "scheduling.queue needs scheduling.gang.provider Kueue or Volcano: write it, too",
     ),
-    _rule(
+    Rule(
         "Kueue has a queue",
         "self.scheduling.gang.provider != 'Kueue' || (has(self.scheduling.queue) && self.scheduling.queue != '')",
         lambda spec: spec.scheduling.gang.provider != "Kueue" or bool(spec.scheduling.queue),
-        _fixed("scheduling.gang.provider is Kueue: write scheduling.queue, too"),
+        "scheduling.gang.provider is Kueue: write scheduling.queue, too",
     ),
-    _rule(
+    Rule(
         f"a spec is below {LARGEST} KiB",
         "",
         lambda spec: _kilobytes(spec) < LARGEST,
+        f"the spec must be below {LARGEST} KiB of JSON, so that it fits into a status, too",
         lambda spec: (
-            f"the spec is {_kilobytes(spec)} KiB of JSON, and below {LARGEST} fits into a status, too: write what is "
-            "large into ConfigMaps (envFrom, volumes)"
+            f"it is {_kilobytes(spec)}, write what is large into ConfigMaps (envFrom, volumes)"
         ),
     ),
 )

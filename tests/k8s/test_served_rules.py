@@ -173,5 +173,5 @@ def test_kubectl_scale_keeps_within_the_range(kube: Client) -> None:
     with job(kube, {**GOOD, "elastic": {"min": 1, "max": 4}}) as made:
         scale = f"{PATH}/{made['metadata']['name']}/scale"
         kube.merge(scale, {"spec": {"replicas": 2}})
-        with pytest.raises(ApiError, match=r"worker\.replicas is within elastic\.min"):
+        with pytest.raises(ApiError, match=r"worker\.replicas must be within elastic\.min"):
             kube.merge(scale, {"spec": {"replicas": 5}})
