@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 import yaml
 
+from elastic.k8s import pods, rules
 from elastic.k8s.kernel.resources import CLAIMS, Resource
+from elastic.k8s.pods import Owner
 from elastic.k8s.resources import ELASTICJOBS
+from elastic.k8s.spec import read as read_spec
+from elastic.k8s.submission import lost
+from elastic.k8s.supply import New
 from elastic.trainer.arguments.parse import parse
 from tests.k8s.cluster import Namespace
 
@@ -73,10 +78,34 @@ def test_the_trainer_takes_the_arguments_and_has_that_world(file: Path) -> None:
     assert spec["elastic"]["min"] * gpus % (stages * shares) == 0
 
 
+@pytest.mark.parametrize("file", JOBS, ids=name)
+def test_no_rule_is_broken(file: Path) -> None:
+    """The server of the tests has no CEL."""
+    body = read(file)
+    assert rules.violations(body["metadata"]["name"], body["spec"]) == ()
+
+
 @pytest.mark.parametrize("file", FILES, ids=name)
-def test_the_server_takes_it(crd: None, namespace: Namespace, file: Path) -> None:
+def test_the_server_takes_all_of_it(crd: None, namespace: Namespace, file: Path) -> None:
     body = read(file)
     kinds: dict[str, Resource] = {"ElasticJob": ELASTICJOBS, "PersistentVolumeClaim": CLAIMS}
-    path = kinds[body["kind"]].path(namespace.name)
-    answered = namespace.client.call("POST", path, body, query={"dryRun": "All"})
-    assert answered["metadata"]["name"] == body["metadata"]["name"]
+    assert lost(body, tried(namespace, kinds[body["kind"]].path(namespace.name), body)) == []
+
+
+@pytest.mark.parametrize("file", JOBS, ids=name)
+def test_the_server_takes_all_of_the_pods_that_are_made_of_it(
+    namespace: Namespace, file: Path
+) -> None:
+    """What the template has, too, whose schema the resource's own leaves open."""
+    body = read(file)
+    owner = Owner(namespace=namespace.name, name=body["metadata"]["name"], uid="the-uid")
+    spec = read_spec(body["spec"])
+    worker = pods.worker(owner, spec, New(slot=0, attempt=0), ("a-node",))
+    for pod in (worker, pods.master(owner, spec, 0)):
+        assert lost(pod, tried(namespace, namespace.path("pods"), pod)) == []
+
+
+def tried(namespace: Namespace, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """As the server would keep it: without the fields that it does not know."""
+    answered: dict[str, Any] = namespace.client.call("POST", path, body, query={"dryRun": "All"})
+    return answered
