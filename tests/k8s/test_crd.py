@@ -123,9 +123,25 @@ def test_kubectl_scale(crd: None, kube: Client, namespace: Namespace) -> None:
     assert kube.get(f"{path}/job")["spec"]["worker"]["replicas"] == 5
 
 
+def schema() -> dict[str, Any]:
+    found: dict[str, Any] = maker.manifest()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return found
+
+
+@pytest.mark.parametrize("column", maker.COLUMNS, ids=lambda column: column[0])
+def test_a_column_shows_what_is_there(column: tuple[str, str, str, int]) -> None:
+    """A server takes any path, and shows nothing where it leads nowhere."""
+    _, kind, path, _ = column
+    if path == ".metadata.creationTimestamp":  # every object's
+        return
+    node = schema()
+    for key in path.lstrip(".").split("."):
+        node = node["properties"][key]
+    assert node["type"] == kind
+
+
 def test_the_whole_spec_is_in_the_schema() -> None:
-    schema = maker.manifest()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    found = schema["properties"]["spec"]["properties"]
+    found = schema()["properties"]["spec"]["properties"]
     assert len(found) == len(Spec.__dataclass_fields__)
     names = yaml.safe_load(maker.text())["spec"]["names"]
     assert names["shortNames"] == ["ej", "ejob"]
