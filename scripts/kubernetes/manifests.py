@@ -12,7 +12,7 @@ HEAD = "# Made by `make crd` from k8s/chart. Its own namespace's jobs are looked
 
 
 def text() -> str:
-    values = {"crds": {"enabled": False}, "aggregateRoles": False, "replicas": 2}
+    values = {"crds": {"enabled": False}}
     files = helm.Chart.load(str(K8S / "chart")).render(values, name="elastic", namespace=NAMESPACE)
     found = [body for one in files.values() for body in yaml.safe_load_all(one) if body]
     for body in found:
