@@ -79,7 +79,7 @@ class Operator:
         }
         self._tainter = Tainter(api, self._jobs.values(), lease.held) if taint else None
         health.gauge("leader", lambda: float(lease.held()))
-        health.gauge("queue_length", lambda: float(len(self._queue)))
+        health.gauge("workqueue_depth", lambda: float(len(self._queue)))
 
     def _watch(
         self,

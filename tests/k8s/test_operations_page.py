@@ -1,5 +1,6 @@
 """docs/kubernetes-operations.md: every reason that the code can give is on it."""
 
+import asyncio
 import importlib
 import pkgutil
 import re
@@ -8,8 +9,11 @@ from enum import StrEnum
 from pathlib import Path
 
 import elastic.k8s
-from elastic.k8s.kernel.health import Cache, Health
+from elastic.k8s.kernel.health import Health
+from elastic.k8s.kernel.lease import Lease
+from elastic.k8s.operator import Operator
 from elastic.proto import ending
+from tests.k8s.fake.server import serve
 
 PAGE = (Path(__file__).parents[2] / "docs" / "kubernetes-operations.md").read_text()
 NAMED = frozenset(re.findall(r"`(\w+)`", PAGE))
@@ -30,9 +34,16 @@ def test_every_reason_is_on_the_page() -> None:
     assert found <= NAMED, f"say what they mean and what to do: {sorted(found - NAMED)}"
 
 
-def test_every_metric_is_on_the_page() -> None:
+async def metrics() -> str:
+    """Of an operator that has begun nothing yet."""
     health = Health("x")
-    health.watch_cache("pods", Cache(synced=lambda: True, heard=lambda: 0.0))
-    metrics = re.findall(r"# TYPE x_(\w+)", health.metrics(0.0))
-    assert len(metrics) > 3
-    assert {name for name in metrics if f"`{name}" not in PAGE} == set()
+    async with serve() as server, server.api() as api:
+        Operator(api, ["space"], Lease(api, "space", "lease", "one"), health)
+        return health.metrics(0.0)
+
+
+def test_the_page_has_each_metric_of_the_operator_and_no_other() -> None:
+    _, _, table = PAGE.partition("| metric | meaning |")
+    listed = re.findall(r"^\| `(\w+)", table.partition("\n\n")[0], re.MULTILINE)
+    assert "workqueue_depth" in listed, "as client-go names it"
+    assert sorted(listed) == sorted(re.findall(r"# TYPE x_(\w+)", asyncio.run(metrics())))
