@@ -212,7 +212,7 @@ OURS = (
         default="recover",
         choices=HANG_ACTIONS,
         help="What happens to a round that hangs: its ranks are restarted, or it is only told of, "
-        "or nobody looks (%(default)s).",
+        "or the job fails, or nobody looks (%(default)s).",
     ),
     Flag(
         name="hang-floor",

@@ -138,10 +138,13 @@ class Supplied:
         self._there.fold(ev.RestartAsked(reason))
 
 
+_HANGS = {"DumpAndRestart": "recover", "DumpOnly": "dump", "Fail": "fail"}
+"""`healthCheck.hang.action`, in the master's words."""
+
+
 def policy(spec: Spec) -> Policy:
     """What the master decides by."""
     hang, drain = spec.health_check.hang, float(spec.flash_checkpoint.drain_seconds)
-    action = "recover" if hang.action == "DumpAndRestart" else "dump"
     sizes = tuple(sorted(spec.elastic.discrete_sizes))
     said = Policy(
         min_nodes=spec.least,
@@ -153,7 +156,7 @@ def policy(spec: Spec) -> Policy:
         fault_budget=spec.failure_policy.max_restarts,
         precheck=spec.health_check.preflight.lower(),
         exclude_straggler=spec.health_check.exclude_stragglers,
-        hang_action=action if hang.enabled else "ignore",
+        hang_action=_HANGS[hang.action] if hang.enabled else "ignore",
         drain_timeout=drain,
     )
     with contextlib.suppress(ValueError):  # elastic-run says in its pod what is wrong with them

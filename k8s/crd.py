@@ -140,7 +140,7 @@ def reference() -> str:
 INTRODUCTION = """# The spec of an ElasticJob
 
 Made by `make crd` from `k8s/spec.py` and `k8s/rules.py`. An example of each kind is in `examples/k8s`; what the
-conditions and reasons of a job's status mean, and which fields of other job kinds are not here, and why, is in
+conditions and reasons of a job's status mean, and which fields were proposed and are not here, and why, is in
 [kubernetes-operations.md](kubernetes-operations.md).
 
 | field of `spec` | type | default | what it is |

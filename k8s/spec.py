@@ -62,8 +62,8 @@ class Master:
 class Hang:
     enabled: bool = True
     """Whether ranks that hang are looked for."""
-    action: Literal["DumpAndRestart", "DumpOnly"] = "DumpAndRestart"
-    """What is done about one, beside the note of what all ranks did."""
+    action: Literal["DumpAndRestart", "DumpOnly", "Fail"] = "DumpAndRestart"
+    """What is done about one, beside the note of what all ranks did. Fail: the job fails, with `HangDetected`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

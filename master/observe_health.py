@@ -7,7 +7,7 @@ from elastic.master import prechecks, rendezvous, trial
 from elastic.master.events import Failed, NodeId, RankFailure
 from elastic.master.nodes import Node
 from elastic.master.policy import Policy
-from elastic.master.recovery import Cause, Observed
+from elastic.master.recovery import Cause, Fail, Observed
 from elastic.master.state import (
     Job,
     Round,
@@ -16,6 +16,7 @@ from elastic.master.state import (
     candidates,
     doubt,
     drain,
+    fail,
     in_round,
     interrupt,
     known,
@@ -129,7 +130,7 @@ def hung(job: Job, event: ev.Hung, now: float, policy: Policy) -> Step:
     if current is None or event.round != current.number or not current.standing:
         return job, (), ""
     reason = one_line(event.reason)
-    if policy.hang_action != "recover":
+    if policy.hang_action == "dump":
         return job, (), reason
     root = None
     if event.ranks:
@@ -142,6 +143,8 @@ def hung(job: Job, event: ev.Hung, now: float, policy: Policy) -> Step:
             what=Failed.HANG,
         )
         root = Observed(node_id=event.nodes[0], failure=failure, at=now)
+    if policy.hang_action == "fail":
+        return fail(job, Fail(Cause.HANG, reason, root), now, policy), (), reason
     job = interrupt(job, Cause.HANG, reason, now, policy, root)
     if event.machine:
         suspects = event.nodes or [seat.node_id for seat in current.seats]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-HANG_ACTIONS = ("recover", "dump", "ignore")
+HANG_ACTIONS = ("recover", "dump", "fail", "ignore")
 PRECHECKS = ("off", "quick", "full")
 
 
@@ -44,7 +44,8 @@ class Policy:
     hang_floor: float = 1.2
     """Seconds without a step below which no round counts as hung, however short its steps are."""
     hang_action: str = "recover"
-    """What a hang's verdict does: "recover" restarts the ranks, "dump" only tells, "ignore" looks for none."""
+    """What a hang's verdict does: "recover" restarts the ranks, "dump" only tells, "fail" ends the job, "ignore"
+    looks for none."""
     straggler_interval: float = 5.0
     """Seconds, at least, of whose steps ranks' times are compared."""
     precheck: str = "off"

@@ -4,6 +4,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from elastic.proto import env
 from elastic.proto.ending import Ended, Ending, from_json
 from tests.e2e.harness import Job
@@ -68,8 +70,9 @@ def test_too_few_are_left(job: Job) -> None:
     assert said(job, "a").kind is Ended.BELOW_MIN
 
 
-def test_a_hang_too_many(job: Job) -> None:
-    flags = ("--fault-budget", "0", "--exit-codes", "detailed", *termination_log(job, "a"))
+@pytest.mark.parametrize("one", [("--fault-budget", "0"), ("--hang-action", "fail")])
+def test_a_hang_that_ends_the_job(job: Job, one: tuple[str, str]) -> None:
+    flags = (*one, "--exit-codes", "detailed", *termination_log(job, "a"))
     entry = (str(HANGS), str(job.folder), "40", "0.02", "cpu", "stop:1")
     job.start(*flags, entry=entry)
     job.ends(215)

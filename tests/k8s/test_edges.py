@@ -29,7 +29,7 @@ EDGES: dict[str, tuple[list[Any], list[Any]]] = {
     "healthCheck.preflight": (["Off", "Quick", "Full"], ["off", True]),
     "healthCheck.excludeStragglers": ([True], ["true", 1]),
     "healthCheck.hang.enabled": ([False], ["no"]),
-    "healthCheck.hang.action": (["DumpOnly"], ["Dump"]),
+    "healthCheck.hang.action": (["DumpOnly", "Fail"], ["Dump"]),
     "flashCheckpoint.memory": (
         ["0", "64Gi", "1e9", "2Ei", "1.5T"],
         ["lots", "1.5.5Gi", "64gb", 64],

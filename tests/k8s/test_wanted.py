@@ -87,6 +87,14 @@ def test_of_the_master() -> None:
     assert (supplied.policy(off).precheck, supplied.policy(off).hang_action) == ("off", "ignore")
 
 
+@pytest.mark.parametrize(
+    ("said", "action"), [("DumpAndRestart", "recover"), ("DumpOnly", "dump"), ("Fail", "fail")]
+)
+def test_of_a_hang(said: str, action: str) -> None:
+    spec = read({"image": "x", "healthCheck": {"hang": {"action": said}}})
+    assert supplied.policy(spec).hang_action == action
+
+
 def test_the_status_of_workers() -> None:
     assert supplied.workers(None, "quota").refused == "quota"
     pending = tuple((f"p{n}", f"p{n}: no room") for n in range(20))

@@ -10,7 +10,7 @@ from elastic.master.policy import Policy
 from elastic.master.recovery import FREE, Cause
 from elastic.master.state import DRAINED, Job, Result, Why
 from elastic.proto.ending import DETAILED, Ended
-from tests.master.builders import BUG, Core, attached, drain, failed, failure
+from tests.master.builders import BUG, Core, attached, drain, failed, failure, running
 
 
 def test_every_cause_has_a_name() -> None:
@@ -49,6 +49,20 @@ def test_a_script_error_is_told_whole() -> None:
     )  # fmt: skip
     assert told.fingerprint
     assert ended(core) == Ended.USER_ERROR
+
+
+def test_a_hang_fails_the_job_where_that_is_asked_for() -> None:
+    core = running("a", "b", hang_action="fail")
+    ranks, reason = (1,), "rank 1 is stopped"
+    core.feed(
+        ev.Hung(round=1, ranks=ranks, nodes=(NodeId("b"),), place="a.py:7", reason=reason), 20.0
+    )
+    assert ended(core) == Ended.HANG
+    told = directive(core.job, NodeId("a"), {}).ending
+    assert (told.cause, told.rank) == (Cause.HANG, 1)
+    assert core.job.result is not None
+    assert (core.job.result.exit_code, core.job.result.reason) == (1, reason)
+    assert core.job.recovery.faults == 0, "nothing is paid for a restart"
 
 
 def test_too_few_nodes_in_time() -> None:
