@@ -26,7 +26,7 @@ from scripts.kubernetes import assets, tables, words
 from scripts.kubernetes.accounts import allow, operator_rules
 from scripts.kubernetes.client import CORE, ApiError, Client, access
 from scripts.kubernetes.kubelet import READY
-from scripts.kubernetes.server import Server, account_kubeconfig, serve
+from scripts.kubernetes.server import Server, account_kubeconfig, reach
 
 ROOT = Path(__file__).resolve().parents[1]
 SPACE, NAME, ACCOUNT = "demo", "gpt", "elastic-operator"
@@ -225,10 +225,10 @@ def body(folder: Path) -> Json:
 
 def prepare_cluster(client: Client) -> None:
     """The CRD, the namespace, and what the operator may do there."""
-    client.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", manifest())
-    client.create(f"{CORE}/namespaces", {"metadata": {"name": SPACE}})
+    client.make("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", manifest())
+    client.make(f"{CORE}/namespaces", {"metadata": {"name": SPACE}})
     default = {"metadata": {"name": "default"}}
-    client.create(f"{CORE}/namespaces/{SPACE}/serviceaccounts", default)
+    client.make(f"{CORE}/namespaces/{SPACE}/serviceaccounts", default)
     allow(client, SPACE, ACCOUNT, *operator_rules())
 
 
@@ -296,7 +296,7 @@ def main() -> int:
         folder = Path(name)
         try:
             prepare(folder / "data", vocab_size=2048, max_bytes=1_000_000)
-            with serve(folder / "server", assets.find()) as server:
+            with reach(folder / "server") as server:
                 play(folder, server)
         except (Untrue, ApiError, assets.Unavailable, subprocess.TimeoutExpired) as error:
             logs = folder / "pods" / "logs"

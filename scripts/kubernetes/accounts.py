@@ -15,15 +15,15 @@ _RULES = Path(__file__).resolve().parents[2] / "k8s" / "chart" / "files" / "rule
 
 def allow(client: Client, namespace: str, account: str, *rules: Object) -> None:
     """The account, a role of these rules, and what binds the two, made."""
-    client.create(f"{CORE}/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": account}})
+    client.make(f"{CORE}/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": account}})
     roles = f"{RBAC}/namespaces/{namespace}"
-    client.create(f"{roles}/roles", {"metadata": {"name": account}, "rules": list(rules)})
+    client.make(f"{roles}/roles", {"metadata": {"name": account}, "rules": list(rules)})
     binding = {
         "metadata": {"name": account},
         "roleRef": {"apiGroup": GROUP, "kind": "Role", "name": account},
         "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
     }
-    client.create(f"{roles}/rolebindings", binding)
+    client.make(f"{roles}/rolebindings", binding)
 
 
 def operator_rules() -> list[Object]:

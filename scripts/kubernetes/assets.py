@@ -1,9 +1,10 @@
 """etcd and a real kube-apiserver for the tests and the demo: `make kubernetes`.
 
-`KUBEBUILDER_ASSETS` names a folder that has both. Without it they are made once, into
-~/.cache/elastic/kubernetes: etcd is Debian's package, unpacked; kube-apiserver is built from
-Debian's own source package (about 5 minutes on two cores; needs root, for the compiler). Debian's
-release 1.20 has RBAC, structural schemas, server-side apply and dry run; it has no CEL.
+`KUBEBUILDER_ASSETS` names a folder that has both, `KUBECONFIG` a server that runs already. Without
+these they are made once, into ~/.cache/elastic/kubernetes: etcd is Debian's package, unpacked;
+kube-apiserver is built from Debian's own source package (about 5 minutes on two cores; needs root,
+for the compiler). Debian's release 1.20 has RBAC, structural schemas, server-side apply and dry run;
+it has no CEL.
 """
 
 import fcntl
@@ -218,6 +219,9 @@ def source_entries(text: str, *, deb822: bool) -> str:
 
 def main() -> None:
     """Make them, at a low priority; where they cannot be had: a word, and in CI a failure."""
+    if named := os.environ.get("KUBECONFIG"):
+        print(f"kubernetes: none is built, since KUBECONFIG names a server: {named}")
+        return
     os.nice(19)
     try:
         assets = build()

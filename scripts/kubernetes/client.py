@@ -106,6 +106,15 @@ class Client:
         """Post to a list's path."""
         return self.call("POST", path, body)
 
+    def make(self, path: str, body: Object) -> Object:
+        """`create`; where one of that name is there, it is merged into it."""
+        try:
+            return self.create(path, body)
+        except ApiError as error:
+            if error.code != 409:
+                raise
+        return self.merge(f"{path}/{body['metadata']['name']}", body)
+
     def merge(self, path: str, body: object) -> Object:
         """A merge patch: None removes a field."""
         return self.call("PATCH", path, body, kind=MERGE)

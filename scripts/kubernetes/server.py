@@ -1,10 +1,11 @@
 """etcd and kube-apiserver on loopback, RBAC on, in a folder of their own.
 
-with serve(folder, find()) as server:
+with reach(folder) as server:
     Client(access(server.kubeconfig))...
 """
 
 import contextlib
+import os
 import secrets
 import signal
 import socket
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from urllib3.exceptions import HTTPError
 
 from elastic.agent import prctl
-from scripts.kubernetes.assets import Assets
+from scripts.kubernetes.assets import Assets, find
 from scripts.kubernetes.client import CORE, Access, ApiError, Client, access
 
 START_SECONDS = 120.0
@@ -48,6 +49,16 @@ class Server:
     """Its data, keys and logs."""
     pids: tuple[int, ...]
     """etcd's and the API server's."""
+
+
+@contextlib.contextmanager
+def reach(folder: Path) -> Iterator[Server]:
+    """The one that `KUBECONFIG` names, as it is, else one of our own; raises Unavailable."""
+    if named := os.environ.get("KUBECONFIG"):
+        yield Server(kubeconfig=Path(named), folder=folder, pids=())
+        return
+    with serve(folder, find()) as own:
+        yield own
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """One API server a worker, a namespace a test."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import yaml
 
 from scripts.kubernetes import assets
 from scripts.kubernetes.client import ApiError, Client, access
-from scripts.kubernetes.server import Server, serve
+from scripts.kubernetes.server import Server, reach
 from tests.k8s.cluster import Cluster, Namespace, make_namespace, run_kubelet
 from tests.k8s.crew import Crew, Stage
 from tests.k8s.operated import operated
@@ -22,17 +23,14 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 def kube_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A real API server; skipped where none can be had, failed in CI."""
     folder = tmp_path_factory.mktemp("kubernetes")
-    if named := os.environ.get("KUBECONFIG"):
-        yield Server(kubeconfig=Path(named), folder=folder, pids=())
-        return
-    try:
-        found = assets.find()
-    except assets.Unavailable as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
-    with serve(folder, found) as server:
-        yield server
+    with contextlib.ExitStack() as stack:
+        try:
+            found = stack.enter_context(reach(folder))
+        except assets.Unavailable as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(str(error))
+        yield found
 
 
 @pytest.fixture(scope="session")
@@ -80,12 +78,7 @@ def crd(kube: Client) -> None:
     """The server knows ElasticJobs."""
     file = Path(__file__).parents[2] / "k8s" / "manifests" / "crd.yaml"
     body = yaml.safe_load(file.read_text())
-    try:  # not applied by the server, which knows no CEL and would not leave it out then
-        kube.create(CRDS, body)
-    except ApiError as error:
-        if error.code != 409:
-            raise
-        kube.merge(f"{CRDS}/{body['metadata']['name']}", body)
+    kube.make(CRDS, body)  # an apply by the server, which knows no CEL, would not leave it out
     wait_for("elasticjobs", lambda: _served(kube))
 
 

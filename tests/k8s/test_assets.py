@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from scripts.kubernetes import assets
+from scripts.kubernetes.server import reach
 
 
 def test_a_named_folder_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +35,18 @@ def test_what_is_in_the_cache_is_not_built_again(
     for name in ("etcd", "kube-apiserver"):
         (tmp_path / name).touch()
     assert assets.build(tmp_path).etcd == tmp_path / "etcd"
+
+
+def test_none_is_built_where_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CI", "1")
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))  # has none: a failure in CI
+    monkeypatch.setenv("KUBECONFIG", "/a/config")
+    assets.main()
+    assert capsys.readouterr().out.strip().endswith("KUBECONFIG names a server: /a/config")
+    with reach(tmp_path) as server:
+        assert (server.kubeconfig, server.pids) == (Path("/a/config"), ())
 
 
 def test_source_archives_of_a_list() -> None:
