@@ -222,7 +222,7 @@ class Spec:
     node_policy: NodePolicy = field(default_factory=NodePolicy)
     cleanup: Cleanup = field(default_factory=Cleanup)
     notify: Annotated[tuple[str, ...], Most(16)] = ()
-    """URLs that the master tells of bad nodes, failures and the end."""
+    """URLs, or shell commands in the master's pod, that are told of bad nodes, failures and the end; as `--notify`."""
     active_deadline_seconds: Deadline | None = None
     """Of the time in which the job runs; a suspended one does not age."""
     pre_running_deadline_seconds: Deadline | None = None

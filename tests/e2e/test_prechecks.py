@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from elastic.proto.ending import Ended
 from tests.agent.probes import healthy
 from tests.e2e.harness import ROOT, Job
+from tests.e2e.test_endings import said, termination_log
 from tests.e2e.test_notify import first, to_a_file
 
 
@@ -26,9 +28,9 @@ def test_nodes_that_work_train(job: Job) -> None:
         job.start("--precheck", "quick", nodes="2")
     number = job.wait_for_steps(4)
     assert number == 1, job.dump()
-    said = "\n".join(job.events())
-    assert said.count("is ok, probed in") == 2, said
-    assert re.search(r"2 nodes were tested two by two, [\d.]+ s; round 1", said), said
+    events = "\n".join(job.events())
+    assert events.count("is ok, probed in") == 2, events
+    assert re.search(r"2 nodes were tested two by two, [\d.]+ s; round 1", events), events
     job.finish()
     job.ends(0)
 
@@ -49,6 +51,14 @@ def test_a_node_that_computes_wrong_is_kept_out_and_the_others_train(job: Job) -
     job.ends(0)
 
 
+def test_a_node_that_is_only_probed_and_is_faulty(job: Job) -> None:
+    path = f"{corrupt(job.folder / 'site')}:{ROOT}"
+    flags = ("--probe-only", "--precheck", "quick", "--exit-codes", "detailed")
+    job.start(*flags, *termination_log(job, "a"), environ={"PYTHONPATH": path})
+    job.ends(211)
+    assert said(job, "a").kind is Ended.UNHEALTHY
+
+
 @pytest.mark.soak
 def test_probes_use_the_python_of_the_ranks(job: Job) -> None:
     """Ours may have no torch."""
@@ -65,9 +75,9 @@ if (in_probe("device") or in_probe("pair")) and "RANKS" not in os.environ:
     for _ in range(2):
         job.start("--precheck", "quick", nodes="2", environ=environ)
     job.wait_for_steps(2)
-    said = "\n".join(job.events())
-    assert said.count("is ok, probed in") == 2, said
-    assert "2 nodes were tested two by two" in said
+    events = "\n".join(job.events())
+    assert events.count("is ok, probed in") == 2, events
+    assert "2 nodes were tested two by two" in events
     job.finish()
     job.ends(0)
 

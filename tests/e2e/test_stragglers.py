@@ -76,7 +76,7 @@ def test_a_throttled_rank_is_named_until_it_is_throttled_no_more(job: Job) -> No
 @pytest.mark.soak
 @needs_throttle
 def test_a_spare_takes_the_place_of_a_throttled_node(job: Job) -> None:
-    number = start(job, "--exclude-straggler", launchers=3)
+    number = start(job, "--exclude-straggler", "--exit-codes", "detailed", launchers=3)
     passes(job, 1)
     first = {line.rank: line.pid for line in job.told("start", round=number)}
     with throttled([first[2], first[3]], 0.2):
@@ -87,7 +87,7 @@ def test_a_spare_takes_the_place_of_a_throttled_node(job: Job) -> None:
     assert after == number + 1
     job.finish()
     codes = {each.name: each.exit_code() for each in job.nodes}
-    assert codes == {each.name: 213 if each.name == node[1] else 0 for each in job.nodes}
+    assert codes == {each.name: 212 if each.name == node[1] else 0 for each in job.nodes}
     assert job.report()["restarts_by_cause"] == {"asked for": 1}
 
 

@@ -287,14 +287,29 @@ def test_rdzv_conf() -> None:
     assert static.without_effect == ("--rdzv-conf is_host", "--rdzv-conf rank")
 
 
+POD = {
+    "ELASTIC_POD_JOB": "job", "ELASTIC_POD_NAME": "job-worker-1-r0", "ELASTIC_POD_MASTER": "job-master:29400",
+    "ELASTIC_POD_NODES": "1:2",
+}  # fmt: skip
+
+
 def test_what_an_elasticjob_has_fields_for_is_said() -> None:
-    pod = {
-        "ELASTIC_POD_JOB": "job", "ELASTIC_POD_NAME": "job-worker-1-r0", "ELASTIC_POD_MASTER": "job-master:29400",
-        "ELASTIC_POD_NODES": "1:2",
-    }  # fmt: skip
     line = "--hang-action dump --node_unit 2 --max-restarts 3 --rank-unit 2"
-    assert options(line, pod).without_effect == ("--node-unit", "--hang-action")
-    assert options("--rank-unit 2", pod).without_effect == ()
+    assert options(line, POD).without_effect == ("--node-unit", "--hang-action")
+    found = options("--rank-unit 2", POD)
+    assert found.without_effect == ()
+    assert found.exit_codes == "detailed"
+    assert options("--exit-codes torchrun", POD).exit_codes == "detailed"
+    assert options("").exit_codes == "torchrun"
+
+
+def test_in_a_pod_the_specs_range_decides_over_the_command_lines() -> None:
+    line = "in a pod of ElasticJob job its spec's range, 1:2 nodes, decides; "
+    for asked in ("--nnodes 7", "--standalone"):
+        found = options(asked, POD)
+        assert (found.min_nodes, found.max_nodes) == (1, 2)
+        assert found.overruled == f"{line}{asked} does not"
+    assert options("", POD).overruled == ""
 
 
 def test_what_is_overridden_is_said() -> None:
