@@ -55,6 +55,7 @@ def account(owner: Owner) -> tuple[Manifest, Manifest, Manifest]:
             "resources": ["pods"],
             "verbs": ["get", "list", "watch", "create", "delete"],
         },
+        {"apiGroups": [""], "resources": ["resourcequotas"], "verbs": ["list", "watch"]},
         {
             "apiGroups": [GROUP],
             "resources": [PLURAL],
@@ -125,20 +126,24 @@ def pod_group(owner: Owner, spec: Spec) -> Manifest | None:
 # --- of one job ----------------------------------------------------------------------------------
 
 
-def of(owner: Owner, spec: Spec, budgets: str) -> tuple[tuple[Resource, Manifest], ...]:
-    """All but the token. budgets: version of the API group policy."""
+def of(
+    owner: Owner, spec: Spec, budgets: str, *, gang: bool = True
+) -> tuple[tuple[Resource, Manifest], ...]:
+    """All but the token. budgets: version of the API group policy. gang: with the gang that it asks for."""
     found: list[tuple[Resource, Manifest]] = [(SERVICES, service(owner))]
     if not spec.master.service_account_name:
         kinds = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS)
         found += zip(kinds, account(owner), strict=True)
-    return (*found, *sized(owner, spec, budgets))
+    return (*found, *sized(owner, spec, budgets, gang=gang))
 
 
-def sized(owner: Owner, spec: Spec, budgets: str) -> tuple[tuple[Resource, Manifest], ...]:
+def sized(
+    owner: Owner, spec: Spec, budgets: str, *, gang: bool = True
+) -> tuple[tuple[Resource, Manifest], ...]:
     """What names the job's smallest size."""
     found: list[tuple[Resource, Manifest]] = []
     if (least := budget(owner, spec, f"policy/{budgets}")) is not None:
         found.append((replace(BUDGETS, version=budgets), least))
-    if (group := pod_group(owner, spec)) is not None:
+    if gang and (group := pod_group(owner, spec)) is not None:
         found.append((POD_GROUPS[spec.scheduling.gang.provider], group))
     return tuple(found)

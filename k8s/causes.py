@@ -161,12 +161,13 @@ _BY_REASON: Mapping[str, tuple[Cause, Action, str]] = {
 
 _BY_DISRUPTION: Mapping[str, tuple[Cause, Action, str]] = {
     "PreemptionByScheduler": (Cause.PREEMPTED, Action.REPLACE, "a pod of higher priority took its place"),
-    "DeletionByTaintManager": (Cause.NODE_LOST, Action.REPLACE_ELSEWHERE, "its node was tainted"),
+    "DeletionByTaintManager": (Cause.EVICTED, Action.REPLACE, "its node was tainted"),
     "EvictionByEvictionAPI": (Cause.EVICTED, Action.REPLACE, "it was evicted"),
     "DeletionByPodGC": (Cause.NODE_LOST, Action.REPLACE_ELSEWHERE, "its node is gone"),
     "TerminationByKubelet": (Cause.EVICTED, Action.REPLACE_ELSEWHERE, "its node ran short and ended it"),
 }  # fmt: skip
-"""By the reason of its condition DisruptionTarget; none of these counts."""
+"""By the reason of its condition DisruptionTarget; none of these counts. Taints of pressure are NoSchedule and end no
+pod: what a node ends for want of room it ends itself, and says so."""
 
 _IMAGE = frozenset(
     {

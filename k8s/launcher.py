@@ -16,11 +16,12 @@ from elastic.k8s.causes import Action, Cause, Verdict
 from elastic.k8s.kernel.api import Api
 from elastic.k8s.kernel.errors import AlreadyExists, Forbidden, Invalid
 from elastic.k8s.kernel.reflector import Reflector
-from elastic.k8s.kernel.resources import PODS
+from elastic.k8s.kernel.resources import PODS, QUOTAS
 from elastic.k8s.kernel.writes import Writer, together
 from elastic.k8s.observed import Pod, pod
 from elastic.k8s.placing import Limits
 from elastic.k8s.recalling import Recalled
+from elastic.k8s.status import is_quota
 from elastic.k8s.supply import New, Plan, Seen, Wanted
 from elastic.proto.elasticjob import PodFailure, Remembered
 from elastic.proto.ending import from_json
@@ -35,6 +36,8 @@ SILENT = 3.0
 """Seconds for which a pod whose agent the master has no more may still end by itself."""
 LONGEST_PAUSE = 60.0
 """Seconds, at most, until creation is tried again where it was refused."""
+ROOM = 2.0
+"""Seconds until it is where the quota that refused has changed since: each pod that comes or goes changes it."""
 
 
 class Told(Protocol):
@@ -106,6 +109,15 @@ class Supplier:
             namespace=namespace,
             selector=f"{label}={uid}",
         )
+        self._quota = asyncio.Event()
+        """One has refused pods: they are watched from then on."""
+        self._quotas: Reflector[Any] = Reflector(
+            api,
+            QUOTAS,
+            project=lambda raw: raw.get("status"),
+            changed=self._quota_changed,
+            namespace=namespace,
+        )
         self._name = re.compile(rf"{re.escape(job)}-worker-(\d+)-r(\d+)")
 
     # --- the cluster -----------------------------------------------------------------------------
@@ -129,6 +141,10 @@ class Supplier:
             self._writer.expectations.see(self._namespace, one.name, one.uid, leaving=leaving)
         self._stirred.set()
 
+    def _quota_changed(self, old: object, new: object) -> None:
+        if is_quota(self.refused):
+            self._not_before = min(self._not_before, time.time() + ROOM)
+
     @property
     def remembered(self) -> Remembered:
         """For the launcher after this one."""
@@ -139,8 +155,11 @@ class Supplier:
         self._stirred.set()
 
     async def watch(self) -> None:
-        """Keep the cache, until cancelled."""
-        await self._pods.run()
+        """Keep the caches, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._pods.run())
+            await self._quota.wait()
+            group.create_task(self._quotas.run())
 
     async def running(self) -> frozenset[str]:
         """Names of pods that run."""
@@ -286,6 +305,8 @@ class Supplier:
         self.refused, self._denied = str(error), isinstance(error, Forbidden | Invalid)
         self._pause = min(max(1.0, 2 * self._pause), LONGEST_PAUSE)
         self._not_before = now + self._pause
+        if is_quota(self.refused):
+            self._quota.set()
         log.warning("no pods for now, again in %g s: %s", self._pause, error)
 
     async def _delete(self, items: Sequence[tuple[str, str]], here: dict[str, Pod]) -> None:

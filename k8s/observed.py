@@ -24,10 +24,7 @@ class Pod:
     node: str = ""
     """Where it was put; empty: nowhere yet."""
     phase: str = "Pending"
-    created: float = 0.0
-    """In seconds of Unix."""
     deleting: bool = False
-    ready: bool = False
     conditions: tuple[tuple[str, str, str], ...] = ()
     """Type, status and reason of each."""
     unschedulable: str = ""
@@ -125,9 +122,7 @@ def pod(raw: Mapping[str, Any], slot: int, attempt: int) -> Pod:
         attempt=attempt,
         node=(raw.get("spec") or {}).get("nodeName") or "",
         phase=status.get("phase") or "Pending",
-        created=seconds(meta.get("creationTimestamp")),
         deleting=bool(meta.get("deletionTimestamp")),
-        ready=("Ready", "True") in {(kind, state) for kind, state, _ in conditions},
         conditions=conditions,
         unschedulable=_unplaced(status),
         reason=status.get("reason") or "",

@@ -33,7 +33,7 @@ from elastic.k8s.kernel.lease import Lease
 from elastic.k8s.kernel.pacing import Pace
 from elastic.k8s.kernel.queue import Queue
 from elastic.k8s.kernel.reflector import Reflector
-from elastic.k8s.kernel.resources import BUDGETS, PODS, Resource
+from elastic.k8s.kernel.resources import BUDGETS, PODS, QUOTAS, Resource
 from elastic.k8s.masters import heard
 from elastic.k8s.observed import Member, member
 from elastic.k8s.reconcile import reconcile
@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 LEASE = "elasticjob-operator"
 RESYNC = 600.0
 """Seconds after which everything that belongs to a job is looked after again, whoever took it away."""
+ROOM = 1.0
+"""Seconds between two jobs that are looked at because a quota, which had refused them something, has changed: each pod
+that comes or goes changes it."""
 QPS, BURST = 100.0, 200
 Key = tuple[str, str]
 
@@ -77,6 +80,16 @@ class Operator:
             one: self._watch(PODS, one, member, self._pod_changed, selector=selector, by_job=True)
             for one in namespaces
         }
+        self._quotas: list[Reflector[Any]] = [
+            Reflector(
+                api,
+                QUOTAS,
+                project=lambda raw: (raw["metadata"]["namespace"], raw.get("status")),
+                changed=self._quota_changed,
+                namespace=one,
+            )
+            for one in namespaces
+        ]
         self._tainter = Tainter(api, self._jobs.values(), lease.held) if taint else None
         health.gauge("leader", lambda: float(lease.held()))
         health.gauge("workqueue_depth", lambda: float(len(self._queue)))
@@ -106,7 +119,7 @@ class Operator:
 
     async def run(self) -> None:
         """Watch, and work while the lease is ours; raises LeaseLost."""
-        caches = [*self._jobs.values(), *self._pods.values()]
+        caches = [*self._jobs.values(), *self._pods.values(), *self._quotas]
         watching = [asyncio.ensure_future(cache.run()) for cache in caches]
         leading = asyncio.ensure_future(self._lease.run(self._lead))
         try:
@@ -159,6 +172,14 @@ class Operator:
         self._carrier.expectations.see(one.namespace, one.name, one.uid, leaving=leaving)
         if (key := self._uids.get(one.job)) is not None:
             self._queue.add(key)
+
+    def _quota_changed(self, old: tuple[str, Any] | None, new: tuple[str, Any] | None) -> None:
+        """There may be room: whoever waits for that, waits no longer."""
+        namespace, _ = new or old or ("", None)
+        mine = (one for one in self._cache(namespace)[0] if one.owner.namespace == namespace)
+        refused = (one for one in mine if one.told.refused_by_a_quota)
+        for place, one in enumerate(refused, 1):
+            self._queue.add_after((namespace, one.owner.name), place * ROOM)
 
     def _cache(self, namespace: str) -> tuple[Reflector[Any], Reflector[Any]]:
         place = namespace if namespace in self._jobs else ""

@@ -137,6 +137,8 @@ def _keep(
         suspended=suspended, state=None if suspended else state, replicas=spec.replicas,
     )  # fmt: skip
     delete = masters.surplus(seen, members, record, spec, over, accepted, late=late)
+    rested = before.holds(status.Kind.SUSPENDED)
+    gang = not suspended and not (rested and accepted.wanted != "Run")
     plan = Plan(
         master=manifest,
         delete=delete,
@@ -146,9 +148,15 @@ def _keep(
     if FINALIZER not in seen.finalizers and seen.deleted_at is None:
         plan = replace(plan, finalizers=(*seen.finalizers, FINALIZER))
     if manifest is not None or (complete and over is None):
-        plan = replace(plan, belongings=belongings.of(seen.owner, spec, budgets), token=True)
-    if over is None and before.accepted is not None and before.accepted.spec != accepted.spec:
-        plan = _edited(plan, seen.owner, read_spec(before.accepted.spec), spec, budgets)
+        found = belongings.of(seen.owner, spec, budgets, gang=gang)
+        plan = replace(plan, belongings=found, token=True)
+    if (
+        over is None
+        and before.accepted is not None
+        and (before.accepted.spec != accepted.spec or rested is gang)
+    ):
+        old = read_spec(before.accepted.spec)
+        plan = _edited(plan, seen.owner, old, spec, budgets, had=not rested, gang=gang)
     if seen.deleted_at is not None:
         saved = state is not None and state.state == "Ended"
         nothing = all(one.over or one.phase == "Pending" for one in workers)
@@ -174,15 +182,21 @@ def _lacking(plan: Plan, seen: Job, told: Told) -> Plan:
     return _written(replace(plan, finalizers=None, belongings=(), token=False), seen, told)
 
 
-def _edited(plan: Plan, owner: Owner, old: Spec, new: Spec, budgets: str) -> Plan:
+def _edited(
+    plan: Plan, owner: Owner, old: Spec, new: Spec, budgets: str, *, had: bool, gang: bool
+) -> Plan:
     """What names the job's size is to be like that at once, and what it has no more is to go: before the edit is
-    written down, so that it is seen again where that is not done. Its master's account stays: ranks may be saving."""
-    was, now = belongings.sized(owner, old, budgets), belongings.sized(owner, new, budgets)
+    written down, so that it is seen again where that is not done. Its master's account stays: ranks may be saving.
+    had, gang: it had its gang, and has it; one that is suspended has none."""
+    was = belongings.sized(owner, old, budgets, gang=had)
+    now = belongings.sized(owner, new, budgets, gang=gang)
     kept = {resource for resource, _ in now}
     return replace(
         plan,
         belongings=plan.belongings or (now if now != was else ()),
-        superfluous=tuple(one for one in was if one[0] not in kept),
+        superfluous=tuple(
+            one for one in belongings.sized(owner, old, budgets) if one[0] not in kept
+        ),
         edits=now != was,
     )
 

@@ -140,6 +140,12 @@ class Told:
     def holds(self, kind: Kind) -> bool:
         return (found := self.condition(kind)) is not None and found.status == "True"
 
+    @property
+    def refused_by_a_quota(self) -> bool:
+        """Something that the job needs, or pods."""
+        found = self.condition(Kind.QUOTA)
+        return found is not None and found.status == "False" and is_quota(found.message)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:

@@ -44,6 +44,7 @@ SERVICE_ACCOUNTS = Resource(group="", version="v1", kind="ServiceAccount", plura
 CLAIMS = Resource(
     group="", version="v1", kind="PersistentVolumeClaim", plural="persistentvolumeclaims"
 )
+QUOTAS = Resource(group="", version="v1", kind="ResourceQuota", plural="resourcequotas")
 EVENTS = Resource(group="events.k8s.io", version="v1", kind="Event", plural="events")
 LEASES = Resource(group="coordination.k8s.io", version="v1", kind="Lease", plural="leases")
 ROLES = Resource(group="rbac.authorization.k8s.io", version="v1", kind="Role", plural="roles")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic.k8s.pods import STACKS
 from elastic.proto import env
 from elastic.proto.ending import Ended, Ending, from_json
 from tests.e2e.harness import Job
@@ -79,6 +80,17 @@ def test_a_hang_that_ends_the_job(job: Job, one: tuple[str, str]) -> None:
     assert said(job, "a").kind is Ended.HANG
 
 
+def test_an_abort_is_tried_again_and_tells_its_stacks(job: Job) -> None:
+    """As NCCL's watchdog ends a rank; the variable is what each pod of an ElasticJob has."""
+    variables = {STACKS: "1"}
+    job.start("--max-restarts", "1", script=("--fault", "step:abrt:1:1"), environ=variables)
+    job.wait_for_steps(2, after=1)
+    job.finish()
+    job.ends(0)
+    assert "Fatal Python error: Aborted" in job.nodes[0].said()
+    assert "in fault" in job.nodes[0].said()
+
+
 def test_a_mistake_on_the_command_line(job: Job) -> None:
     job.start("--require-token", *termination_log(job, "a"))
     job.ends(2)
@@ -128,6 +140,8 @@ def test_a_command_pasted_from_a_cloud_platform(job: Job) -> None:
     second = job.launch("pasted", command, {**pod, "PYTHON": sys.executable})
     grown = job.wait_for_steps(2, after=first)
     assert "job-worker-1-r0 attached" in "".join(job.events())
+    line = "in a pod of ElasticJob job its spec's range, 1:2 nodes, decides; --nnodes 2 does not"
+    assert line in second.said()
     second.signal(signal.SIGTERM)
     assert second.exit_code() == 213, job.dump()
     job.wait_for_steps(1, after=grown)

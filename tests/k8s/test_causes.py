@@ -49,7 +49,7 @@ REPLACE, ELSEWHERE, FAIL = Action.REPLACE, Action.REPLACE_ELSEWHERE, Action.FAIL
         (over(None, reason="Preempting"), Cause.PREEMPTED, REPLACE, False),
         (disrupted("PreemptionByScheduler"), Cause.PREEMPTED, REPLACE, False),
         (disrupted("EvictionByEvictionAPI"), Cause.EVICTED, REPLACE, False),
-        (disrupted("DeletionByTaintManager"), Cause.NODE_LOST, ELSEWHERE, False),
+        (disrupted("DeletionByTaintManager"), Cause.EVICTED, REPLACE, False),
         (disrupted("TerminationByKubelet"), Cause.EVICTED, ELSEWHERE, False),
         (disrupted("DeletionByPodGC"), Cause.NODE_LOST, ELSEWHERE, False),
         (disrupted("OfTheFuture"), Cause.PREEMPTED, REPLACE, False),
@@ -258,8 +258,7 @@ def test_a_pod_is_read_from_raw_json() -> None:
     }  # fmt: skip
     found = pod(raw, 3, 1)
     assert (found.exit_code, found.ended, found.last_words, found.node) == (3, "Error", "m", "n7")
-    assert (found.over, found.alive, found.deleting, found.ready) == (True, False, True, False)
-    assert found.created == 1795712400.0
+    assert (found.over, found.alive, found.deleting) == (True, False, True)
     assert found.conditions[1] == ("X", "True", "Y")
     assert pod({}, 0, 0).alive
     main = {"state": {"waiting": {"reason": "PodInitializing"}}}

@@ -103,7 +103,10 @@ def test_it_has_what_it_hands_on_to_masters_who_may_make_pods_that_block_a_delet
     handed = grants(role["rules"])
     assert handed <= grants(accounts.operator_rules())
     assert (GROUP, f"{PLURAL}/finalizers", "update") in handed
-    assert all(rule.get("resourceNames") == ["job"] for rule in role["rules"][1:])
+    pods, quotas, *rest = role["rules"]
+    assert (pods["resources"], quotas["resources"]) == (["pods"], ["resourcequotas"])
+    assert quotas["verbs"] == ["list", "watch"]
+    assert all(rule.get("resourceNames") == ["job"] for rule in rest)
 
 
 @pytest.mark.parametrize(

@@ -75,22 +75,27 @@ def a_rank_that_runs_out_of_memory_twice_is_the_script(stage: Stage) -> None:
 def what_is_taken_away_is_replaced_and_not_counted(stage: Stage) -> None:
     """2. Only a node that ran short is avoided."""
     avoid = {"requireConfirmations": 1, "maxAvoided": "4"}
-    with stage.job("taken", worker={"replicas": 4}, nodePolicy=avoid) as job:
-        before = [job.worker(slot) for slot in range(4)]
+    sizes = {"min": 1, "max": 5, "lastCallSeconds": 0}
+    with stage.job("taken", worker={"replicas": 5}, elastic=sizes, nodePolicy=avoid) as job:
+        before = [job.worker(slot) for slot in range(5)]
         job.wait_world(*before)
         short = job.cluster.node_of(before[0])
         job.evict(before[0], "The node was low on resource: memory.")
         job.preempt(before[1])
-        for pod, reason in ((before[2], "EvictionByEvictionAPI"), (before[3], "TerminationTarget")):
+        for pod, reason in (
+            (before[2], "EvictionByEvictionAPI"), (before[3], "TerminationTarget"),
+            (before[4], "DeletionByTaintManager"),
+        ):  # fmt: skip
             kind = "TerminationTarget" if reason == "TerminationTarget" else "DisruptionTarget"
             condition = {"type": kind, "status": "True", "reason": reason}
             job.patch_status(pod, {"conditions": [condition]})
             job.space.client.delete(job.space.path("pods", pod))
-        after = [job.worker(slot, 1) for slot in range(4)]
+        after = [job.worker(slot, 1) for slot in range(5)]
         job.wait_world(*after)
         told = [
             (before[0], "Evicted", "ReplacePodAvoidNode"), (before[1], "Preempted", "ReplacePod"),
             (before[2], "Evicted", "ReplacePod"), (before[3], "Preempted", "ReplacePod"),
+            (before[4], "Evicted", "ReplacePod"),
         ]  # fmt: skip
         job.wait("all are told of", lambda: sorted(job.failures()) == sorted(told))
         state = job.state()
@@ -166,6 +171,17 @@ def _fails_at_once(stage: Stage, name: str, code: int, words: str) -> None:
         job.end(job.worker(0), code)
         assert words in job.wait_failed("UserError")
         assert job.worker(0, 1) not in job.names()
+
+
+@row
+def whoever_is_to_be_told_is_told(stage: Stage) -> None:
+    """`notify`: here a command, which runs in its master's pod."""
+    told = stage.folder / "notices"
+    with stage.job("told", worker={"replicas": 1}, notify=[f"cat >> {told}"]) as job:
+        job.wait_runs(job.worker(0))
+        job.end(job.worker(0), 2)
+        job.wait_failed("UserError")
+        job.wait("it is told", lambda: told.exists() and '"job_failed"' in told.read_text())
 
 
 @row

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 from elastic.k8s.kernel.api import Api
 from elastic.k8s.kernel.writes import Writer
-from elastic.k8s.launcher import Supplier
+from elastic.k8s.launcher import SILENT, Supplier
 from elastic.k8s.placing import Limits
+from elastic.k8s.spec import Spec
 from elastic.k8s.supply import New, Wanted
 from elastic.master import events as ev
 from elastic.master.main import MasterSettings, serve
@@ -19,7 +21,7 @@ from elastic.master.policy import Policy
 from elastic.master.state import Job, Result
 from elastic.proto import env
 from elastic.proto.security import Security
-from elastic.supplied import Supplied
+from elastic.supplied import Supplied, policy
 from tests.k8s.cluster import Cluster, Namespace
 from tests.k8s.operated import DEADLINE, SCRIPT
 
@@ -100,7 +102,7 @@ async def supplied(
         }
         return manifest(namespace, "job", uid, name, containers=[container])
 
-    policy = Policy(
+    decided = Policy(
         min_nodes=wanted.least, max_nodes=wanted.replicas, supplied=True, last_call=0.2,
         preparation=0.0, lease=2.0, drain_timeout=10.0,
     )  # fmt: skip
@@ -111,7 +113,7 @@ async def supplied(
         )  # fmt: skip
         joined = Supplied(supplier)
         settings = MasterSettings(
-            run_id="job", address=address, run_dir=folder / "master", policy=policy,
+            run_id="job", address=address, run_dir=folder / "master", policy=decided,
             security=Security(), job_uid=uid, least_epoch=1 << 16,
         )  # fmt: skip
         watch = asyncio.create_task(supplier.watch())
@@ -184,12 +186,20 @@ def test_a_quota_is_waited_for_and_what_it_leaves_is_a_world(
             await running.until("a world of 2", lambda: running.job.policy.max_nodes == 2)  # type: ignore[union-attr]
             assert "quota" in running.supplier.refused
             assert len(running.names()) == 2
+            quotas = running.supplier._quotas
+            await running.until("quotas are watched", lambda: bool(len(quotas)))
+            running.supplier._not_before = time.time() + 100 * DEADLINE
             namespace.limit(pods="100")
             await running.until("3 pods", lambda: len(running.names()) == 3)
             assert {n.rpartition("-")[2] for n in running.names()} == {"r0"}
             await running.until("nothing is refused", lambda: not running.supplier.refused)
 
     asyncio.run(body())
+
+
+def test_a_silent_agent_is_given_up_sooner_than_its_node_is_suspected() -> None:
+    """Row 3: at T+15 s a node that is NotReady is suspect, and its agent decides. Here the agent has by then."""
+    assert policy(Spec()).lease + SILENT < 15
 
 
 def test_pods_train_one_is_deleted_and_the_world_is_scaled(

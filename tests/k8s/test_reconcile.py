@@ -58,13 +58,13 @@ class World:
             "status": copy.deepcopy(self.status),
         }
 
-    def plan(self, answers: Answers | None = None) -> Plan:
-        seen = jobs.job(self.raw())
+    def plan(self, answers: Answers | None = None, *, complete: bool = False) -> Plan:
+        seen, pods = jobs.job(self.raw()), tuple(self.pods.values())
         answers = answers or Answers()
-        found = it.reconcile(seen, tuple(self.pods.values()), answers, self.now)
+        found = it.reconcile(seen, pods, answers, self.now, complete=complete)
         if found.ask is not None:
             answers = replace(answers, template=self.template)
-            found = it.reconcile(seen, tuple(self.pods.values()), answers, self.now)
+            found = it.reconcile(seen, pods, answers, self.now, complete=complete)
             assert found.ask is None
         return found
 
@@ -998,6 +998,43 @@ def test_a_gang_that_is_asked_for_while_suspended(trains: World) -> None:
     trains.edit(scheduling={"gang": {"provider": "Volcano"}}, suspend=False)
     plan = trains.look()
     assert [resource.kind for resource, _ in plan.belongings][-1] == "PodGroup"
+
+
+def test_a_gang_goes_on_a_suspend_and_is_there_again_before_the_pods(world: World) -> None:
+    world.spec |= {"scheduling": {"gang": {"provider": "Coscheduling"}}}
+    world.settle()
+    world.train()
+    world.settle()
+    world.edit(suspend=True)
+    world.settle()
+    assert world.plan().superfluous == (), "ranks are saving"
+    world.lose_workers()
+    world.say("Suspended")
+    for steps in (1, 99):  # an operator that dies before it is written does it again
+        assert [resource.kind for resource, _ in world.look(steps).superfluous] == ["PodGroup"]
+    assert world.status["phase"] == Phase.SUSPENDED
+    assert "PodGroup" not in [resource.kind for resource, _ in world.plan(complete=True).belongings]
+    world.edit(suspend=False)
+    lacking = world.plan(Answers(lacks="no PodGroups here"))
+    assert lacking.told is not None
+    assert lacking.told.accepted is not None
+    assert lacking.told.accepted.wanted == "Suspend", "it waits for that"
+    for steps in (1, 99):
+        plan = world.look(steps)
+        assert [resource.kind for resource, _ in plan.belongings][-1] == "PodGroup"
+        assert plan.superfluous == ()
+    assert world.accepted["wanted"] == "Run"
+    assert world.plan().belongings == ()
+
+
+def test_a_gang_does_not_come_back_for_a_job_that_is_deleted(world: World) -> None:
+    world.spec |= {"scheduling": {"gang": {"provider": "Volcano"}}}
+    world.settle()
+    world.train()
+    world.settle()
+    suspend(world)
+    world.deleted_at = world.now
+    assert "PodGroup" not in [resource.kind for resource, _ in world.look().belongings]
 
 
 def test_a_number_that_is_edited_is_its_budgets_too(world: World) -> None:

@@ -73,7 +73,7 @@ class Cluster:
         self.made.append(made)
         pod = Pod(name=made, uid=made, slot=new.slot, attempt=new.attempt, node=f"n{new.slot}")
         if len(self.live()) < self.room:
-            self.pods[made] = replace(pod, phase="Running", ready=True)
+            self.pods[made] = replace(pod, phase="Running")
             self.attached.add(made)
         else:
             self.pods[made] = replace(pod, unschedulable="0/3 nodes are available")
@@ -379,9 +379,7 @@ def test_an_image_that_nobody_may_have() -> None:
     cluster = Cluster(Wanted(replicas=2, least=1, hopeless=300.0))
     cluster.settle()
     for n in cluster.live():
-        cluster.pods[n] = replace(
-            cluster.pods[n], waiting="InvalidImageName", phase="Pending", ready=False
-        )
+        cluster.pods[n] = replace(cluster.pods[n], waiting="InvalidImageName", phase="Pending")
         cluster.attached.discard(n)
     assert cluster.turn().fail is None
     assert cluster.turn(299.0).fail is None
@@ -392,7 +390,7 @@ def test_an_image_that_nobody_may_have() -> None:
 
 def held(cluster: Cluster, name: str, waiting: str) -> None:
     """Its container is not made, for that reason; empty: it is, after all."""
-    now = replace(cluster.pods[name], waiting=waiting, ready=not waiting)
+    now = replace(cluster.pods[name], waiting=waiting)
     cluster.pods[name] = now
     (cluster.attached.discard if waiting else cluster.attached.add)(name)
 
@@ -556,7 +554,7 @@ def test_whatever_happens(
     cluster.room = cluster.quota = 10**6
     for n, pod_ in list(cluster.pods.items()):
         if pod_.unschedulable and pod_.alive:
-            cluster.pods[n] = replace(pod_, unschedulable="", phase="Running", ready=True)
+            cluster.pods[n] = replace(pod_, unschedulable="", phase="Running")
             cluster.attached.add(n)
     cluster.settle()
     cluster.now += 10_000.0
