@@ -175,7 +175,7 @@ def plan(
     )
     stay = [p for p in live if p.name not in memory.leaving]
     ready = [p for p in stay if p.name in seen.attached]
-    coming = sum(p.name not in stuck for p in stay)
+    coming = sum(p.name not in stuck for p in stay) + len(memory.made)
     memory = _limit(wanted, stuck, len(ready), coming, memory, now, ended)
     full = legal(wanted.replicas, wanted)
     size = full if memory.limit is None else min(full, memory.limit)

@@ -332,6 +332,16 @@ def test_pods_that_are_still_starting_are_of_the_smaller_size() -> None:
     assert cluster.turn(30.0).size == 3
 
 
+def test_pods_that_no_watch_has_shown_yet_are_of_the_smaller_size() -> None:
+    cluster = Cluster(Wanted(replicas=4, least=1, refusal=0.0))
+    cluster.quota = 3
+    cluster.turn()
+    late = cluster.pods.pop("j-worker-2-r0")
+    assert cluster.turn().size == 3
+    cluster.pods[late.name] = late
+    assert cluster.turn().size == 3
+
+
 def test_a_quota_for_a_part_of_a_unit() -> None:
     wanted = Wanted(replicas=4, least=2, unit=2, cooldown=300.0, refusal=30.0)
     cluster = Cluster(wanted)
