@@ -229,9 +229,11 @@ class JobMaster:
             state = _going(accepted, begun=bool(joined.job and telling.begun(joined.job)))
             await self._tell(uid, self._learn(accepted, state, joined, supplier))
             waits = {served, asyncio.ensure_future(self._stirred.wait())}
-            await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits - {served}:
-                wait.cancel()
+            try:
+                await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits - {served}:
+                    wait.cancel()
         return served.result()
 
     async def _rest(self, uid: str, accepted: Accepted, supplier: Supplier) -> bool:
@@ -283,8 +285,10 @@ class JobMaster:
                 if not self._is_meant(self._newest(accepted)):
                     return False
                 stirred = asyncio.ensure_future(self._stirred.wait())
-                await asyncio.wait({emptied, stirred}, return_when=asyncio.FIRST_COMPLETED)
-                stirred.cancel()
+                try:
+                    await asyncio.wait({emptied, stirred}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    stirred.cancel()
         finally:
             await _end(emptied)
         emptied.result()

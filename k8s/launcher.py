@@ -92,6 +92,10 @@ class Supplier:
         self._writer, self._namespace, self._job, self._uid = writer, namespace, job, uid
         self._make = make
         self._memory: supply.Memory | None = None
+        self._ends: dict[str, Pod] = {}
+        """By name: pods that have ended since the last look, as they were shown then."""
+        self._answered: dict[str, float] = {}
+        """By name: when the server said that it has made a pod; of those that no watch has shown."""
         self._missing: dict[str, float] = {}
         """Since when, by name, an agent that was there is no more."""
         self._ever: set[str] = set()
@@ -139,6 +143,8 @@ class Supplier:
         if (one := new or old) is not None:
             leaving = new is None or new.deleting
             self._writer.expectations.see(self._namespace, one.name, one.uid, leaving=leaving)
+            if new is None or not new.alive:
+                self._ends.setdefault(one.name, one)
         self._stirred.set()
 
     def _quota_changed(self, old: object, new: object) -> None:
@@ -173,6 +179,7 @@ class Supplier:
             attempts = self._attempts(told.known())
             self._memory = recalling.memory(self._known, self.pods, attempts, self.wanted.rules)
             self._ever |= told.known()
+            self._ends.clear()
         while not told.over():
             self._stirred.clear()
             pause = await self._turn(told)
@@ -204,8 +211,12 @@ class Supplier:
         assert self._memory is not None
         now = time.time()
         here = {found.name: found for found in self.pods}
+        ended, self._ends = tuple(self._ends.values()), {}
+        self._answered = {n: at for n, at in self._answered.items() if n in self._memory.made}
         seen = Seen(
             pods=tuple(here.values()),
+            ended=ended,
+            missed=frozenset(n for n, at in self._answered.items() if at < self._pods.listed),
             attached=told.attached(),
             lost=self._lost(told, here, now),
             slow=told.slow(),
@@ -293,6 +304,7 @@ class Supplier:
                 taken.add(new)
             else:
                 done.add(new)
+                self._answered[new.pod(self._job)] = asyncio.get_running_loop().time()
 
         assert self._memory is not None
         _, error = await together(plan.create, one)

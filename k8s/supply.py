@@ -15,8 +15,6 @@ from elastic.k8s.observed import Pod
 from elastic.proto.elasticjob import Past
 from elastic.proto.ending import Ended
 
-UNSEEN = 60.0
-"""Seconds for which a pod that was made counts though no watch has shown it."""
 HOPELESS = 300.0
 """Seconds, at least, until a job fails for an image that nobody may have: somebody may put it right."""
 EARLY, LONGEST = 10.0, 300.0
@@ -64,6 +62,10 @@ class Seen:
     """The cluster, and what the master knows of the pods' agents."""
 
     pods: tuple[Pod, ...] = ()
+    ended: tuple[Pod, ...] = ()
+    """Those that have ended since the last look, as they were then: one may have come since, and be gone by now."""
+    missed: frozenset[str] = frozenset()
+    """Names of pods that were made and are not in a list that was begun later: no watch has shown them, or will."""
     attached: frozenset[str] = frozenset()
     """Names of pods whose agent is there."""
     lost: frozenset[str] = frozenset()
@@ -88,8 +90,8 @@ class Memory:
     """By name: those whose end is still to be judged."""
     judged: frozenset[str] = frozenset()
     """Names of those that are there and were."""
-    made: Mapping[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
-    """By name: slot and time of pods that no watch has shown yet."""
+    made: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By name: slots of pods that no watch has shown yet. However long that takes: they are there."""
     came: frozenset[str] = frozenset()
     """Names of those whose agent was there."""
     early: Mapping[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
@@ -188,7 +190,7 @@ def plan(
     fail = _fail(wanted, ended, stuck, seen, memory, live, target, len(ready), now)
     create = () if fail is not None else _missing(live, victims, memory, target, now)
     attempts = {**memory.attempts, **{new.slot: new.attempt + 1 for new in create}}
-    made = {**memory.made, **{name(new): (new.slot, now) for new in create}}
+    made = {**memory.made, **{name(new): new.slot for new in create}}
     memory = replace(memory, attempts=attempts, made=made)
     world = legal(min(len(ready), size), wanted)
     beyond = len(ready) - world
@@ -216,7 +218,7 @@ def refused(memory: Memory, news: Iterable[New], *, taken: bool = False) -> Memo
     for new in news:
         attempts[new.slot] = new.attempt + taken
         gone.add(new.slot)
-    made = {name: (slot, at) for name, (slot, at) in memory.made.items() if slot not in gone}
+    made = {name: slot for name, slot in memory.made.items() if slot not in gone}
     return replace(memory, attempts=attempts, made=made)
 
 
@@ -246,7 +248,8 @@ def _judge(
     found: list[tuple[Pod, Verdict]] = []
     judged, done = memory.judged & here.keys(), set(memory.done)
     came, early = memory.came | seen.attached, dict(memory.early)
-    gone = [pod for n, pod in memory.known.items() if n not in here]
+    ends = {pod.name: pod for pod in seen.ended if pod.name not in memory.judged}
+    gone = [pod for n, pod in {**memory.known, **ends}.items() if n not in here]
     over = [p for p in seen.pods if p.name not in judged and (not p.alive or p.name in seen.lost)]
     for pod in (*over, *gone):
         judged |= {pod.name} & here.keys()
@@ -271,7 +274,7 @@ def _judge(
             done.add(pod.slot)
         found.append((pod, verdict))
     attempts = dict(memory.attempts)
-    for pod in seen.pods:
+    for pod in (*seen.pods, *seen.ended):
         attempts[pod.slot] = max(attempts.get(pod.slot, 0), pod.attempt + 1)
     memory = replace(
         memory,
@@ -280,9 +283,9 @@ def _judge(
         judged=frozenset(judged),
         known={n: p for n, p in here.items() if n not in judged},
         made={
-            n: (slot, at)
-            for n, (slot, at) in memory.made.items()
-            if n not in here and now < at + UNSEEN
+            n: slot
+            for n, slot in memory.made.items()
+            if n not in here and n not in ends and n not in seen.missed
         },
         leaving={n: at for n, at in memory.leaving.items() if n in here},
         came=came & here.keys(),
@@ -428,7 +431,7 @@ def _missing(
     """In the lowest slots that are free."""
     stay = {pod.name for pod in live} - {pod.name for pod in victims} - memory.leaving.keys()
     taken = {pod.slot for pod in live if pod.name in stay}
-    taken |= {slot for slot, _ in memory.made.values()} | memory.done
+    taken |= {*memory.made.values()} | memory.done
     taken |= {slot for slot, until in _pauses(memory).items() if now < until and slot < target}
     leaving = {pod.slot for pod in live} - taken
     count = target - len(taken)
@@ -477,7 +480,6 @@ def _until(wanted: Wanted, stuck: Stuck, memory: Memory, now: float) -> float | 
         *(since + wanted.image for since, _ in stuck.values()),
         *(since + wanted.hopeless for since, _ in stuck.values()),
         *(at + wanted.drain for at in memory.leaving.values()),
-        *(at + UNSEEN for _, at in memory.made.values()),
         *_pauses(memory).values(),
     ]
     if memory.refused is not None:

@@ -72,6 +72,8 @@ class Reflector(Generic[T]):
         """When anything came last, by the loop's clock: a list, an event, a bookmark."""
         self.lists = 0
         """How often all of it was listed."""
+        self.listed = float("-inf")
+        """When the last of these was begun: what was written before is in the cache, or is no more."""
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -116,7 +118,7 @@ class Reflector(Generic[T]):
 
     async def _list(self) -> None:
         """Everything that there is now, in pages; what is in the cache and not in the list is gone."""
-        seen: set[tuple[str, str]] = set()
+        began, seen = asyncio.get_running_loop().time(), set[tuple[str, str]]()
         token = ""
         while True:
             page = await self._api.page(
@@ -135,7 +137,7 @@ class Reflector(Generic[T]):
         for place in self._held.keys() - seen:
             self._drop(place)
         self._version = page["metadata"]["resourceVersion"]
-        self.lists += 1
+        self.lists, self.listed = self.lists + 1, began
         self._hear()
         self.synced.set()
 

@@ -15,12 +15,29 @@ def name(new: New) -> str:
     return f"j-worker-{new.slot}-r{new.attempt}"
 
 
+class Watched(dict[str, Pod]):
+    """Pods by name; what a watch tells of those that end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: dict[str, Pod] = {}
+
+    def __setitem__(self, name: str, pod: Pod) -> None:
+        super().__setitem__(name, pod)
+        if not pod.alive:
+            self.ended.setdefault(name, pod)
+
+    def __delitem__(self, name: str) -> None:
+        self.ended.setdefault(name, self[name])
+        super().__delitem__(name)
+
+
 class Cluster:
     """Pods that start at once, unless they are told otherwise."""
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted, self.memory, self.now = wanted, Memory(), 1000.0
-        self.pods: dict[str, Pod] = {}
+        self.pods = Watched()
         self.attached: set[str] = set()
         self.lost: set[str] = set()
         self.slow: set[str] = set()
@@ -36,16 +53,19 @@ class Cluster:
         self.now += passed
         seen = Seen(
             pods=tuple(self.pods.values()),
+            ended=tuple(self.pods.ended.values()),
             attached=frozenset(self.attached & self.pods.keys()),
             lost=frozenset(self.lost & self.pods.keys()),
             slow=frozenset(self.slow),
             refused=self.refused,
         )
+        self.pods.ended.clear()
         told = plan(self.wanted, seen, self.memory, self.now, name)
         self.memory = told.memory
         self.said.append(told)
         for gone, _ in told.delete:
-            self.pods.pop(gone, None)
+            if gone in self.pods:
+                del self.pods[gone]
             self.attached.discard(gone)
         for leaving, _ in told.withdraw:
             self.pods[leaving] = replace(self.pods[leaving], exit_code=213, phase="Failed")
@@ -499,7 +519,25 @@ def test_a_pod_that_was_made_and_not_seen_yet_is_not_made_again() -> None:
     assert again.create == (New(slot=0, attempt=0),)
     other = plan(wanted, Seen(), refused(first.memory, first.create[:1], taken=True), 30.0, name)
     assert other.create == (New(slot=0, attempt=1),)
-    assert len(plan(wanted, Seen(), first.memory, 61.0, name).create) == 2
+    assert plan(wanted, Seen(), first.memory, 1e6, name).create == (), "a watch may be silent"
+    missed = Seen(missed=frozenset({"j-worker-1-r0"}))
+    assert plan(wanted, missed, first.memory, 30.0, name).create == (New(slot=1, attempt=1),)
+
+
+def test_a_pod_that_comes_and_goes_between_two_looks_is_judged_once_and_replaced() -> None:
+    wanted = Wanted(replicas=1, least=1)
+    first = plan(wanted, Seen(), Memory(), 0.0, name)
+    pod = Pod(name="j-worker-0-r0", uid="u", slot=0, attempt=0, phase="Failed", exit_code=137)
+    told = plan(wanted, Seen(ended=(pod,)), first.memory, 1.0, name)
+    assert [(one.name, verdict.cause) for one, verdict in told.ended] == [(pod.name, Cause.KILLED)]
+    assert told.create == (New(slot=0, attempt=1),)
+    unmade = Seen(ended=(pod,))  # its creation was not answered, so it counts as not made
+    again = plan(wanted, unmade, refused(first.memory, first.create), 1.0, name)
+    assert again.create == (New(slot=0, attempt=1),)
+    there = plan(wanted, Seen(pods=(pod,), ended=(pod,)), first.memory, 1.0, name)
+    assert len(there.ended) == 1
+    gone = plan(wanted, Seen(ended=(pod,)), there.memory, 2.0, name)
+    assert gone.ended == ()
 
 
 def test_who_starts_anew_makes_nothing_twice() -> None:
