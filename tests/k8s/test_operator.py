@@ -1,17 +1,28 @@
 """Operator and master as two processes, each under its own service account, on a real API server."""
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from scripts.kubernetes import words
 from scripts.kubernetes.client import MERGE, Client, Query
 from tests.k8s.cluster import Cluster, Namespace
-from tests.k8s.operated import DEADLINE, Job, Operator, operated
+from tests.k8s.operated import (
+    DEADLINE,
+    Job,
+    Operator,
+    allow_operator,
+    bury,
+    operated,
+    start_operator,
+)
 
 SAVES = Path(__file__).parents[1] / "e2e" / "harness" / "scripts" / "saves.py"
 
@@ -164,6 +175,92 @@ def test_a_master_whose_pod_is_lost_is_followed_by_another_and_ranks_train_on(
     assert status["accepted"]["attempt"] == 2
     job.finish()
     job.wait("it is complete", lambda: job.holds("Complete"))
+
+
+def test_an_operator_that_is_killed_twice_changes_no_pod(
+    crd: None, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Each that follows does what was asked for meanwhile, and ranks train on in their round all the while."""
+    space = cluster.namespace
+    allow_operator(space)
+    operator = start_operator(space, tmp_path, "first")
+    try:
+        job = Job(cluster, tmp_path)
+        job.wait_steps(2)
+        job.wait("it says so", lambda: job.holds("Ready"))
+
+        def there() -> list[tuple[str, str, str]]:
+            """All that pods are: no write of theirs is made without another version."""
+            found = [one["metadata"] for one in (*job.pods(), *job.pods("master"))]
+            return sorted((one["name"], one["uid"], one["resourceVersion"]) for one in found)
+
+        before, state = there(), job.state()
+        assert len(before) == 3
+        assert state is not None
+        budget = "poddisruptionbudgets", "job-worker", "/apis/policy/v1beta1"
+        for kept in (False, True):
+            operator.kill()
+            job.edit(worker={"disruptionBudget": "ProtectMin" if kept else "None"})
+            job.wait_steps(2)
+            bury(space)
+            operator = start_operator(space, tmp_path, f"then-{kept}")
+            job.wait("it has looked", lambda: (space.find(*budget) is not None) is kept)  # noqa: B023
+            job.wait_steps(2)
+            assert there() == before
+        now, status = job.state(), job.status()
+        assert now is not None
+        assert (now.round, now.restarts, now.attempt) == (state.round, state.restarts, 1)
+        assert status["master"]["restarts"] == 0
+        assert status["observedGeneration"] == job.raw()["metadata"]["generation"]
+        job.finish()
+        job.wait("it is complete", lambda: job.holds("Complete"))
+    finally:
+        operator.process.kill()
+        operator.process.wait()
+
+
+def elasticctl(space: Namespace, *words: str) -> str:
+    """What it prints; it ends with 0."""
+    environ = {**os.environ, "KUBECONFIG": str(space.kubeconfig)}
+    done = subprocess.run(
+        [sys.executable, "-m", "elastic.ctl", *words],
+        env=environ, capture_output=True, text=True, timeout=DEADLINE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+class Submitted(Job):
+    """By `elasticctl submit`, which comes back once it trains."""
+
+    def begin(self) -> None:
+        file = self.folder / "job.yaml"
+        file.write_text(yaml.safe_dump(self.body()))
+        elasticctl(self.space, "submit", "-n", self.space.name, "-f", str(file), "--wait")
+
+
+def test_a_job_is_led_by_elasticctl_alone(
+    replica: Operator, cluster: Cluster, tmp_path: Path
+) -> None:
+    space = cluster.namespace
+    job = Submitted(cluster, tmp_path, train=[str(SAVES), str(tmp_path)])
+    where = ("-n", space.name)
+    assert job.holds("Training")
+    told = json.loads(elasticctl(space, "--job", f"{space.name}/job", "-o", "json", "status"))
+    assert told["phase"] == "running"
+    (listed,) = json.loads(elasticctl(space, "-o", "json", "ls", *where))["items"]
+    assert (listed["metadata"]["name"], listed["status"]["phase"]) == ("job", "Running")
+    elasticctl(space, "scale", *where, "job", "3", "--wait")
+    assert len(job.names()) == 3
+    assert job.status()["readyReplicas"] == 3
+    elasticctl(space, "suspend", *where, "job", "--wait")
+    assert (job.names(), job.status()["phase"]) == ([], "Suspended")
+    elasticctl(space, "resume", *where, "job", "--wait")
+    assert job.holds("Training")
+    assert len(job.names()) == 3
+    elasticctl(space, "delete", *where, "job", "--wait")
+    assert job.raw() == {}
+    job.wait("its pods are gone", lambda: not job.names() and not job.names("master"))
 
 
 def wait_failed(job: Job) -> None:

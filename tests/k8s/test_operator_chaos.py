@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 import urllib3
 
-from elastic.k8s.operator import LEASE
 from elastic.proto import elasticjob
 from scripts.kubernetes.accounts import RBAC
 from scripts.kubernetes.client import CORE
 from tests.k8s.cluster import Cluster, Namespace
-from tests.k8s.operated import GROUP, Operator, allow_operator, start_operator
+from tests.k8s.operated import GROUP, Operator, allow_operator, bury, start_operator
 from tests.waiting import wait_for
 
-LEASES = "/apis/coordination.k8s.io/v1"
 LEADS = "this process leads"
 SPEC = {
     "image": "simulated", "worker": {"replicas": 2}, "elastic": {"min": 1, "max": 4},
@@ -150,12 +148,6 @@ def kill_and_act(space: Namespace, folder: Path, kills: int, seed: int) -> None:
         raise AssertionError(f"seed {seed}: {error}\n{replica.log.read_text()}") from error
     finally:
         replica.kill()
-
-
-def bury(space: Namespace) -> None:
-    """The next one leads at once, not after the 15 s for which a dead one's lease is respected."""
-    if space.find("leases", LEASE, LEASES) is not None:
-        space.client.delete(space.path("leases", LEASE, LEASES))
 
 
 def test_an_operator_is_killed_at_random_moments(
