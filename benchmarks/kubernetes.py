@@ -3,7 +3,8 @@
     python -m benchmarks.kubernetes [lost] [thousand] [jobs] [pods]
 
 No kubelet runs: pods are objects, so what is measured is ours and the server's, not an image's start. The
-master is a real one, without agents.
+master is a real one, without agents. It and the operator have a service account each, with the rules that they
+have in a cluster; they never run both: each is measured alone, and the other's part is played by an administrator.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from elastic.k8s.belongings import account
 from elastic.k8s.crd import manifest
 from elastic.k8s.kernel.api import Api
 from elastic.k8s.kernel.health import Health
@@ -54,8 +56,9 @@ from elastic.proto.schema import dump
 from elastic.proto.security import Security
 from elastic.supplied import Supplied
 from scripts.kubernetes import assets
+from scripts.kubernetes.accounts import allow, operator_rules
 from scripts.kubernetes.client import CORE, Client, access
-from scripts.kubernetes.server import Server
+from scripts.kubernetes.server import Server, account_kubeconfig
 from scripts.kubernetes.server import serve as serve_api
 
 PARTS = ("lost", "thousand", "jobs", "pods")
@@ -98,11 +101,12 @@ async def launcher(server: Server, client: Client, replicas: int) -> AsyncIterat
         metadata = {**meta, "ownerReferences": [owner]}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
+    _, role, _ = account(Owner(namespace=namespace, name="job", uid=uid))
     address = "127." + ".".join(str(1 + secrets.randbelow(253)) for _ in range(3)) + ":29500"
     wanted = Wanted(replicas=replicas, least=2)
-    api = await Api.connect(kubeconfig=str(server.kubeconfig))
     with tempfile.TemporaryDirectory() as folder:
-        async with api:
+        config = acting(server, client, namespace, "job-master", role["rules"])
+        async with await Api.connect(kubeconfig=str(config)) as api:
             supplier = Timed(
                 api, Writer(api, manager="elasticjob-master"), namespace=namespace, job="job", uid=uid,
                 label=UID_LABEL, wanted=wanted, limits=Limits(), make=make,
@@ -122,6 +126,16 @@ async def launcher(server: Server, client: Client, replicas: int) -> AsyncIterat
                 joined._master.fold(ev.Stopping("measured"))
                 await served
                 watch.cancel()
+
+
+def acting(
+    server: Server, client: Client, namespace: str, name: str, rules: list[dict[str, Any]]
+) -> Path:
+    """A kubeconfig of a service account that may do this and no more."""
+    allow(client, namespace, name, *rules)
+    path = server.folder / f"{namespace}-{name}.kubeconfig"
+    account_kubeconfig(server.kubeconfig, namespace, name, path)
+    return path
 
 
 async def until(true: Callable[[], bool], seconds: float = 300.0) -> None:
@@ -224,11 +238,12 @@ async def _operate(kubeconfig: str, namespace: str, asked: Pipe) -> None:
 
 
 @contextlib.contextmanager
-def operator(server: Server, namespace: str) -> Iterator[Pipe]:
+def operator(server: Server, client: Client, namespace: str) -> Iterator[Pipe]:
     """In a namespace; the masters' part is played by who uses it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    arguments = str(server.kubeconfig), namespace, theirs
+    config = acting(server, client, namespace, "operator", operator_rules())
+    arguments = str(config), namespace, theirs
     process = context.Process(target=operate, args=arguments, daemon=True)
     process.start()
     try:
@@ -301,7 +316,7 @@ def said(one: Pipe, what: str) -> None:
 async def jobs(server: Server, client: Client) -> None:
     """200 of them, each of whose masters says something every 5 s."""
     cast = Cast(client)
-    with operator(server, cast.namespace) as one:
+    with operator(server, client, cast.namespace) as one:
         began = time.perf_counter()
         for number in range(JOBS):
             await asyncio.to_thread(cast.make, f"job-{number}", 4)
@@ -331,7 +346,7 @@ async def train(cast: Cast, what: str, one: Pipe, steps: range) -> None:
 async def pods(server: Server, client: Client) -> None:
     """One job of a thousand pods."""
     cast = Cast(client)
-    with operator(server, cast.namespace) as one:
+    with operator(server, client, cast.namespace) as one:
         uid = await asyncio.to_thread(cast.make, "job", PODS_OF_ONE)
         async with asyncio.timeout(60):
             while not await asyncio.to_thread(cast.masters):
