@@ -243,21 +243,22 @@ def test_a_job_is_led_by_elasticctl_alone(
     replica: Operator, cluster: Cluster, tmp_path: Path
 ) -> None:
     space = cluster.namespace
-    job = Submitted(cluster, tmp_path, train=[str(SAVES), str(tmp_path)])
+    train = [str(SAVES), str(tmp_path)]
+    job = Submitted(cluster, tmp_path, train=train, worker={"replicas": 1})
     where = ("-n", space.name)
     assert job.holds("Training")
     told = json.loads(elasticctl(space, "--job", f"{space.name}/job", "-o", "json", "status"))
     assert told["phase"] == "running"
     (listed,) = json.loads(elasticctl(space, "-o", "json", "ls", *where))["items"]
     assert (listed["metadata"]["name"], listed["status"]["phase"]) == ("job", "Running")
-    elasticctl(space, "scale", *where, "job", "3", "--wait")
-    assert len(job.names()) == 3
-    assert job.status()["readyReplicas"] == 3
+    elasticctl(space, "scale", *where, "job", "2", "--wait")
+    assert len(job.names()) == 2
+    assert job.status()["readyReplicas"] == 2
     elasticctl(space, "suspend", *where, "job", "--wait")
     assert (job.names(), job.status()["phase"]) == ([], "Suspended")
     elasticctl(space, "resume", *where, "job", "--wait")
     assert job.holds("Training")
-    assert len(job.names()) == 3
+    assert len(job.names()) == 2
     elasticctl(space, "delete", *where, "job", "--wait")
     assert job.raw() == {}
     job.wait("its pods are gone", lambda: not job.names() and not job.names("master"))
