@@ -138,7 +138,9 @@ class Carrier:
                 raise
             if again:
                 wanted = {**body, "metadata": {**meta, "uid": found["metadata"]["uid"]}}
-                await self._writer.apply(resource, meta["namespace"], meta["name"], wanted)
+                await self._writer.apply(
+                    resource, meta["namespace"], meta["name"], wanted, again_on_conflict=False
+                )
         except Absent as error:
             if error.details:
                 raise

@@ -147,7 +147,8 @@ def _keep(
     )
     if FINALIZER not in seen.finalizers and seen.deleted_at is None:
         plan = replace(plan, finalizers=(*seen.finalizers, FINALIZER))
-    if manifest is not None or (complete and over is None):
+    leaving = seen.deleted_at is not None  # the garbage collector may be at it already
+    if manifest is not None or (complete and over is None and not leaving):
         found = belongings.of(seen.owner, spec, budgets, gang=gang)
         plan = replace(plan, belongings=found, token=True)
     if (

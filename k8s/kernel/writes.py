@@ -138,12 +138,15 @@ class Writer:
         body: Json,
         *,
         subresource: str = "",
+        again_on_conflict: bool = True,
     ) -> Json:
-        """Server-side apply, by force: other managers keep the fields that `body` does not have."""
+        """Server-side apply, by force: other managers keep the fields that `body` does not have. Not again on a
+        conflict: `body` has the uid of an object that may be gone."""
         return await self._persist(
             lambda: self._api.apply(
                 resource, namespace, name, body, manager=self._manager, subresource=subresource
-            )
+            ),
+            again_on_conflict=again_on_conflict,
         )
 
     async def apply_status(

@@ -271,3 +271,24 @@ def test_a_pod_that_could_not_be_taken_away_is_taken_away_later() -> None:
             assert not server.faults.calls
 
     asyncio.run(main())
+
+
+def test_what_vanishes_while_it_is_put_right_is_made_again() -> None:
+    """As where a garbage collector is at it. Nor is the job held up for as long as an answer is waited for."""
+
+    async def main() -> None:
+        async with one_job() as (server, pod):
+            account: Place = ("v1/serviceaccounts", SPACE, "job-master")
+            before = server.store.get(account)["metadata"]["uid"]
+            server.vanishing.add(account)
+            await server.store.delete(pod, "")
+            async with asyncio.timeout(writes.PATIENCE / 2):
+                while (
+                    account not in server.store.items
+                    or (PODS, SPACE, "job-master-r2") not in server.store.items
+                ):
+                    await asyncio.sleep(0.01)
+            assert server.store.get(account)["metadata"]["uid"] != before
+            assert not server.vanishing
+
+    asyncio.run(main())

@@ -34,6 +34,8 @@ class Server:
     """Seconds between bookmarks of a silent watch."""
     silent: set[str] = field(default_factory=set)
     """Collections whose watches are on, and tell nothing."""
+    vanishing: set[Place] = field(default_factory=set)
+    """Objects that are deleted once they have been read."""
     watches: set[asyncio.Transport] = field(default_factory=set)
     """Connections of the watches that are on."""
     _lists: dict[str, list[Json]] = field(default_factory=dict)
@@ -72,7 +74,11 @@ class Server:
         place: Place = (collection, namespace, name or body.get("metadata", {}).get("name", ""))
         store = self.store
         if request.method == "GET":
-            return store.get(place) if name else self._list(request)
+            found = store.get(place) if name else self._list(request)
+            if place in self.vanishing:
+                self.vanishing.discard(place)
+                await store.delete(place, "")
+            return found
         if request.query.get("dryRun"):
             return body
         if request.method == "POST":
