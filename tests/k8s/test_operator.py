@@ -27,6 +27,13 @@ from tests.k8s.operated import (
 SAVES = Path(__file__).parents[1] / "e2e" / "harness" / "scripts" / "saves.py"
 
 
+def steps(folder: Path) -> list[int]:
+    """That were done, in order, as the ranks of SAVES tell; only memory has them."""
+    told = folder / "told.jsonl"
+    lines = [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+    return sorted(line["step"] for line in lines if line["kind"] == "computed")
+
+
 @pytest.fixture
 def replica(crd: None, cluster: Cluster, tmp_path: Path) -> Iterator[Operator]:
     with operated(cluster.namespace, tmp_path) as one:
@@ -134,15 +141,8 @@ def test_what_is_wrong_with_a_spec_is_a_condition_and_a_running_job_stays_as_it_
 def test_a_deleted_job_saves_first_and_everything_of_it_goes(
     replica: Operator, cluster: Cluster, tmp_path: Path
 ) -> None:
-    told = tmp_path / "told.jsonl"
-
-    def steps() -> list[int]:
-        """That were done, as its ranks tell; only memory has them."""
-        lines = (json.loads(line) for line in told.read_text().splitlines())
-        return [line["step"] for line in lines if line["kind"] == "computed"]
-
     job = Job(cluster, tmp_path, train=[str(SAVES), str(tmp_path)])
-    job.wait("it has done steps", lambda: told.exists() and max(steps(), default=0) > 5)
+    job.wait("it has done steps", lambda: steps(tmp_path)[-1:] > [5])
     assert list(tmp_path.glob("checkpoint/step-*")) == []
     old = job.raw()["metadata"]["uid"]
     master = job.pods("master")[0]["metadata"]["name"]
@@ -153,7 +153,7 @@ def test_a_deleted_job_saves_first_and_everything_of_it_goes(
     job.wait("all of it is gone", lambda: all(job.space.find(*one) is None for one in kinds))
     assert "job over: drained: deleted\n" in cluster.log(master, "master")
     (saved,) = tmp_path.glob("checkpoint/step-*")
-    assert saved.name == f"step-{max(steps()):08}", "its last step is on storage"
+    assert saved.name == f"step-{steps(tmp_path)[-1]:08}", "its last step is on storage"
     again = Job(cluster, tmp_path / "again", worker={"replicas": 1})
     again.wait_steps(1)
     assert again.raw()["metadata"]["uid"] != old
@@ -256,11 +256,15 @@ def test_a_job_is_led_by_elasticctl_alone(
     assert job.status()["readyReplicas"] == 2
     elasticctl(space, "suspend", *where, "job", "--wait")
     assert (job.names(), job.status()["phase"]) == ([], "Suspended")
+    before = steps(tmp_path)
     elasticctl(space, "resume", *where, "job", "--wait")
     assert job.holds("Training")
+    assert steps(tmp_path)[-1] > before[-1], "it does not train yet"
     assert len(job.names()) == 2
     elasticctl(space, "delete", *where, "job", "--wait")
     assert job.raw() == {}
+    last = tmp_path / "checkpoint" / f"step-{steps(tmp_path)[-1]:08}"
+    assert last.exists(), "its last step is on storage"
     job.wait("its pods are gone", lambda: not job.names() and not job.names("master"))
 
 
