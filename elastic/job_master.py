@@ -238,9 +238,7 @@ class JobMaster:
 
     async def _rest(self, uid: str, accepted: Accepted, supplier: Supplier) -> bool:
         """Every pod goes; after that it is suspended until the next attempt, or has ended."""
-        if (
-            self._last is not None
-        ):  # what was done before it rested does not say that it trains after
+        if self._last is not None:  # what was done before does not say that it trains afterwards
             trained = replace(self._last.training, stepped_at=None)
             self._last, self._stepped = replace(self._last, training=trained), None
         await self._tell(uid, self._state(accepted, _going(accepted, begun=True), supplier))
