@@ -5,6 +5,10 @@ STOOD_STILL = 1.0
 a suspended machine."""
 
 
+RARE = 3
+"""Times as long as the one before is an interval that no step is needed to explain, where another phase is named in it."""
+
+
 class Rhythm:
     """Times are CLOCK_MONOTONIC in nanoseconds. Where several ticks came between two looks, they count as
     evenly spread: what is shorter than a look does not matter."""
@@ -16,24 +20,26 @@ class Rhythm:
         """When the page was looked at last."""
         self._awake_ns = 0
         """Until when this node stood still; no rank was quiet by itself then."""
+        self._usual_ns = 0.0
+        """The last interval that counted."""
         self._longest_ns = 0.0
 
     def hear(self, ticks: int, tick_ns: int, now_ns: int, phase_ns: int = 0) -> None:
         """What the page says now: its count, and when the last one was; phase_ns: when its script last named another
-        phase. An evaluation between two steps says nothing of what steps take."""
+        phase. An evaluation between two steps, if it says so, says nothing of what steps take."""
         heard_ns, self._heard_ns = self._heard_ns, now_ns
         if heard_ns and now_ns - heard_ns > STOOD_STILL * 1e9:
             self._awake_ns = now_ns
         if ticks <= self.ticks:
             return
-        if (
-            self.ticks and phase_ns <= self._tick_ns
-        ):  # what comes before the first is no step's time
+        if self.ticks:  # what comes before the first is no step's time
             mean = (tick_ns - self._tick_ns) / (ticks - self.ticks)
-            waited = (
-                heard_ns - self._tick_ns
-            )  # several optimizers step at once, and then none for long
-            self._longest_ns = max(self._longest_ns, mean, waited)
+            # Several optimizers step at once, and then none for long.
+            took_ns = max(mean, heard_ns - self._tick_ns)
+            rare = self._usual_ns and took_ns > RARE * self._usual_ns
+            if not (rare and phase_ns > self._tick_ns):
+                self._longest_ns = max(self._longest_ns, took_ns)
+                self._usual_ns = took_ns
         self.ticks, self._tick_ns = ticks, tick_ns
 
     def quiet(self, now_ns: int) -> float:

@@ -47,12 +47,11 @@ class _Clock:
         return threading.get_ident() == self._main and os.getpid() == self._pid
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """All that `function` takes is waiting."""
+        """All that `function` takes is waiting. What it returns has a name by which a stack is known to wait
+        (master/activity.py)."""
 
         @functools.wraps(function)
-        def wait_for_others(
-            *args: Any, **kwargs: Any
-        ) -> Any:  # master/activity.py knows it by its name
+        def wait_for_others(*args: Any, **kwargs: Any) -> Any:
             if not self._counts():
                 return function(*args, **kwargs)
             before, began = self._words[WAITED_NS], monotonic_ns()

@@ -162,10 +162,11 @@ class Supplier:
 
     async def watch(self) -> None:
         """Keep the caches, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._pods.run())
-            await self._quota.wait()
-            group.create_task(self._quotas.run())
+        await asyncio.gather(self._pods.run(), self._watch_quotas())
+
+    async def _watch_quotas(self) -> None:
+        await self._quota.wait()
+        await self._quotas.run()
 
     async def running(self) -> frozenset[str]:
         """Names of pods that run."""

@@ -25,8 +25,6 @@ PATIENCE = 30
 """Seconds that a pod stays bound to such a node; Kubernetes' own default is five minutes."""
 LEAVE = 30
 """Seconds that a pod has to end beyond what its ranks have to save."""
-STACKS = "PYTHONFAULTHANDLER"
-"""Variable by which a process that aborts, as NCCL's watchdog has it, or crashes first writes the stacks of its threads."""
 SHM, SHM_VOLUME = "/dev/shm", "elastic-shm"
 FOLDER, FOLDER_VOLUME = "/var/lib/elastic", "elastic-journal"
 MASTER_RESOURCES: Json = {"requests": {"cpu": "250m", "memory": "256Mi"}}
@@ -91,10 +89,7 @@ def worker(owner: Owner, spec: Spec, new: New, avoid: tuple[str, ...]) -> Manife
     _join_gang(owner, spec, found["labels"], notes, pod)
     container = main_container({"spec": pod})
     assert isinstance(container, dict)  # a copy of ours
-    theirs = container.get("env") or []
-    if not any(one.get("name") == STACKS for one in theirs):
-        theirs = [*theirs, {"name": STACKS, "value": "1"}]
-    container["env"] = [*theirs, *_environment(owner, spec, new, name)]
+    container["env"] = [*(container.get("env") or []), *_environment(owner, spec, new, name)]
     _room(pod, container, spec)
     pod |= {"restartPolicy": "Never", "automountServiceAccountToken": False}
     if pod.get(

@@ -176,8 +176,18 @@ def _lacking(plan: Plan, seen: Job, told: Told) -> Plan:
     """Of what was refused: that is said, and what needs it stays as it was. The rest is done."""
     before = seen.told
     if plan.master is not None or plan.edits:
+        rests = before.condition(
+            status.Kind.SUSPENDED
+        )  # or not: by it the next look knows the same
         told = replace(
-            told, accepted=before.accepted, master=before.master, start_time=before.start_time
+            told,
+            accepted=before.accepted,
+            master=before.master,
+            start_time=before.start_time,
+            conditions=tuple(
+                rests if rests is not None and one.type == rests.type else one
+                for one in told.conditions
+            ),
         )
         return _written(Plan(), seen, told)
     return _written(replace(plan, finalizers=None, belongings=(), token=False), seen, told)

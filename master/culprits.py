@@ -25,8 +25,7 @@ LONG, LONG_PATIENCES = 60.0, 20
 UNSTEPPED_PATIENCES = 10
 """The same of a round without a step, whose patience is a minute."""
 FOREVER = 600.0
-"""Seconds that a model may compute by itself: its layers all look alike, whether it goes on or not. And that others
-may wait for a rank that moves: NCCL waits for as long."""
+"""Seconds that a model may compute by itself: its layers all look alike, whether it goes on or not."""
 KNOWN = 3
 """Times as long as so far a phase may take that the script names."""
 
@@ -188,12 +187,6 @@ class Patience:
         works = _worked(looks) or "R" in "".join(look.doing.workers for look in looks)
         return max(FOREVER if works else self.long, known) * self.again(seen)
 
-    def moving(self, seen: Seen) -> float:
-        """Of a rank that goes on in its code while all others wait for it, without a step."""
-        if self.named(seen) or not self.stepped:
-            return math.inf
-        return max(FOREVER, self.long) * self.again(seen)
-
     def of_device(self, seen: Seen) -> float:
         """Of a rank whose host waits for it, in whatever way."""
         slow = self.named(seen) or seen.doing.activity in PATIENT or not self.stepped
@@ -225,8 +218,6 @@ def find(seen: Mapping[int, tuple[Seen, ...]], quiet: float, patience: Patience)
     if len(apart) == len(last) and quiet < patience.long:  # nobody waits for them
         return None
     hung = [s for s in apart if s.rank in still and quiet >= patience.of(looks[s.rank])]
-    if len(apart) < len(last) and not hung:
-        hung = [s for s in apart if not _steps(looks[s.rank]) and quiet >= patience.moving(s)]
     if not hung:
         return None
     found = _found(hung, last, "does not go on", soft=True)
@@ -320,17 +311,11 @@ def _is_rare(stack: Collection[Call]) -> bool:
 def _moved(looks: tuple[Seen, ...]) -> bool:
     """Between any two looks: another step, other functions, or another collective."""
     first = looks[0]
-    return _steps(looks) or any(
-        look.stack and first.stack and moved(first.stack, look.stack) for look in looks[1:]
-    )
-
-
-def _steps(looks: tuple[Seen, ...]) -> bool:
-    """Another step, or another collective."""
-    first = looks[0]
     for look in looks[1:]:
         both = look.collectives is not None and first.collectives is not None
         if look.ticks != first.ticks or (both and look.collectives != first.collectives):
+            return True
+        if look.stack and first.stack and moved(first.stack, look.stack):
             return True
     return False
 

@@ -137,7 +137,7 @@ def directive(job: Job, node_id: NodeId, seated: Mapping[NodeId, Place]) -> Dire
             exit_code=DRAINED,
             reason="drained",
             ending=Ended(cause=node.why, step=job.ledger.step),
-            goes_on=True,
+            goes_on=any(not one.draining for one in job.nodes.values()),
             stop_grace=job.stop_grace,
         )
     spent = node.used_store if node is not None and not node.store else ""

@@ -31,6 +31,8 @@ FADES = 0.9995
 """A report, of which there is one a second at most, makes the longest interval count by so much less."""
 PHASES = 100
 """Names of phases that are learned of."""
+LONGEST_PHASE = 3600.0
+"""Seconds that are believed of one."""
 FIRST_STEP, FIRST_FLOORS = 60.0, 50
 """Seconds that nothing is suspected in a round before its first step, which imports, compiles, loads; so many floors
 at most, so that a small floor makes them fewer."""
@@ -83,6 +85,16 @@ class State:
     """Seconds that a round has taken at most to its first step; 0: none had one."""
     number: int = 0
     """Of the last look that was ordered."""
+
+
+@dataclass(frozen=True, slots=True)
+class InPhase:
+    """A rank, in a phase that its script names."""
+
+    name: str
+    since: float
+    """In job time: when it began, or the rank's last step in it was seen."""
+    ticks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +157,18 @@ def stepped(state: State, now: float) -> State:
     return replace(state, first_step=max(state.first_step, now - state.began))
 
 
-def phased(state: State, name: str, seconds: float) -> State:
-    """A rank has ended a phase that its script named."""
+def in_phase(
+    state: State, before: InPhase | None, name: str, ticks: int, now: float
+) -> tuple[State, InPhase | None]:
+    """A rank is in this phase, and was in another before; empty: in none."""
+    if before is not None and name != before.name:
+        state = _phased(state, before.name, min(now - before.since, LONGEST_PHASE))
+    elif before is not None and ticks == before.ticks:
+        return state, before
+    return state, InPhase(name, now, ticks) if name else None
+
+
+def _phased(state: State, name: str, seconds: float) -> State:
     known = state.phase_seconds
     if seconds <= known.get(name, 0.0) or (name not in known and len(known) >= PHASES):
         return state

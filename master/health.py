@@ -42,14 +42,14 @@ class Health:
         self._state = core.State()
         self._stepped = False
         """Some rank of the round had its first step."""
+        self._unstepped = False
+        """It was heard of without one: a master that is new to it does not know when it began."""
         self._ticked: dict[NodeId, float] = {}
         """Of nodes with a quiet rank: when that had its last step, in job time."""
         self._longest, self._learned = 0.0, 0.0
         """The longest interval since the round's rhythm was last learned of, and when that was."""
-        self._phases: dict[int, str] = {}
+        self._phases: dict[int, core.InPhase] = {}
         """By rank, what its script says it does."""
-        self._phased: dict[int, float] = {}
-        """Since when, in job time."""
         self._awaited: set[NodeId] = set()
         """Nodes that have not answered the last look."""
         self._seen: dict[int, tuple[Seen, ...]] = {}
@@ -75,8 +75,8 @@ class Health:
             self._sleep()
         elif current.number != self._state.round:
             self._state = core.begin(self._state, current.number, self._shell.now())
-            self._stepped, self._longest = False, 0.0
-            self._ticked, self._phases, self._phased, self._quiet = {}, {}, {}, 0.0
+            self._stepped, self._unstepped, self._longest = False, False, 0.0
+            self._ticked, self._phases, self._quiet = {}, {}, 0.0
             self._seen, self._newest, self._awaited = {}, set(), set()
             self._decide(current)
 
@@ -89,25 +89,23 @@ class Health:
         self._learn(max((rank.interval for rank in beat.ranks), default=0.0), now)
         quiet = max((rank.quiet for rank in beat.ranks), default=0.0)
         if not self._stepped and any(rank.ticks for rank in beat.ranks):
-            self._stepped, self._state = True, core.stepped(self._state, now)
+            self._stepped = True
+            if self._unstepped:
+                self._state = core.stepped(self._state, now)
+        self._unstepped = self._unstepped or (bool(beat.ranks) and not self._stepped)
         was = self._ticked.pop(session.node_id, None)
         if self._quiet and quiet >= self._quiet:
             self._ticked[session.node_id] = now - quiet
         for rank in beat.ranks:
-            self._hear_phase(rank.rank, rank.phase, now)
+            before = self._phases.get(rank.rank)
+            self._state, after = core.in_phase(self._state, before, rank.phase, rank.ticks, now)
+            if after is not None:
+                self._phases[rank.rank] = after
+            elif before is not None:
+                del self._phases[rank.rank]
         self._tell(current, session)
         if (was is None) != (session.node_id not in self._ticked):
             self._decide(current)  # else nothing has changed: O(1) a heartbeat
-
-    def _hear_phase(self, rank: int, name: str, now: float) -> None:
-        before = self._phases.get(rank, "")
-        if name == before:
-            return
-        if before:
-            self._state = core.phased(self._state, before, now - self._phased[rank])
-            del self._phases[rank], self._phased[rank]
-        if name:
-            self._phases[rank], self._phased[rank] = name, now
 
     def _learn(self, interval: float, now: float) -> None:
         """Of all nodes together, so that thousands teach no more than one does."""
@@ -158,7 +156,7 @@ class Health:
         facts = core.Facts(
             ticked=min(quiet, default=now if self._stepped else None),
             stepping=self._stepped and not quiet,
-            phases=self._phases,
+            phases={rank: found.name for rank, found in self._phases.items()},
             seen={rank: self._seen[rank] for rank in self._newest},
             answered=not self._awaited,
         )

@@ -85,7 +85,7 @@ class Progress:
     """The last step that the script told, or None."""
     step_ns: int
     ticks: int
-    """Calls of the optimizer-step hook: they grow while it trains, but are no step number."""
+    """Signs of life: they grow while it trains, but are no step number."""
     tick_ns: int
 
 
@@ -136,7 +136,7 @@ def read(page: mmap.mmap | bytes) -> Progress:
 
 
 def ticks(page: mmap.mmap) -> tuple[int, int, int]:
-    """Calls of the optimizer-step hook, when the last was, and when the phase changed last; of a page that was opened,
+    """Signs of life, when the last was, and when the phase changed last; of a page that was opened,
     so not checked."""
     with memoryview(page) as raw, raw.cast("q") as words:
         changed = words[(_RECORD + _RECORD_SIZE * (words[_CHANGES] % 2)) // 8]

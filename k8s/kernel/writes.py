@@ -140,8 +140,8 @@ class Writer:
         subresource: str = "",
         again_on_conflict: bool = True,
     ) -> Json:
-        """Server-side apply, by force: other managers keep the fields that `body` does not have. Not again on a
-        conflict: `body` has the uid of an object that may be gone."""
+        """Server-side apply, by force: other managers keep the fields that `body` does not have. again_on_conflict:
+        not where `body` has the uid of an object that may be gone."""
         return await self._persist(
             lambda: self._api.apply(
                 resource, namespace, name, body, manager=self._manager, subresource=subresource

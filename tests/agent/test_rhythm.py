@@ -42,3 +42,11 @@ def test_what_comes_between_two_steps_by_name_is_no_steps_time() -> None:
     assert rhythm.take() == 0.0
     rhythm.hear(4, 65 * SECOND, 65 * SECOND, phase_ns=62 * SECOND)
     assert rhythm.take() == 2.0
+
+
+def test_phases_within_each_step_are_the_steps() -> None:
+    """As a script's that names forward, backward and update."""
+    rhythm = Rhythm()
+    for tick in range(1, 10):
+        rhythm.hear(tick, tick * SECOND, tick * SECOND, phase_ns=tick * SECOND - 1)
+    assert rhythm.take() == 1.0

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from elastic.k8s.pods import STACKS
 from elastic.proto import env
 from elastic.proto.ending import Ended, Ending, from_json
 from tests.e2e.harness import Job
@@ -78,17 +77,6 @@ def test_a_hang_that_ends_the_job(job: Job, one: tuple[str, str]) -> None:
     job.start(*flags, entry=entry)
     job.ends(215)
     assert said(job, "a").kind is Ended.HANG
-
-
-def test_an_abort_is_tried_again_and_tells_its_stacks(job: Job) -> None:
-    """As NCCL's watchdog ends a rank; the variable is what each pod of an ElasticJob has."""
-    variables = {STACKS: "1"}
-    job.start("--max-restarts", "1", script=("--fault", "step:abrt:1:1"), environ=variables)
-    job.wait_for_steps(2, after=1)
-    job.finish()
-    job.ends(0)
-    assert "Fatal Python error: Aborted" in job.nodes[0].said()
-    assert "in fault" in job.nodes[0].said()
 
 
 def test_a_mistake_on_the_command_line(job: Job) -> None:

@@ -44,19 +44,9 @@ def all_are_named(job: Job, hangs: tuple[str, ...]) -> None:
 
 
 def test_whoever_hangs_is_named_and_the_job_goes_on(job: Job) -> None:
-    hangs = (
-        "stop:3",
-        "loop:1",
-        "gil:2",
-        "sleep-with-gil:0",
-        "skip:1",
-        "mismatch:3",
-        "worker:2",
-        "read:1",
-    )
-    with stuck_folder(job.folder / "stuck"):
-        start(job, *hangs)
-        all_are_named(job, hangs)
+    hangs = ("stop:3", "loop:1", "gil:2", "sleep-with-gil:0", "skip:1", "mismatch:3", "worker:2")
+    start(job, *hangs)
+    all_are_named(job, hangs)
     written = (job.folder / "logs" / "job" / "hang-2.txt").read_text()
     assert "endless" in written, written
     assert written.count("\nrank ") == 4, written
@@ -94,6 +84,13 @@ def test_a_disk_that_never_answers(job: Job) -> None:
     job.finish()
     assert number > 1
     job.wait_for("the launcher's end", lambda: job.nodes[0].process.poll() is not None or None)
+
+
+def test_a_read_that_a_disk_never_answers(job: Job) -> None:
+    """In state D, from which SIGKILL frees it: its node stays."""
+    with stuck_folder(job.folder / "stuck"):
+        start(job, "read:1")
+        all_are_named(job, ("read:1",))
 
 
 @pytest.mark.parametrize("what", ["late:1", "compiles:3", "alone:0", "saves:2"])

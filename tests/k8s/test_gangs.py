@@ -80,7 +80,7 @@ def test_a_gang_is_made_follows_the_spec_and_goes_on_a_suspend(stage: Stage, pro
     if provider == "Volcano":
         scheduling |= {"queue": "team", "priorityClassName": "urgent"}
         urgent = {"metadata": {"name": "urgent"}, "value": 7}
-        stage.cluster.namespace.client.create("/apis/scheduling.k8s.io/v1/priorityclasses", urgent)
+        stage.cluster.namespace.client.make("/apis/scheduling.k8s.io/v1/priorityclasses", urgent)
     sizes = {"min": 2, "max": 4, "lastCallSeconds": 0}
     with stage.job(name, scheduling=scheduling, worker={"replicas": 3}, elastic=sizes) as job:
 

@@ -49,7 +49,6 @@ def test_a_worker_is_the_jobs_and_has_no_rights() -> None:
 
 def test_what_a_pasted_torchrun_command_reads() -> None:
     assert environment(worker(spec(nprocPerNode=8))) == {
-        "PYTHONFAULTHANDLER": "1",
         "ELASTIC_POD_JOB": "job",
         "ELASTIC_POD_NAME": "job-worker-2-r5",
         "ELASTIC_POD_MASTER": "job-master:29400",
@@ -61,12 +60,6 @@ def test_what_a_pasted_torchrun_command_reads() -> None:
         "MASTER_ADDR": "job-master",
         "MASTER_PORT": "29400",
     }
-
-
-def test_a_script_may_say_that_it_wants_no_stacks() -> None:
-    none = {"name": "PYTHONFAULTHANDLER", "value": ""}
-    (container,) = worker(spec(env=[none]))["spec"]["containers"]
-    assert [one for one in container["env"] if one["name"] == none["name"]] == [none]
 
 
 @pytest.mark.parametrize(

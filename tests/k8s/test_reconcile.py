@@ -1019,6 +1019,8 @@ def test_a_gang_goes_on_a_suspend_and_is_there_again_before_the_pods(world: Worl
     assert lacking.told is not None
     assert lacking.told.accepted is not None
     assert lacking.told.accepted.wanted == "Suspend", "it waits for that"
+    world._write(lacking)
+    assert world.plan(Answers(lacks="no PodGroups here")).told is None, "nothing changes meanwhile"
     for steps in (1, 99):
         plan = world.look(steps)
         assert [resource.kind for resource, _ in plan.belongings][-1] == "PodGroup"

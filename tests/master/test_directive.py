@@ -49,6 +49,13 @@ def test_wait_run_and_exit() -> None:
     )
 
 
+def test_where_the_last_node_is_drained_nobody_goes_on() -> None:
+    alone = running("a", min_nodes=1)
+    alone.feed(drain("a"))
+    order = alone.order("a")
+    assert (order.kind, order.goes_on) == ("exit", False)
+
+
 def test_another_life_of_a_node_has_no_part_in_the_round() -> None:
     core = running("a", "b")
     seated = places(core.job.round)

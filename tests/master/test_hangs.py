@@ -175,18 +175,6 @@ def test_a_phase_may_take_three_times_as_long_as_ever() -> None:
     assert ranks(*WAITING, sleeps, quiet=LONG, **more) == (3,)
 
 
-def test_who_moves_while_all_wait_is_named_after_as_long_as_nccl_waits() -> None:
-    """A loop without end that calls functions is in another one at each look."""
-    before = {3: seen(3, Activity.PYTHON, stack=(("check", "train.py", 3), *STACK[1:]))}
-    loops = seen(3, Activity.PYTHON, stack=STACK[1:])
-    assert ranks(*WAITING, loops, before=before, quiet=FOREVER - 1) is None
-    assert ranks(*WAITING, loops, before=before, quiet=FOREVER) == (3,)
-    assert ranks(*WAITING, loops, before=before, quiet=FOREVER, judged=1) is None
-    assert ranks(*WAITING, loops, before=before, quiet=99999.0, phases={3: "evaluate"}) is None
-    stepped = {3: replace(before[3], ticks=39)}
-    assert ranks(*WAITING, loops, before=stepped, quiet=99999.0) is None
-
-
 def test_two_looks_in_one_moment_are_one() -> None:
     culprit = seen(3, Activity.PYTHON)
     at_once = {one.rank: (one, replace(one, at=0.1)) for one in (*WAITING, culprit)}
@@ -535,13 +523,30 @@ def test_how_long_a_start_takes_is_known_in_later_rounds() -> None:
     assert patience(hangs.begin(slow, 4, 700.0), POLICY) == hangs.FIRST_STEP, "the longest counts"
 
 
+def phases(state: State, *told: tuple[float, str, int]) -> State:
+    """What a rank told: when, its phase, its ticks."""
+    before = None
+    for now, name, ticks in told:
+        state, before = hangs.in_phase(state, before, name, ticks, now)
+    return state
+
+
 def test_what_a_named_phase_takes_is_known_in_later_rounds() -> None:
-    state = hangs.phased(hangs.phased(State(), "evaluate", 90.0), "evaluate", 30.0)
-    assert hangs.begin(state, 2, 5.0).phase_seconds == {"evaluate": 90.0}
+    state = phases(
+        State(), (5, "", 7), (6, "evaluate", 7), (96, "evaluate", 7), (97, "", 8), (99, "", 9)
+    )
+    state = phases(state, (0, "evaluate", 9), (30, "", 9))
+    assert hangs.begin(state, 2, 5.0).phase_seconds == {"evaluate": 91.0}
     for number in range(1000):
-        state = hangs.phased(state, f"evaluate step {number}", 1.0)
+        state = phases(state, (0, f"evaluate step {number}", 9), (1, "", 9))
     assert len(state.phase_seconds) == hangs.PHASES
-    assert hangs.phased(state, "evaluate", 100.0).phase_seconds["evaluate"] == 100.0
+    state = phases(state, (0, "evaluate", 9), (100 * HOUR, "save", 9))
+    assert state.phase_seconds["evaluate"] == hangs.LONGEST_PHASE
+
+
+def test_what_a_script_calls_its_training_is_no_long_phase() -> None:
+    told = [(float(second), "train", second) for second in range(10_000)]
+    assert phases(State(), *told, (10_000.0, "evaluate", 9_999)).phase_seconds == {"train": 1.0}
 
 
 def test_nothing_is_looked_at_while_ranks_step() -> None:

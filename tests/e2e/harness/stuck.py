@@ -40,11 +40,13 @@ _DEADLINE = 10.0
 
 class _Op(IntEnum):
     LOOKUP = 1
+    FORGET = 2
     OPEN = 14
     RELEASE = 18
     FLUSH = 25
     INTERRUPT = 36
     IOCTL = 39
+    BATCH_FORGET = 42
 
 
 class StuckFolder:
@@ -65,9 +67,14 @@ class StuckFolder:
             ready, _, _ = select.select([self._device, ended], [], [])
             if ended in ready:
                 return
-            request = os.read(self._device, 1 << 17)
+            try:
+                request = os.read(self._device, 1 << 17)
+            except (BlockingIOError, FileNotFoundError):
+                continue  # who asked is gone
             _, op, unique, *_, pid = _HEADER.unpack_from(request)
             match op:
+                case _Op.FORGET | _Op.BATCH_FORGET:
+                    pass  # nobody waits
                 case _Op.LOOKUP if request[_HEADER.size :] == FILE.encode() + b"\0":
                     _answer(self._device, unique, _ENTRY.pack(*_DATA))
                 case _Op.OPEN:
@@ -86,7 +93,7 @@ def stuck_folder(path: Path) -> Iterator[StuckFolder]:
     libc = ctypes.CDLL(None, use_errno=True)
     path.mkdir()
     try:
-        device = os.open("/dev/fuse", os.O_RDWR)
+        device = os.open("/dev/fuse", os.O_RDWR | os.O_NONBLOCK)
     except OSError:
         pytest.skip("no /dev/fuse")
     try:
@@ -135,4 +142,5 @@ def _request(device: int) -> tuple[int, int]:
 
 
 def _answer(device: int, unique: int, body: bytes = b"", *, error: int = 0) -> None:
-    os.write(device, _ANSWER.pack(_ANSWER.size + len(body), error, unique) + body)
+    with contextlib.suppress(FileNotFoundError):  # who asked is gone
+        os.write(device, _ANSWER.pack(_ANSWER.size + len(body), error, unique) + body)
