@@ -88,8 +88,8 @@ def test_a_node_that_leaves_snapshots_out_holds_up_no_other(job: Job, cgroup: Pa
     """The other's are never whole, and no save of its waits for them to be."""
     limit(
         cgroup, 2 * GIB
-    )  # half of it is the reserve, and two slots and the rank's own state are more
-    entry = (str(SCRIPT), str(job.folder), "--own", str(3 * OWN), "--persist-every", "10")
+    )  # half of it is the reserve, and the rank alone has more than 0.5 GB
+    entry = (str(SCRIPT), str(job.folder), "--own", str(2 * OWN), "--persist-every", "10")
     other = job.start(entry=entry, nodes="2", nproc=1)
     other.master()
     node = job.start(prefix=inside(cgroup), entry=entry, nodes="2", nproc=1)
