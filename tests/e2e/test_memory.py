@@ -46,9 +46,8 @@ def cgroup(job: Job) -> Iterator[Path]:
     """That takes a limit."""
     for _, mount in FILES.values():
         path = mount / f"elastic-test-{os.getpid()}-{job.folder.name}"
-        if not (
-            mount / "cgroup.procs"
-        ).exists():  # no hierarchy's root: a folder there is one, and no more
+        # A mount that is no hierarchy takes folders, and limits nothing.
+        if not (mount / "cgroup.procs").exists():
             continue
         with contextlib.suppress(OSError):
             path.mkdir()
@@ -86,9 +85,7 @@ def killed(cgroup: Path) -> int:
 
 def test_a_node_that_leaves_snapshots_out_holds_up_no_other(job: Job, cgroup: Path) -> None:
     """The other's are never whole, and no save of its waits for them to be."""
-    limit(
-        cgroup, 2 * GIB
-    )  # half of it is the reserve, and the rank alone has more than 0.5 GB
+    limit(cgroup, 2 * GIB)  # half of it is the reserve, and the rank alone has more than 0.5 GB
     entry = (str(SCRIPT), str(job.folder), "--own", str(2 * OWN), "--persist-every", "10")
     other = job.start(entry=entry, nodes="2", nproc=1)
     other.master()
