@@ -95,7 +95,8 @@ def test_a_directive_goes_out_whole() -> None:
     )
     order = Directive(
         kind="exit", round=9, place=place, store="s:1", restart_count=2, stop_grace=1.5,
-        exit_code=213, reason="because", prepare=True, probe=Probe(number=3, level="quick", since=1.0),
+        exit_code=213, reason="because", prepare=True, goes_on=True,
+        probe=Probe(number=3, level="quick", since=1.0),
     )  # fmt: skip
     sent = messages.directive(order, NodeId("b"), epoch=4).directive
     fields = {field.name for field in pb.Directive.DESCRIPTOR.fields}
