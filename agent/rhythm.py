@@ -3,10 +3,8 @@
 STOOD_STILL = 1.0
 """Seconds between two looks after which this process, and so likely its node, stood still: a frozen container,
 a suspended machine."""
-
-
 RARE = 3
-"""Times as long as the one before is an interval that no step is needed to explain, where another phase is named in it."""
+"""Times as long as the one before: an interval in which a phase was named, and which is the phase's, no step's."""
 
 
 class Rhythm:

@@ -176,9 +176,8 @@ def _lacking(plan: Plan, seen: Job, told: Told) -> Plan:
     """Of what was refused: that is said, and what needs it stays as it was. The rest is done."""
     before = seen.told
     if plan.master is not None or plan.edits:
-        rests = before.condition(
-            status.Kind.SUSPENDED
-        )  # or not: by it the next look knows the same
+        # Whether it rests stays as it was, too: by it the next look knows the same.
+        rests = before.condition(status.Kind.SUSPENDED)
         told = replace(
             told,
             accepted=before.accepted,

@@ -36,8 +36,6 @@ LONGEST_PHASE = 3600.0
 FIRST_STEP, FIRST_FLOORS = 60.0, 50
 """Seconds that nothing is suspected in a round before its first step, which imports, compiles, loads; so many floors
 at most, so that a small floor makes them fewer."""
-LEAST_FIRST = 10.0
-"""The same at least where a round had its first step: three times what that took, for the next may compile again."""
 RESTS, LONGEST_REST = 0.1, 300.0
 """Between two looks at a round that goes on without steps: of its age; seconds at most, and its patience at least."""
 GAP, LONGEST_GAP = 0.25, 30.0
@@ -81,8 +79,6 @@ class State:
     """Verdicts of all rounds that may have been wrong, by place in the code."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """How long a phase that scripts name has taken at most, by its name, in all rounds."""
-    first_step: float = 0.0
-    """Seconds that a round has taken at most to its first step; 0: none had one."""
     number: int = 0
     """Of the last look that was ordered."""
 
@@ -148,13 +144,7 @@ def begin(state: State, number: int, now: float) -> State:
         number=state.number,
         judged=state.judged,
         phase_seconds=state.phase_seconds,
-        first_step=state.first_step,
     )
-
-
-def stepped(state: State, now: float) -> State:
-    """The round has its first step."""
-    return replace(state, first_step=max(state.first_step, now - state.began))
 
 
 def in_phase(
@@ -192,10 +182,7 @@ def patience(state: State, policy: Policy) -> float:
     """Seconds that a rank may be quiet before its round counts as hung: by the round's own rhythm."""
     rhythm = state.rhythm
     if not rhythm.reports:
-        most = min(FIRST_STEP, FIRST_FLOORS * policy.hang_floor)
-        if state.first_step:
-            most = min(most, max(LEAST_FIRST, 3 * state.first_step))
-        return max(policy.hang_floor, most)
+        return max(policy.hang_floor, min(FIRST_STEP, FIRST_FLOORS * policy.hang_floor))
     typical = statistics.median(rhythm.reports)
     if rhythm.count < LEARNED:
         return max(policy.hang_floor, 10 * typical, 3 * rhythm.longest)

@@ -42,8 +42,6 @@ class Health:
         self._state = core.State()
         self._stepped = False
         """Some rank of the round had its first step."""
-        self._unstepped = False
-        """It was heard of without one: a master that is new to it does not know when it began."""
         self._ticked: dict[NodeId, float] = {}
         """Of nodes with a quiet rank: when that had its last step, in job time."""
         self._longest, self._learned = 0.0, 0.0
@@ -75,7 +73,7 @@ class Health:
             self._sleep()
         elif current.number != self._state.round:
             self._state = core.begin(self._state, current.number, self._shell.now())
-            self._stepped, self._unstepped, self._longest = False, False, 0.0
+            self._stepped, self._longest = False, 0.0
             self._ticked, self._phases, self._quiet = {}, {}, 0.0
             self._seen, self._newest, self._awaited = {}, set(), set()
             self._decide(current)
@@ -88,11 +86,7 @@ class Health:
         now = self._shell.now()
         self._learn(max((rank.interval for rank in beat.ranks), default=0.0), now)
         quiet = max((rank.quiet for rank in beat.ranks), default=0.0)
-        if not self._stepped and any(rank.ticks for rank in beat.ranks):
-            self._stepped = True
-            if self._unstepped:
-                self._state = core.stepped(self._state, now)
-        self._unstepped = self._unstepped or (bool(beat.ranks) and not self._stepped)
+        self._stepped = self._stepped or any(rank.ticks for rank in beat.ranks)
         was = self._ticked.pop(session.node_id, None)
         if self._quiet and quiet >= self._quiet:
             self._ticked[session.node_id] = now - quiet

@@ -46,13 +46,12 @@ class Expectations:
     answered; deletions by uid. `see` hears of every change of the cache.
     """
 
-    def __init__(self, *, patience: float = EXPECTED) -> None:
-        self._patience = patience
+    def __init__(self) -> None:
         self._creating: dict[tuple[str, str], tuple[Hashable, float]] = {}
         self._deleting: dict[str, tuple[Hashable, float]] = {}
 
     def creating(self, owner: Hashable, namespace: str, name: str, now: float) -> None:
-        self._creating[namespace, name] = owner, now + self._patience
+        self._creating[namespace, name] = owner, now + EXPECTED
 
     def waits(self, namespace: str, name: str) -> bool:
         """For the cache to show what is being created under that name."""
@@ -63,7 +62,7 @@ class Expectations:
         self._creating.pop((namespace, name), None)
 
     def deleting(self, owner: Hashable, uid: str, now: float) -> None:
-        self._deleting[uid] = owner, now + self._patience
+        self._deleting[uid] = owner, now + EXPECTED
 
     def not_deleting(self, uid: str) -> None:
         """The server refused, or there was nothing to delete."""

@@ -16,7 +16,6 @@ import pytest
 
 from elastic.job_master import JobMaster
 from elastic.job_place import Place as Serving
-from elastic.k8s.kernel import reflector, writes
 from elastic.k8s.kernel.api import Api
 from elastic.k8s.pods import Owner, worker
 from elastic.k8s.spec import Spec
@@ -25,6 +24,7 @@ from elastic.proto import elasticjob, schema
 from elastic.proto.elasticjob import Accepted, JobState
 from elastic.proto.security import Security
 from tests.k8s.fake.server import Server, serve
+from tests.k8s.fake.soon import REFUSALS, soon
 from tests.k8s.fake.store import Json, Place
 
 SPACE, NAME, PODS = "space", "job", "v1/pods"
@@ -45,7 +45,6 @@ ACTS = (
     "resume",
     "resume",
 )
-REFUSALS = {"no answer": 0, "conflict": 409, "too many": 429, "broken": 500, "busy": 503}
 WATCHES = {"watch lost": ("drop", "end", "torn"), "gone": ("gone", "error")}
 KINDS = (*REFUSALS, *WATCHES)
 TURNS = 40
@@ -53,11 +52,7 @@ TURNS = 40
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses that a test can wait for."""
-    monkeypatch.setattr(writes, "FIRST", 0.001)
-    monkeypatch.setattr(writes, "MOST", 0.01)
-    monkeypatch.setattr(reflector, "PAUSE", 0.01)
-    monkeypatch.setattr(reflector, "LONG_PAUSE", 0.05)
+    soon(monkeypatch)
 
 
 class World:

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from elastic.k8s.kernel import reflector, writes
+from elastic.k8s.kernel import writes
 from elastic.k8s.kernel.health import Health
 from elastic.k8s.kernel.lease import Lease
 from elastic.k8s.operator import LEASE, Operator
 from elastic.proto import elasticjob, schema
 from elastic.proto.elasticjob import JobState
 from tests.k8s.fake.server import Server, serve
+from tests.k8s.fake.soon import REFUSALS, soon
 from tests.k8s.fake.store import Json, Place
 
 JOBS = f"{elasticjob.GROUP}/{elasticjob.VERSION}/{elasticjob.PLURAL}"
@@ -28,19 +29,13 @@ SPACE = "space"
 JOB: Place = (JOBS, SPACE, "job")
 SPEC = {"image": "i", "worker": {"replicas": 2}, "elastic": {"min": 1, "max": 4}}
 ACTS = ("create", "scale", "suspend", "resume", "lose", "delete")
-REFUSALS = {"no answer": 0, "conflict": 409, "too many": 429, "broken": 500, "busy": 503}
 WATCHES = ("drop", "end", "torn", "gone", "error")
 TURNS = 40
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses that a test can wait for."""
-    monkeypatch.setattr(writes, "FIRST", 0.001)
-    monkeypatch.setattr(writes, "MOST", 0.01)
-    monkeypatch.setattr(writes, "EXPECTED", 3.0)
-    monkeypatch.setattr(reflector, "PAUSE", 0.01)
-    monkeypatch.setattr(reflector, "LONG_PAUSE", 0.05)
+    soon(monkeypatch)
 
 
 class World:

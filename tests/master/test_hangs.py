@@ -513,16 +513,6 @@ def decide(
     return hangs.decide(state, facts, now, POLICY)
 
 
-def test_how_long_a_start_takes_is_known_in_later_rounds() -> None:
-    first = hangs.begin(State(), 1, 100.0)
-    assert patience(first, POLICY) == hangs.FIRST_STEP
-    for took, allowed in ((2.0, hangs.LEAST_FIRST), (8.0, 24.0), (30.0, hangs.FIRST_STEP)):
-        later = hangs.begin(hangs.stepped(first, 100.0 + took), 2, 500.0)
-        assert patience(later, POLICY) == allowed
-    slow = hangs.stepped(hangs.begin(later, 3, 600.0), 601.0)
-    assert patience(hangs.begin(slow, 4, 700.0), POLICY) == hangs.FIRST_STEP, "the longest counts"
-
-
 def phases(state: State, *told: tuple[float, str, int]) -> State:
     """What a rank told: when, its phase, its ticks."""
     before = None

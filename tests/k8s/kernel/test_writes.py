@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.k8s.kernel import reflector, writes
+from elastic.k8s.kernel import writes
 from elastic.k8s.kernel.errors import (
     Absent,
     AlreadyExists,
@@ -25,6 +25,7 @@ from elastic.k8s.kernel.resources import PODS
 from elastic.k8s.kernel.writes import EXPECTED, Expectations, Writer, together
 from tests.k8s import virtual
 from tests.k8s.fake.server import Server, serve
+from tests.k8s.fake.soon import soon
 from tests.k8s.fake.store import Json
 
 
@@ -39,11 +40,7 @@ def place(name: str) -> tuple[str, str, str]:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses that a test can wait for."""
-    monkeypatch.setattr(writes, "FIRST", 0.001)
-    monkeypatch.setattr(writes, "MOST", 0.01)
-    monkeypatch.setattr(reflector, "PAUSE", 0.01)
-    monkeypatch.setattr(reflector, "LONG_PAUSE", 0.05)
+    soon(monkeypatch)
 
 
 @pytest.mark.parametrize("status", [0, 429, 500, 503])
@@ -243,9 +240,7 @@ class Controller:
     def __init__(self, server: Server, wanted: int, silence: float) -> None:
         self.server, self.wanted = server, wanted
         self.api, self.queue = server.api(), Queue[str](first=0.001, most=0.02)
-        # A creation that was never answered, and never made, is given up by its expectation's end alone.
-        expectations = Expectations(patience=0.5)
-        self.writer = Writer(self.api, manager="test", patience=0.1, expectations=expectations)
+        self.writer = Writer(self.api, manager="test", patience=0.1)
         self.cache: Reflector[Seen] = Reflector(
             self.api,
             PODS,
