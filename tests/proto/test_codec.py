@@ -5,7 +5,7 @@ import json
 from typing import get_args
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.master.events import Event, Tick
@@ -32,7 +32,6 @@ def test_every_event_survives(kind: type) -> None:
     @given(st.from_type(kind))
     def survives(event: Event) -> None:
         text = codec.dumps(event)
-        assume("NaN" not in text)
         assert codec.loads(Event, text) == event
 
     survives()
@@ -42,7 +41,6 @@ def test_every_event_survives(kind: type) -> None:
 @given(st.from_type(Job))
 def test_a_job_survives(job: Job) -> None:
     text = codec.dumps(job)
-    assume("NaN" not in text)
     again = codec.loads(Job, text)
     assert again == job
     assert codec.dumps(again) == text
