@@ -6,16 +6,18 @@
 named: `--hangs` rounds, each of which hangs in another way and rank; seconds from the hang to the verdict, and to
 the first step of the next round, and whether the right rank was named. jitter: steps that take ten times as long
 now and then, asleep or computing; verdicts, of which there must be none, as `jitter --steps 10000 --seconds 0.1`
-and `jitter --steps 1000 --seconds 1 --calm 100`. cost: the time of a step of the same work, with all of it and
-without any (`--hang-action ignore`, no flight recorder), in pairs of runs; and, as a machine may be faster now than a
-minute later, what everything but the ranks' own main threads has computed meanwhile, as a part of the ranks' cores.
+and `jitter --steps 1000 --seconds 1 --calm 100`. cost: the time of a step of the same work in `--pairs` of blocks of one
+run, as a machine may be faster now than a minute later: agent and master run in one, and are stopped in the other; and what
+an optimizer's step takes more in a rank than in a process of its own.
 """
 
 import argparse
+import bisect
 import contextlib
 import math
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -27,10 +29,9 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
 import torch
 
-from tests.e2e.harness import ROOT, Job
+from tests.e2e.harness import ROOT, Job, processes
 from tests.e2e.harness.stuck import stuck_folder
 
 SCRIPT = ROOT / "tests" / "e2e" / "harness" / "scripts" / "hangs.py"
@@ -40,7 +41,10 @@ WAYS = {
 }
 """NCCL may well come to the end of two collectives that do not match, and the signal that asks who holds the GIL
 for its stacks, where nobody may read them, wakes a sleep."""
-UNWATCHED = {"TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_ENABLE_TIMING": "0"}
+WARM = 400
+"""Steps after which a standby has been built, and nothing but training goes on."""
+BLOCK = 1.0
+"""Seconds; less than a step may be late for before anybody looks."""
 MOST_VERDICTS = 100
 """Rounds of a run that jitter."""
 STEP = 60
@@ -152,43 +156,52 @@ def jitter(at: Place, folder: Path, steps: int, seconds: float, calm: int) -> No
         print(event)
 
 
-def cost(device: str, folder: Path, pairs: int, steps: int, seconds: float) -> None:
-    """A rank a core, or a GPU, which do the same in each step. The two runs of a pair one after the other, in turns the
-    one and the other first; a run's time is that of its middle step."""
+def cost(device: str, folder: Path, pairs: int, seconds: float) -> None:
+    """One run of a rank a core, or a GPU, which do the same in each step."""
     ranks = torch.cuda.device_count() if device == "cuda" else os.cpu_count() or 1
     at = Place(device=device, nodes=1, ranks=ranks)
-    work = [f"work:{products(seconds)}"]
+    job = at.begin(folder, 0, [f"work:{products(seconds)}"])
+    job.wait_for_steps(ranks, count=WARM)
+    parts = all_but(job, {line.pid for line in job.told("start")})
+    blocks = [block(parts, bool(pair % 2)) + block(parts, not pair % 2) for pair in range(pairs)]
+    end(job)
+    ends = [line.at for line in job.told("step", round=1, rank=0)]
     ratios = []
-    for pair in range(pairs):
-        times, beside = {}, {}
-        for watched in (True, False) if pair % 2 else (False, True):
-            own = folder / f"{pair}-{watched}"
-            own.mkdir()
-            if watched:
-                job = at.begin(own, 0, work)
-            else:
-                job = at.begin(own, 0, work, "--hang-action", "ignore", **UNWATCHED)
-            job.wait_for_steps(at.ranks, count=steps // 10)
-            before, began = others(job), time.monotonic()
-            job.wait_for_steps(at.ranks, count=steps)
-            spent, took = others(job), time.monotonic() - began
-            end(job)
-            beside[watched] = {
-                who: (now - before.get(who, 0.0)) / took / ranks for who, now in spent.items()
-            }
-            told = [line.at for line in job.told("step", round=1, rank=0)][steps // 10 : steps]
-            times[watched] = statistics.median(end - begin for begin, end in pairwise(told))
-        ratios.append(times[True] / times[False] - 1)
-        print(
-            f"{1000 * times[False]:.3f} ms a step, watched {1000 * times[True]:.3f}: {ratios[-1]:+.2%}; beside it "
-            f"{sum(beside[False].values()):.3%}, watched {sum(beside[True].values()):.3%}: {shares(beside[True], beside[False])}",
-            flush=True,
-        )
-    print(f"a step's hook: {tick():.1f} us")
-    sure = statistics.stdev(ratios) / math.sqrt(pairs) if pairs > 1 else math.nan
+    for pair, times in enumerate(blocks):
+        first, second = (mean_step(ends, *times[at : at + 2]) for at in (0, 2))
+        ratios.append((first / second if pair % 2 else second / first) - 1)
+    took = statistics.median(after - before for before, after in pairwise(ends))
+    sure = statistics.stdev(ratios) / math.sqrt(pairs)
     print(
-        f"{pairs} pairs: {statistics.mean(ratios):+.2%} +- {sure:.2%}; median {statistics.median(ratios):+.2%}"
+        f"{pairs} pairs of blocks, steps of {1000 * took:.1f} ms: agent and master cost {statistics.mean(ratios):+.2%} "
+        f"+- {sure:.2%}, median {statistics.median(ratios):+.2%}"
     )
+    hook = tick()
+    print(f"an optimizer's step takes {hook:.1f} us more, {hook / took / 1e6:.3%}")
+
+
+def all_but(job: Job, ranks: set[int]) -> list[int]:
+    """Every process of the job that is neither of the ranks nor below one."""
+    roots = [node.guardian for node in job.nodes]
+    below = {p.pid for rank in ranks for p in processes.descendants(rank)} | ranks
+    found = {p.pid for root in roots for p in processes.descendants(root)} | set(roots)
+    return sorted(found - below)
+
+
+def block(parts: Sequence[int], run: bool) -> tuple[float, float]:
+    """Its begin and end; the parts run in it, or are stopped."""
+    processes.kill(*parts, number=signal.SIGCONT if run else signal.SIGSTOP)
+    began = time.monotonic()
+    time.sleep(BLOCK)
+    ended = time.monotonic()
+    processes.kill(*parts, number=signal.SIGCONT)
+    return began, ended
+
+
+def mean_step(ends: Sequence[float], began: float, ended: float) -> float:
+    """Seconds of a step that was whole in between."""
+    first, last = bisect.bisect_left(ends, began), bisect.bisect_right(ends, ended) - 1
+    return (ends[last] - ends[first]) / (last - first)
 
 
 def tick() -> float:
@@ -204,34 +217,6 @@ def tick() -> float:
         for more in ((), launcher)
     )
     return ours - alone
-
-
-def others(job: Job) -> dict[str, float]:
-    """Seconds that threads have computed which are no rank's main one, by what they are called."""
-    ranks = {line.pid for line in job.told("start")}
-    found: dict[str, float] = {}
-    for node in job.nodes:
-        launcher = psutil.Process(node.process.pid)
-        for process in (launcher, *launcher.children(recursive=True)):
-            for thread in Path(f"/proc/{process.pid}/task").iterdir():
-                if process.pid in ranks and thread.name == str(process.pid):
-                    continue
-                own = "rank" if process.pid in ranks else "agent or master"
-                with contextlib.suppress(OSError):  # it has just ended
-                    name = f"{own}: {(thread / 'comm').read_text().strip()}"
-                    seconds = int((thread / "schedstat").read_text().split()[0]) / 1e9
-                    found[name] = found.get(name, 0.0) + seconds
-    return found
-
-
-def shares(watched: dict[str, float], bare: dict[str, float]) -> str:
-    """Who computes more, most first."""
-    more = {who: watched.get(who, 0.0) - bare.get(who, 0.0) for who in watched.keys() | bare.keys()}
-    return ", ".join(
-        f"{who} {share:+.3%}"
-        for who, share in sorted(more.items(), key=lambda one: -one[1])
-        if abs(share) > 1e-5
-    )
 
 
 def products(seconds: float) -> int:
@@ -261,7 +246,7 @@ def main() -> int:
     parser.add_argument(
         "--calm", type=int, default=0, help="steps before any jitters (%(default)s)"
     )
-    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     at = place(args.device)
@@ -272,7 +257,7 @@ def main() -> int:
             elif part == "jitter":
                 jitter(at, Path(folder), args.steps, args.seconds, args.calm)
             else:
-                cost(args.device, Path(folder), args.pairs, args.steps, args.seconds)
+                cost(args.device, Path(folder), args.pairs, args.seconds)
     return 0
 
 
