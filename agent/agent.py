@@ -99,6 +99,8 @@ class Agent:
         timers = None if pipe is None else Server(pipe, self._timer_expired)
         beats = self._spawn(self._beat())
         watch = self._spawn(self._watching.run())
+        if self._settings.rank_start == "fork":
+            self._starters.prepare()
         strays = self._spawn(children.reap_strays(self._known, self._starters.settled))
         work = loop.create_task(self._obey())
         try:
@@ -344,6 +346,7 @@ class Agent:
             return
         if isinstance(message, link.TorchNote):
             local_ranks = len(ranks.ranks)
+            self._stores.expected()
             self._starters.note_torch(rank.local_rank, local_ranks, rank.environ, message.environ)
         elif isinstance(message, link.ModulesNote):
             self._starters.note_modules(message.modules)

@@ -65,8 +65,8 @@ class AgentSettings:
     """Only told to the ranks; the master counts."""
     ports: tuple[int, int] | None = None
     """Range for listeners, both ends included; None: any free port."""
-    fork_ranks: bool = True
-    """Ranks may be forked from a standby."""
+    rank_start: Literal["auto", "fork", "spawn"] = "auto"
+    """Whether ranks are forked from a standby: once there is one, from the first, never."""
     spare_ranks: bool = True
     """Ranks may be forked ahead of their round, on GPUs."""
     virtual_local_rank: bool = False

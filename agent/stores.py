@@ -2,7 +2,9 @@
 rounds that are over, while ranks somewhere still have time to save.
 
 Every round gets a fresh store. The socket is bound and listens from the start, so a rank that
-comes before the store process is up just waits in the kernel's queue.
+comes before the store process is up just waits in the kernel's queue. Where no process of ours has
+torch imported yet, one is started only for ranks that import it, or that wait in that queue: many a
+script never does, and the import is seconds of a core.
 """
 
 import asyncio
@@ -41,6 +43,12 @@ class _Store:
         self.starting: asyncio.Task[None] | None = None
         self.lost = False
         """It died as a spare; another one is on its way."""
+
+    def close(self) -> None:
+        """Give up our listener; who waits in its queue is told where no process has it, too."""
+        if self.listener.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self.listener)
+            self.listener.close()
 
 
 class Stores:
@@ -95,9 +103,19 @@ class Stores:
         if address != self._spare.address or self._spare.lost:
             return False
         self._current = self._spare
-        self._ensure(self._current)
+        if self._starters.forks_stores:
+            self._ensure(self._current)
+        elif self._current.starting is None:
+            asyncio.get_running_loop().add_reader(
+                self._current.listener, self._ensure, self._current
+            )
         self._renew()
         return True
+
+    def expected(self) -> None:
+        """A rank imports torch: the store in use does so beside it, before it is asked."""
+        if self._current is not None:
+            self._ensure(self._current)
 
     def serve(self, address: str) -> None:
         """Nodes meet at our spare before a round does, if it is that."""
@@ -153,6 +171,7 @@ class Stores:
 
     def _ensure(self, store: _Store) -> None:
         if store.starting is None:
+            asyncio.get_running_loop().remove_reader(store.listener)
             store.starting = asyncio.get_running_loop().create_task(self._start(store))
 
     async def _start(self, store: _Store) -> None:
@@ -172,10 +191,10 @@ class Stores:
         except (ElasticError, OSError) as error:
             if store in self._wanted():
                 log.error("a store cannot be started: %s", error)
-                store.listener.close()  # so that who waits in its queue is told
+                store.close()  # so that who waits in its queue is told
                 self._died(store)
             return
-        store.listener.close()
+        store.close()
         store.ended = children.watch(store.pid)
         store.ended.add_done_callback(lambda _: self._died(store))
         if store not in self._wanted():
@@ -205,7 +224,7 @@ class Stores:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(store.pid, signal.SIGKILL)
         else:
-            store.listener.close()
+            store.close()
 
     def kill(self) -> None:
         """For good; who sweeps reaps them."""

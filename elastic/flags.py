@@ -185,8 +185,9 @@ OURS = (
     Flag(
         name="rank-start",
         default="auto",
-        choices=("auto", "spawn"),
-        help="auto: fork ranks from a standby process once one is ready; spawn: always a new Python.",
+        choices=("auto", "fork", "spawn"),
+        help="auto: fork ranks from a standby process once one is ready; fork: from the first, so that a node imports "
+        "torch once; spawn: always a new Python.",
     ),
     Flag(
         name="spare-ranks",

@@ -81,8 +81,8 @@ class Options:
     """The Python that runs scripts and modules (PYTHON_EXEC, else the one that runs us)."""
     role: str
     """Role of the ranks."""
-    rank_start: Literal["auto", "spawn"]
-    """Whether ranks may be forked from a standby."""
+    rank_start: Literal["auto", "fork", "spawn"]
+    """Whether ranks are forked from a standby: once there is one, from the first, never."""
     spare_ranks: Literal["auto", "off"]
     """Whether ranks may be started ahead."""
     virtual_local_rank: bool
@@ -193,7 +193,7 @@ class Options:
 
 
 _WORDS: Mapping[str, tuple[str, ...]] = {
-    "rank_start": ("auto", "spawn"),
+    "rank_start": ("auto", "fork", "spawn"),
     "spare_ranks": ("auto", "off"),
     "precheck": PRECHECKS,
     "hang_action": HANG_ACTIONS,

@@ -256,7 +256,7 @@ def _agent_settings(
         node_rank=options.node_rank,
         max_restarts=options.max_restarts,
         ports=options.port_range,
-        fork_ranks=options.rank_start == "auto",
+        rank_start=options.rank_start,
         spare_ranks=options.spare_ranks == "auto",
         virtual_local_rank=options.virtual_local_rank,
         numa_binding=options.numa_binding,

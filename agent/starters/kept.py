@@ -26,9 +26,11 @@ class Kept:
         launch: Callable[[], Awaitable[Starter]],
         of_no_use: Callable[[str], None],
         extend: Callable[[Starter], Awaitable[None]] | None = None,
+        *,
+        awaited: bool = False,
     ) -> None:
         """launch raises OSError; of_no_use gets the reason why there will be none any more; extend
-        does more with one that is ready."""
+        does more with one that is ready. awaited: starts wait for it however long it takes."""
         self.kind = kind
         self.starter: Starter | None = None
         self.ready = asyncio.Event()
@@ -37,6 +39,7 @@ class Kept:
         self._launch = launch
         self._of_no_use = of_no_use
         self._extend = extend
+        self._awaited = awaited
         self._begun = False
         self._ended = False
         self._task: asyncio.Task[None] | None = None
@@ -97,13 +100,14 @@ class Kept:
     async def _live(self, starter: Starter) -> None:
         """See one through, from its start to its death."""
         loop = asyncio.get_running_loop()
-        late = loop.call_later(BUILD_TIMEOUT, self._settled.set)
+        late = None if self._awaited else loop.call_later(BUILD_TIMEOUT, self._settled.set)
         prepared = loop.create_task(self._prepare(starter))
         try:
             await starter.died.wait()
         finally:
             self.ready.clear()
-            late.cancel()
+            if late is not None:
+                late.cancel()
             prepared.cancel()
         with contextlib.suppress(StarterDied, asyncio.CancelledError):
             await prepared

@@ -9,6 +9,7 @@ it started with.
 
 import builtins
 import contextlib
+import gc
 import io
 import os
 import random
@@ -55,6 +56,7 @@ def become(spec: StartSpec, environ: dict[str, str], before: Before) -> None:
     _forget()
     torch = sys.modules["torch"]
     torch.set_num_threads(spec.threads or default_threads(environ))
+    gc.enable()
     hook.install()
 
 

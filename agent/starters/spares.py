@@ -124,7 +124,7 @@ class Spares:
         """Device and most bytes that each local rank was seen to hold there."""
         self._environs: dict[int, dict[str, str]] = {}
         """What each local rank's script had made of its environment by its first step."""
-        self._wanted = settings.spare_ranks and settings.fork_ranks
+        self._wanted = settings.spare_ranks and settings.rank_start != "spawn"
 
     @property
     def pids(self) -> set[int]:

@@ -41,7 +41,7 @@ def changes(given: Mapping[str, str], seen: Mapping[str, str]) -> dict[str, str 
 
 def _never(settings: AgentSettings) -> str:
     """Why no rank of this workload is ever forked."""
-    if not settings.fork_ranks:
+    if settings.rank_start == "spawn":
         return "--rank-start spawn"
     return "a program is executed" if settings.workload.kind == "program" else ""
 
@@ -53,7 +53,11 @@ class Starters:
         self._settings = settings
         self._spawner: Starter | None = None
         self._standby = Kept(
-            "standby", self._launch_standby, self._spawn_from_now_on, self._preload
+            "standby",
+            self._launch_standby,
+            self._spawn_from_now_on,
+            self._preload,
+            awaited=settings.rank_start == "fork",
         )
         self._nursery = Kept("nursery", self._launch_nursery, self._spawn_stores)
         """In the standby's place where no rank is forked: stores are."""

@@ -181,6 +181,24 @@ def test_what_is_no_error_is_not_told(agent: SmallAgent, tmp_path: Path, text: s
     assert kinds(agent.start("spawner", target=write(tmp_path, text))) == []
 
 
+def test_only_while_torch_is_imported_nothing_is_collected(
+    agent: SmallAgent, tmp_path: Path
+) -> None:
+    """And only where it was; whatever comes of the import."""
+    write(tmp_path, "import gc\ngc.seen = gc.isenabled()\nraise ImportError", "torch.py")
+    text = """
+import gc
+for collects in (gc.enable, gc.disable):
+    collects()
+    try:
+        import torch
+    except ImportError:
+        print(gc.seen, gc.isenabled())
+"""
+    ended = agent.start("spawner", target=write(tmp_path, text))
+    assert ended["stdout"].split() == ["False", "True", "False", "False"], ended
+
+
 def test_looking_for_torch_is_no_import(agent: SmallAgent, tmp_path: Path) -> None:
     text = """
 import importlib.util, sys

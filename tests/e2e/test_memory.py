@@ -23,8 +23,9 @@ if os.environ["RANK"] == "1" and os.environ["ELASTIC_ROUND"] == "1":
 """Private memory, which is free once its owner is dead: shared memory goes some time later, and until then
 the kernel looks for another to kill."""
 GROWING = """
-import os, time
+import os, socket, time
 if os.environ["ELASTIC_ROUND"] == "1":
+    to_store = socket.create_connection((os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]))
     held = []
     while True:
         held.append(b"x" * 20_000_000)

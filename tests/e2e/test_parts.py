@@ -71,7 +71,7 @@ def test_a_training_job_survives_one_fault_after_another(job: Job) -> None:
     ["agent rank0 rank1", "agent master", "master rank0", "agent master rank0 rank1 store"],
 )
 def test_several_parts_in_one_instant(job: Job, parts: str) -> None:
-    node = job.start(script=("--child",))
+    node = job.start(script=("--child", "--store"))
     number = job.wait_for_steps(2)
     found: dict[str, Callable[[], int]] = {
         "agent": node.agent,
@@ -82,6 +82,16 @@ def test_several_parts_in_one_instant(job: Job, parts: str) -> None:
     }
     processes.kill(*[found[part]() for part in parts.split()])
     job.wait_for_steps(2, after=number)
+    job.finish()
+    job.ends(0)
+
+
+def test_who_never_imports_torch_has_no_store(job: Job) -> None:
+    node = job.start()
+    job.wait_for_steps(2, count=3)
+    below = processes.descendants(node.guardian)
+    stores = [p for p in below if "agent.store" in p.command or "elastic-store" in p.command]
+    assert stores == [], job.dump()
     job.finish()
     job.ends(0)
 
@@ -200,7 +210,7 @@ def test_an_agent_dies_with_a_rank_that_no_signal_ends(job: Job, stuck_folder: S
 
 
 def test_parts_that_no_signal_ends_do_not_hold_up_the_end(job: Job, freezer: Freezer) -> None:
-    node = job.start()
+    node = job.start(script=("--store",))
     job.wait_for_steps(2)
     stuck = {node.part("elastic.agent.starters.spawner"), node.part("elastic-store")}
     freezer.freeze(*stuck)
@@ -213,7 +223,7 @@ def test_parts_that_no_signal_ends_do_not_hold_up_the_end(job: Job, freezer: Fre
 
 def test_a_store_that_no_signal_ends_is_waited_for_once(job: Job, freezer: Freezer) -> None:
     """Its round is over; sweeps, which end all that no round needs, do not mind it again."""
-    node = job.start()
+    node = job.start(script=("--store",))
     number = job.wait_for_steps(2)
     stuck = node.part("elastic-store")
     freezer.freeze(stuck)

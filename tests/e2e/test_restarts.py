@@ -26,6 +26,14 @@ def test_a_thousand_restarts_in_a_row(job: Job, start: str, times: int) -> None:
     assert max(seconds) <= MOST
 
 
+def test_ranks_are_forked_from_the_first_where_that_is_asked_for(job: Job) -> None:
+    node = job.start("--rank-start", "fork", script=("--torch",))
+    job.wait_for_steps(2)
+    assert "round 1: 2 ranks started by standby" in node.said(), job.dump()
+    job.finish()
+    job.ends(0)
+
+
 def restarts(job: Job, times: int, start: str) -> list[float]:
     """Seconds that each took. None may fail, leave a process, or find an old key in its store."""
     chance = random.Random(times)

@@ -98,7 +98,7 @@ async def store(own: starters.Starters) -> str:
 
 async def nursery(node: AgentSettings) -> list[object]:
     """Ranks are spawned by request, and stores forked as soon as there is, or will be, what forks them."""
-    own = starters.Starters(replace(node, fork_ranks=False))
+    own = starters.Starters(replace(node, rank_start="spawn"))
     seen: list[object] = [await store(own), own.forks_stores]
     own.note_modules(())
     while len(own.pids) < 2:
@@ -114,7 +114,7 @@ async def nursery(node: AgentSettings) -> list[object]:
 async def building(node: AgentSettings, **environ: str) -> tuple[starters.Starters, int]:
     """A nursery that is being built, and its pid."""
     work = replace(node.workload, environ={**node.workload.environ, **environ})
-    own = starters.Starters(replace(node, workload=work, fork_ranks=False))
+    own = starters.Starters(replace(node, workload=work, rank_start="spawn"))
     own.build()
     while not own.pids:
         await asyncio.sleep(0)

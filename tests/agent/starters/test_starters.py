@@ -58,7 +58,7 @@ def script(folder: Path, text: str, name: str = "script.py") -> str:
 
 
 LOOK = """
-import json, os, signal, sys, threading
+import gc, json, os, signal, sys, threading
 import torch
 import __main__
 
@@ -96,6 +96,7 @@ print(json.dumps({
     ],
     "threads": [t.name for t in threading.enumerate()],
     "native": threading.main_thread().native_id == os.getpid(),
+    "collects": gc.isenabled(),
     "ident": threading.main_thread().ident == threading.get_ident(),
 }, indent=1, sort_keys=True))
 """

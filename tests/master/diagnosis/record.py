@@ -83,7 +83,7 @@ def settings(name: str, slots: int, folder: Path, plan: Plan) -> AgentSettings:
         logs=LogSettings(run_dir=folder / "logs" / name, redirects=3),
         security=Security(),
         timer_pipe=str(timers) if timers else None,
-        fork_ranks=not plan.spawn and kind == "script",
+        rank_start="auto" if not plan.spawn and kind == "script" else "spawn",
     )
 
 
@@ -98,13 +98,13 @@ class Pool:
 
     async def starters(self, given: AgentSettings) -> Starters:
         """A set for this node, with a standby where ranks are forked."""
-        kept = self._forking if given.fork_ranks else self._spawning
+        kept = self._forking if given.rank_start == "auto" else self._spawning
         if given.node_id not in kept:
             cwd = dataclasses.replace(given.workload, cwd=str(self._folder), kind="script")
             starters = Starters(dataclasses.replace(given, workload=cwd, timer_pipe=None))
             starters.prepare()
             kept[given.node_id] = starters
-            if given.fork_ranks:
+            if given.rank_start == "auto":
                 await starters.standby_ready.wait()
         return kept[given.node_id]
 

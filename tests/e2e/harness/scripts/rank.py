@@ -34,6 +34,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--stray", action="store_true", help="leave a process that has ended")
     parser.add_argument("--shared", action="store_true", help="hold shared memory of both kinds")
+    parser.add_argument("--store", action="store_true", help="keep a connection to the store")
     parser.add_argument("--print", action="store_true", help="print every step")
     return parser.parse_args()
 
@@ -201,7 +202,8 @@ def main() -> None:
     if ARGS.on_term != "die":
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_term)
-    kept = to_store() if ARGS.on_term == "hold" else None  # as a process group keeps one
+    # As a process group keeps one.
+    kept = to_store() if ARGS.store or ARGS.on_term == "hold" else None
     tell(
         "start",
         world=int(os.environ["WORLD_SIZE"]),
