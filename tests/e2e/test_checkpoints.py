@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Job, processes
+from tests.e2e.harness import FORK, Job, processes
 
 SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"
 
 
 def start(job: Job, *flags: str, script: tuple[str, ...] = ()) -> None:
-    job.start(*flags, entry=(str(SCRIPT), str(job.folder), *script))
+    job.start(FORK, *flags, entry=(str(SCRIPT), str(job.folder), *script))
 
 
 def check(job: Job, rounds: int, *, node_lost_in: int = 0) -> None:
@@ -94,7 +94,7 @@ def test_the_same_command_goes_on_from_storage(job: Job) -> None:
     assert len(list(folder.glob("shard-*.safetensors"))) == 2
     assert (folder / "manifest.json").is_file()
     before = len(job.told("loaded"))
-    job.start(nproc=3, entry=(str(SCRIPT), str(job.folder)))
+    job.start(FORK, nproc=3, entry=(str(SCRIPT), str(job.folder)))
     job.ends(0)
     loaded = job.told("loaded")[before:]
     assert [(x.fields["step"], x.fields["digest"]) for x in loaded] == 3 * [(newest, digest)]
@@ -123,9 +123,9 @@ def test_a_node_comes_and_no_step_is_lost_and_is_lost_and_one_is_at_most(job: Jo
     """Parameters, optimizer and schedule are the same on both: who is left goes on from memory."""
     flags = ("--last-call", "0.2")
     entry = (str(SCRIPT), str(job.folder))
-    job.start(*flags, nodes="1:2", nproc=1, entry=entry)
+    job.start(FORK, *flags, nodes="1:2", nproc=1, entry=entry)
     first = job.wait_for_steps(1, count=2)
-    second = job.start(*flags, nodes="1:2", nproc=1, entry=entry)
+    second = job.start(FORK, *flags, nodes="1:2", nproc=1, entry=entry)
     both = job.wait_for_steps(2, after=first, count=5)
     processes.kill(second.guardian, second.agent())
     job.wait_for_steps(1, after=both)
@@ -138,10 +138,12 @@ def test_a_lost_node_is_replaced_from_the_memory_of_another(job: Job) -> None:
     """Each rank has a part of its own, as with FSDP; nothing is ever written to storage."""
     flags = ("--last-call", "0.2")
     entry = (str(SCRIPT), str(job.folder), "--own", "3000000", "--step-time", "1")
-    job.start(*flags, nodes="2", nproc=1, entry=entry).master()  # and not the one that is lost
-    job.start(*flags, nodes="2", nproc=1, entry=entry)
+    job.start(
+        FORK, *flags, nodes="2", nproc=1, entry=entry
+    ).master()  # and not the one that is lost
+    job.start(FORK, *flags, nodes="2", nproc=1, entry=entry)
     first = job.wait_for_steps(2, count=2)
-    job.start(*flags, nodes="2", nproc=1, entry=entry)
+    job.start(FORK, *flags, nodes="2", nproc=1, entry=entry)
     job.wait_for_event("node2 attached")
     job.wait_for_steps(2, after=first - 1, count=5)
     lost, master = job.nodes[1].guardian, job.nodes[0].master()
@@ -168,11 +170,13 @@ def test_a_node_is_lost_while_replicas_lag_behind(job: Job) -> None:
     flags = ("--last-call", "0.2")
     limits = ("--own", "3000000", "--step-time", "0.1", "--replica-bandwidth", "4000000")
     entry = (str(SCRIPT), str(job.folder), *limits)
-    job.start(*flags, nodes="3", nproc=1, entry=entry).master()  # and not the one that is lost
+    job.start(
+        FORK, *flags, nodes="3", nproc=1, entry=entry
+    ).master()  # and not the one that is lost
     for _ in range(2):
-        job.start(*flags, nodes="3", nproc=1, entry=entry)
+        job.start(FORK, *flags, nodes="3", nproc=1, entry=entry)
     first = job.wait_for_steps(3)
-    job.start(*flags, nodes="3", nproc=1, entry=entry)
+    job.start(FORK, *flags, nodes="3", nproc=1, entry=entry)
     job.wait_for_event("node3 attached")
     job.wait_for_steps(3, after=first - 1, count=15)
     lost = job.nodes[1]
@@ -194,9 +198,9 @@ def test_a_node_that_comes_loads_from_the_memory_of_others(job: Job) -> None:
     flags = ("--last-call", "0.2")
     entry = (str(SCRIPT), str(job.folder), "--sharded", "100000", "--step-time", "0.1")
     for _ in range(2):
-        job.start(*flags, nodes="2:3", nproc=1, entry=entry)
+        job.start(FORK, *flags, nodes="2:3", nproc=1, entry=entry)
     two = job.wait_for_steps(2, count=5)
-    job.start(*flags, nodes="2:3", nproc=1, entry=entry)
+    job.start(FORK, *flags, nodes="2:3", nproc=1, entry=entry)
     three = job.wait_for_steps(3, after=two, count=3)
     assert not list((job.folder / "checkpoint").glob("step-*")), job.dump()
     job.finish()

@@ -17,14 +17,16 @@ from elastic.checkpoint.storage.folder import Folder
 from elastic.proto import manifest, slot
 from elastic.proto.errors import SlotError
 from elastic.proto.moment import Moment
-from tests.e2e.harness import Job, processes
+from tests.e2e.harness import FORK, Job, processes
 
 SCRIPTS = Path(__file__).parent / "harness" / "scripts"
 PERSIST = ("--persist-every", "1")
 
 
 def start(job: Job, *script: str) -> None:
-    job.start("--max-restarts", "0", entry=(str(SCRIPTS / "saves.py"), str(job.folder), *script))
+    job.start(
+        FORK, "--max-restarts", "0", entry=(str(SCRIPTS / "saves.py"), str(job.folder), *script)
+    )
 
 
 def flip(file: Path, name: str = "own") -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.e2e.harness import ROOT, Job
+from tests.e2e.harness import FORK, ROOT, Job
 from tests.e2e.harness.stuck import stuck_folder
 
 SCRIPT = ROOT / "tests" / "e2e" / "harness" / "scripts" / "hangs.py"
@@ -24,7 +24,7 @@ def start(
     """Two nodes of two ranks."""
     entry = (str(SCRIPT), str(job.folder), str(STEP), str(seconds), "cpu", *hangs)
     for _ in range(2):
-        job.start(*flags, nodes="2", nproc=2, entry=entry, prefix=prefix)
+        job.start(FORK, *flags, nodes="2", nproc=2, entry=entry, prefix=prefix)
 
 
 def named(job: Job, number: int) -> str:

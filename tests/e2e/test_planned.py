@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import ROOT, Job, Node, processes
+from tests.e2e.harness import FORK, ROOT, Job, Node, processes
 
 SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"
 
 
 def start(job: Job, *flags: str, script: tuple[str, ...] = (), **more: object) -> Node:
     entry = (str(SCRIPT), str(job.folder), *script)
-    return job.start("--last-call", "0.2", *flags, entry=entry, **more)  # type: ignore[arg-type]
+    return job.start(FORK, "--last-call", "0.2", *flags, entry=entry, **more)  # type: ignore[arg-type]
 
 
 def computed_once(job: Job, *worlds: int) -> None:

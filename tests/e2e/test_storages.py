@@ -12,7 +12,7 @@ import xxhash
 from elastic.checkpoint.storage import manifests
 from elastic.checkpoint.storage.folder import Folder
 from tests.conftest import serve_s3
-from tests.e2e.harness import Job
+from tests.e2e.harness import FORK, Job
 
 SCRIPTS = Path(__file__).parent / "harness" / "scripts"
 SCRIPT = SCRIPTS / "stores.py"
@@ -21,7 +21,7 @@ STORED, LAST = 2, 5
 
 
 def run(job: Job, url: str, options: str, steps: int, *more: str) -> None:
-    job.start(nproc=1, entry=(str(SCRIPT), str(job.folder), url, options, str(steps), *more))
+    job.start(FORK, nproc=1, entry=(str(SCRIPT), str(job.folder), url, options, str(steps), *more))
     assert job.nodes[-1].exit_code() == 0, job.dump()
 
 

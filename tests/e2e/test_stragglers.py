@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.e2e.harness import ROOT, Job, throttle
+from tests.e2e.harness import FORK, ROOT, Job, throttle
 from tests.e2e.harness.network import Network
 from tests.e2e.harness.throttle import throttled
 
@@ -25,7 +25,7 @@ def start(
     """Nodes of two ranks; the round that they are in. A step: a sleep of 200 ms, which other work for these cores makes
     little longer, and some 20 ms of work."""
     entry = (str(SCRIPT), str(job.folder), "0.2", str(products), "25600")
-    flags = ("--straggler-interval", INTERVAL, *flags)
+    flags = (FORK, "--straggler-interval", INTERVAL, *flags)
     for number in range(launchers):
         if network is None:
             job.start(*flags, nodes="2", nproc=2, entry=entry)

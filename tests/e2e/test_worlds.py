@@ -3,7 +3,7 @@
 import signal
 from pathlib import Path
 
-from tests.e2e.harness import Job, processes
+from tests.e2e.harness import FORK, Job, processes
 
 UNIT = """
 import os, sys, time
@@ -61,7 +61,7 @@ def test_the_count_of_restarts_is_equal_on_every_node(job: Job) -> None:
 def test_a_script_declares_its_unit_and_gets_a_world_that_fits(job: Job) -> None:
     script = job.folder / "unit.py"
     script.write_text(UNIT)
-    job.start(nproc=3, entry=(str(script), str(job.folder)))
+    job.start(FORK, nproc=3, entry=(str(script), str(job.folder)))
     job.ends(0)
     worlds = {path.name: path.read_text() for path in job.folder.glob("world-*")}
     assert worlds == {"world-0": "2", "world-1": "2"}, job.dump()

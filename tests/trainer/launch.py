@@ -38,7 +38,8 @@ def start(
     return subprocess.Popen(
         [*command, f"--log-dir={base / 'logs'}", *training(base, save, *flags, script=script)],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        # A rank's imports are seconds of a core.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "ELASTIC_RANK_START": "fork", **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

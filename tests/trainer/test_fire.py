@@ -86,7 +86,7 @@ def run(job: Job, base: Path, save: str, *flags: str) -> None:
     environ = {"FAULTS": " ".join(FAULTS), "FAULTS_FOLDER": str(notes)}
 
     def node(*flags: str) -> Node:
-        flags = ("--last-call=6", *flags)
+        flags = ("--last-call=6", "--rank-start=fork", *flags)
         return job.start(*flags, nodes="1:2", nproc=4, entry=entry, environ=environ)
 
     def paused(number: int) -> int:

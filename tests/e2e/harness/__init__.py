@@ -1,6 +1,6 @@
 """Real launchers, real faults: what the tests of this folder stand on."""
 
 from . import processes
-from .job import DEADLINE, ROOT, SCRIPT, Job, Node
+from .job import DEADLINE, FORK, ROOT, SCRIPT, Job, Node
 
-__all__ = ["DEADLINE", "ROOT", "SCRIPT", "Job", "Node", "processes"]
+__all__ = ["DEADLINE", "FORK", "ROOT", "SCRIPT", "Job", "Node", "processes"]

@@ -34,6 +34,8 @@ SCRIPT = Path(__file__).parent / "scripts" / "rank.py"
 DEADLINE = 150.0
 """Seconds after which a test stops to wait. Generous: it is no measurement, and half of what a test has."""
 GLANCE = 0.01
+FORK = "--rank-start=fork"
+"""For a test that is not about how its ranks start: each that would import torch takes seconds of a core."""
 HEAD = "Traceback (most recent call last):"
 CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
 """Python's words between a traceback and the one of what came of it."""
