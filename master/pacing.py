@@ -110,25 +110,31 @@ class Pacing:
             self._judged = end
             if whole and not self._seats:
                 self._seats = _seats(current, told)
-            if not self._seats or current.change is not None:
+            if current.change is not None:
                 continue  # who is about to leave waits for others in its save
-            self._on_devices |= any(pace.HasField("device") for pace in told.values())
-            report = core.Report(
-                round=current.number,
-                step=current.step or end,
-                seats=self._seats,
-                times={
-                    rank: _times_on_device(pace) if self._on_devices else _times(pace)
-                    for rank, pace in told.items()
-                    if pace.HasField("device") or not self._on_devices
-                },
-            )
-            decision = core.decide(self._state, report, self._shell.now(), core.Policy())
-            self._state = decision.state
-            self._say(current, decision.verdicts)
+            if self._seats:
+                self._decide(current, end, told)
+            # Of intervals that end more often than nodes tell of one, no two nodes may ever tell of the same.
             step = median_low([pace.compute + pace.waiting for pace in told.values()])
             if step and not self._length / 2 <= seconds / step <= self._length * 2:
                 self._set_length(current, step, seconds)
+
+    def _decide(self, current: Round, end: int, told: Mapping[int, pb.Pace]) -> None:
+        """Of the interval that ended with step `end`."""
+        self._on_devices |= any(pace.HasField("device") for pace in told.values())
+        report = core.Report(
+            round=current.number,
+            step=current.step or end,
+            seats=self._seats,
+            times={
+                rank: _times_on_device(pace) if self._on_devices else _times(pace)
+                for rank, pace in told.items()
+                if pace.HasField("device") or not self._on_devices
+            },
+        )
+        decision = core.decide(self._state, report, self._shell.now(), core.Policy())
+        self._state = decision.state
+        self._say(current, decision.verdicts)
 
     def _say(self, current: Round, verdicts: Iterable[core.Verdict]) -> None:
         """What is new of them."""

@@ -168,6 +168,21 @@ async def test_intervals_follow_the_steps_that_are_measured(tmp_path: Path) -> N
 
 
 @within(120)
+async def test_nodes_that_tell_of_unlike_intervals_get_longer_ones(tmp_path: Path) -> None:
+    """A long first step makes intervals end more often than a node gives a sign of life: of each it tells the newest."""
+    async with serving(tmp_path, POLICY) as (shell, streams):
+        train = Round(shell, streams)
+        await train.begin()
+        for number in range(1, 13):
+            node, rank = train.nodes[number % 4], train.place[number % 4]
+            node.say(heartbeat=beat(rank, number * train.length, STEP / 4 - 0.01))
+            while not node.said.empty():
+                await asyncio.sleep(0)
+        assert {await length(node) for node in train.nodes} == {4 * train.length}
+        await train.end()
+
+
+@within(120)
 async def test_numbers_that_are_none_are_passed_over(tmp_path: Path) -> None:
     async with serving(tmp_path, POLICY) as (shell, streams):
         train = Round(shell, streams)
