@@ -100,7 +100,7 @@ class Agent:
         beats = self._spawn(self._beat())
         watch = self._spawn(self._watching.run())
         if self._settings.rank_start == "fork":
-            self._starters.prepare()
+            self._fork_at_once()
         strays = self._spawn(children.reap_strays(self._known, self._starters.settled))
         work = loop.create_task(self._obey())
         try:
@@ -248,8 +248,14 @@ class Agent:
                     self._preparing = self._spawn(self._say_prepared())
             elif self._ranks is None and order.round > self._outcome.round:
                 await self._cleared(order)
+                await _first_of(self._starters.forkable(), self._ordered.wait())
                 if not self._ordered.is_set():
                     await self._start_ranks(order)
+
+    def _fork_at_once(self) -> None:
+        if self._starters.reason:
+            log.warning("--rank-start fork: ranks are spawned: %s", self._starters.reason)
+        self._starters.prepare()
 
     async def _start_ranks(self, order: pb.Directive) -> None:
         self._outcome.running(order.round)
@@ -288,15 +294,10 @@ class Agent:
         """Wait until the ranks before are gone, or spares find room beside them."""
         if not self._retiring:
             return
-        loop = asyncio.get_running_loop()
-        waits = {loop.create_task(self._retiring.over())}
+        waits = [self._retiring.over()]
         if order.stop_grace <= 0 and self._spares.complete(order.local_world_size):
-            waits.add(loop.create_task(self._spares.room()))
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waits:
-                task.cancel()
+            waits.append(self._spares.room())
+        await _first_of(*waits)
 
     async def _sweep(
         self, known: Callable[[], set[int]], settled: Callable[[], Awaitable[None]] | None = None
@@ -350,6 +351,7 @@ class Agent:
             self._starters.note_torch(rank.local_rank, local_ranks, rank.environ, message.environ)
         elif isinstance(message, link.ModulesNote):
             self._starters.note_modules(message.modules)
+            self._starters.note_environment(rank.environ, message.environ)
             self._spares.note(rank.local_rank, rank.environ, message.environ)
         elif isinstance(message, link.FirstStep):
             self._stepped = True
@@ -512,6 +514,16 @@ class Agent:
             raise error or RuntimeError("the stream to the master ended")
         log.error("%s", error)
         return self._last_words.gave_up(error)
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait for one of them; the others are given up."""
+    tasks = [asyncio.get_running_loop().create_task(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def main(settings: AgentSettings, knock_socket: socket.socket, vault: Vault) -> int:

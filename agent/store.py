@@ -5,6 +5,7 @@ may connect before this process runs. It ends with the agent, or when the agent 
 """
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -31,6 +32,8 @@ def main(args: list[str]) -> None:
 def serve(listen: int, ready: int | None) -> None:
     """Start the store, prove it with a set and a get, say so, and stay. Never returns."""
     from setproctitle import setproctitle
+
+    gc.disable()  # what is imported stays
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = _address(listen)

@@ -45,7 +45,7 @@ class _Store:
         """It died as a spare; another one is on its way."""
 
     def close(self) -> None:
-        """Give up our listener; who waits in its queue is told where no process has it, too."""
+        """Close our listener; where no process has a copy, whoever waits in its queue is refused."""
         if self.listener.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self.listener)
             self.listener.close()
@@ -119,7 +119,7 @@ class Stores:
 
     def serve(self, address: str) -> None:
         """Nodes meet at our spare before a round does, if it is that."""
-        if address == self._spare.address:
+        if address == self._spare.address and not self._spare.lost:
             self._ensure(self._spare)
 
     def retire(self, grace: float = 0.0) -> None:

@@ -7,8 +7,9 @@ named: `--hangs` rounds, each of which hangs in another way and rank; seconds fr
 the first step of the next round, and whether the right rank was named. jitter: steps that take ten times as long
 now and then, asleep or computing; verdicts, of which there must be none, as `jitter --steps 10000 --seconds 0.1`
 and `jitter --steps 1000 --seconds 1 --calm 100`. cost: the time of a step of the same work in `--pairs` of blocks of one
-run, as a machine may be faster now than a minute later: agent and master run in one, and are stopped in the other; and what
-an optimizer's step takes more in a rank than in a process of its own.
+run, as a machine may be faster now than a minute later: all processes but the ranks run in one, and are stopped in
+the other, after which they catch up, which counts against them; and what an optimizer's step takes more in a rank than
+in a process of its own. Not in it: torch's flight recorder, and what times the waits of a step's collectives.
 """
 
 import argparse
@@ -41,10 +42,10 @@ WAYS = {
 }
 """NCCL may well come to the end of two collectives that do not match, and the signal that asks who holds the GIL
 for its stacks, where nobody may read them, wakes a sleep."""
-WARM = 400
-"""Steps after which a standby has been built, and nothing but training goes on."""
 BLOCK = 1.0
 """Seconds; less than a step may be late for before anybody looks."""
+LONGEST = 0.1
+"""Seconds of a step, of which a block is to have several."""
 MOST_VERDICTS = 100
 """Rounds of a run that jitter."""
 STEP = 60
@@ -161,7 +162,9 @@ def cost(device: str, folder: Path, pairs: int, seconds: float) -> None:
     ranks = torch.cuda.device_count() if device == "cuda" else os.cpu_count() or 1
     at = Place(device=device, nodes=1, ranks=ranks)
     job = at.begin(folder, 0, [f"work:{products(seconds)}"])
-    job.wait_for_steps(ranks, count=WARM)
+    warm = "modules preloaded"  # the last thing that goes on beside training
+    job.wait_for(warm, lambda: all(warm in node.said() for node in job.nodes) or None)
+    job.wait_for_steps(ranks)
     parts = all_but(job, {line.pid for line in job.told("start")})
     blocks = [block(parts, bool(pair % 2)) + block(parts, not pair % 2) for pair in range(pairs)]
     end(job)
@@ -171,9 +174,9 @@ def cost(device: str, folder: Path, pairs: int, seconds: float) -> None:
         first, second = (mean_step(ends, *times[at : at + 2]) for at in (0, 2))
         ratios.append((first / second if pair % 2 else second / first) - 1)
     took = statistics.median(after - before for before, after in pairwise(ends))
-    sure = statistics.stdev(ratios) / math.sqrt(pairs)
+    sure = statistics.stdev(ratios) / math.sqrt(pairs) if pairs > 1 else math.nan
     print(
-        f"{pairs} pairs of blocks, steps of {1000 * took:.1f} ms: agent and master cost {statistics.mean(ratios):+.2%} "
+        f"{pairs} pairs of blocks, steps of {1000 * took:.1f} ms: all but the ranks costs {statistics.mean(ratios):+.2%} "
         f"+- {sure:.2%}, median {statistics.median(ratios):+.2%}"
     )
     hook = tick()
@@ -190,12 +193,13 @@ def all_but(job: Job, ranks: set[int]) -> list[int]:
 
 def block(parts: Sequence[int], run: bool) -> tuple[float, float]:
     """Its begin and end; the parts run in it, or are stopped."""
-    processes.kill(*parts, number=signal.SIGCONT if run else signal.SIGSTOP)
-    began = time.monotonic()
-    time.sleep(BLOCK)
-    ended = time.monotonic()
-    processes.kill(*parts, number=signal.SIGCONT)
-    return began, ended
+    try:
+        processes.kill(*parts, number=signal.SIGCONT if run else signal.SIGSTOP)
+        began = time.monotonic()
+        time.sleep(BLOCK)
+        return began, time.monotonic()
+    finally:
+        processes.kill(*parts, number=signal.SIGCONT)
 
 
 def mean_step(ends: Sequence[float], began: float, ended: float) -> float:
@@ -249,8 +253,11 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
+    parts = args.part or ("named", "jitter", "cost")
+    if "cost" in parts and args.seconds > LONGEST:
+        parser.error(f"cost takes steps of at most {LONGEST:g} s")
     at = place(args.device)
-    for part in args.part or ("named", "jitter", "cost"):
+    for part in parts:
         with tempfile.TemporaryDirectory(prefix="elastic-hangs-") as folder:
             if part == "named":
                 named(at, Path(folder), args.hangs, args.seconds)

@@ -187,7 +187,7 @@ OURS = (
         default="auto",
         choices=("auto", "fork", "spawn"),
         help="auto: fork ranks from a standby process once one is ready; fork: from the first, so that a node imports "
-        "torch once; spawn: always a new Python.",
+        "torch once, before the script could set what torch reads then; spawn: always a new Python.",
     ),
     Flag(
         name="spare-ranks",

@@ -225,9 +225,14 @@ def find(seen: Mapping[int, tuple[Seen, ...]], quiet: float, patience: Patience)
 
 
 def find_without_steps(
-    seen: Mapping[int, tuple[Seen, ...]], since: Mapping[int, float], patience: Patience
+    seen: Mapping[int, tuple[Seen, ...]],
+    since: Mapping[int, float],
+    patience: Patience,
+    *,
+    begun: bool = True,
 ) -> Found | None:
-    """The same where no rank ever had a step; since: what `unmoved` says of these looks."""
+    """The same where no rank ever had a step; since: what `unmoved` says of these looks; begun: all nodes have ranks,
+    so that those that are seen may not be waiting for others."""
     looks = {rank: found for rank, found in seen.items() if len(found) > 1}
     last = {rank: found[-1] for rank, found in looks.items()}
     if stopped := _stopped(looks):
@@ -238,7 +243,7 @@ def find_without_steps(
     apart = [s for s in last.values() if not s.waits]
     if not apart:
         quiet = min(still.values())
-        return _all_wait(last, quiet, patience) if quiet >= patience.allowed else None
+        return _all_wait(last, quiet, patience) if begun and quiet >= patience.allowed else None
     hung = [s for s in apart if still[s.rank] >= patience.of(looks[s.rank])]
     return _found(hung, last, "does not go on", soft=True) if hung else None
 

@@ -107,6 +107,8 @@ class Facts:
     """By rank, the looks since the suspicion began, oldest first."""
     answered: bool
     """All nodes have answered the last look."""
+    begun: bool = True
+    """All nodes have ranks of the round: nobody waits for one that is to start them yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,7 @@ def _without_steps(state: State, facts: Facts, now: float, policy: Policy) -> De
     if found is None or any(since.get(rank, 0.0) >= looked for rank in found.ranks):  # it moved
         suspicion = replace(suspicion, found=None)
         state = replace(state, suspicion=suspicion)
-        found = find_without_steps(facts.seen, since, limits)
+        found = find_without_steps(facts.seen, since, limits, begun=facts.begun)
     if found is not None and now < looked + LONGEST_GAP:  # an older look has been told of
         still = now - max(since.get(rank, looked) for rank in found.ranks or since)
         return _verdict(state, found, still, f"no move seen for {still:.0f} s", facts, now)

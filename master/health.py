@@ -48,6 +48,8 @@ class Health:
         """The longest interval since the round's rhythm was last learned of, and when that was."""
         self._phases: dict[int, core.InPhase] = {}
         """By rank, what its script says it does."""
+        self._begun: set[NodeId] = set()
+        """Nodes with ranks of the round."""
         self._awaited: set[NodeId] = set()
         """Nodes that have not answered the last look."""
         self._seen: dict[int, tuple[Seen, ...]] = {}
@@ -75,7 +77,7 @@ class Health:
             self._state = core.begin(self._state, current.number, self._shell.now())
             self._stepped, self._longest = False, 0.0
             self._ticked, self._phases, self._quiet = {}, {}, 0.0
-            self._seen, self._newest, self._awaited = {}, set(), set()
+            self._seen, self._newest, self._awaited, self._begun = {}, set(), set(), set()
             self._decide(current)
 
     def heard(self, session: Session, beat: pb.Heartbeat) -> None:
@@ -84,6 +86,8 @@ class Health:
         if current is None or beat.round != self._state.round:
             return
         now = self._shell.now()
+        if beat.ranks:
+            self._begun.add(session.node_id)
         self._learn(max((rank.interval for rank in beat.ranks), default=0.0), now)
         quiet = max((rank.quiet for rank in beat.ranks), default=0.0)
         self._stepped = self._stepped or any(rank.ticks for rank in beat.ranks)
@@ -153,6 +157,7 @@ class Health:
             phases={rank: found.name for rank, found in self._phases.items()},
             seen={rank: self._seen[rank] for rank in self._newest},
             answered=not self._awaited,
+            begun=self._seated(current) <= self._begun,
         )
         before = self._state.suspicion
         decision = core.decide(self._state, facts, now, self._shell.policy)
@@ -173,12 +178,16 @@ class Health:
     def _examine(self, current: Round, order: core.Examine) -> None:
         """Have all nodes look that can hear of it and have ranks that run."""
         self._newest = set()
-        seated = {seat.node_id for seat in current.seats} - current.finished
-        self._awaited = seated & self._sessions.keys()
+        self._awaited = self._seated(current)
         examine = pb.Examine(round=current.number, number=order.number, close=order.close)
         told = pb.ToAgent(examine=examine)
         for node_id in self._awaited:
             self._sessions[node_id].push(told)
+
+    def _seated(self, current: Round) -> set[NodeId]:
+        """Nodes that have ranks to run, and are there."""
+        seated = {seat.node_id for seat in current.seats} - current.finished
+        return seated & self._sessions.keys()
 
     def _hung(self, current: Round, verdict: core.Verdict) -> None:
         found = verdict.found

@@ -12,9 +12,11 @@ log = logging.getLogger(__name__)
 
 BUILD_TIMEOUT = 10.0
 """Seconds that building one takes at most while starts wait for it; then others start them."""
+LONG_TIMEOUT = 600.0
+"""The same of one that is to start all of them."""
 
 QUICK = 10.0
-"""Seconds; one that dies sooner was no use, and three of them in a row are the end of it."""
+"""Seconds; one that dies sooner, or before it is ready, was no use, and three in a row are the end of it."""
 
 
 class Kept:
@@ -30,7 +32,7 @@ class Kept:
         awaited: bool = False,
     ) -> None:
         """launch raises OSError; of_no_use gets the reason why there will be none any more; extend
-        does more with one that is ready. awaited: starts wait for it however long it takes."""
+        does more with one that is ready. awaited: it is to start all, and waited for longer."""
         self.kind = kind
         self.starter: Starter | None = None
         self.ready = asyncio.Event()
@@ -82,8 +84,8 @@ class Kept:
                 log.info("no %s for now: %s", self.kind, error)
                 self._begun = False
                 return
-            await self._live(starter)
-            quick_deaths = quick_deaths + 1 if clock() - born < QUICK else 0
+            of_use = await self._live(starter)
+            quick_deaths = 0 if of_use and clock() - born >= QUICK else quick_deaths + 1
             if not self._ended:
                 log.info("the %s died after %.1f s", self.kind, clock() - born)
             if quick_deaths == 3:
@@ -97,20 +99,31 @@ class Kept:
         if self.starter is not None:
             self.starter.kill()  # it holds torch in memory, for nobody
 
-    async def _live(self, starter: Starter) -> None:
-        """See one through, from its start to its death."""
+    async def _live(self, starter: Starter) -> bool:
+        """See one through, from its start to its death; whether it was ready."""
         loop = asyncio.get_running_loop()
-        late = None if self._awaited else loop.call_later(BUILD_TIMEOUT, self._settled.set)
+        told = loop.call_later(BUILD_TIMEOUT, self._say_late) if self._awaited else None
+        limit = LONG_TIMEOUT if self._awaited else BUILD_TIMEOUT
+        late = loop.call_later(limit, self._settled.set)
         prepared = loop.create_task(self._prepare(starter))
         try:
             await starter.died.wait()
         finally:
+            of_use = self.ready.is_set()
             self.ready.clear()
-            if late is not None:
-                late.cancel()
+            late.cancel()
+            if told is not None:
+                told.cancel()
             prepared.cancel()
         with contextlib.suppress(StarterDied, asyncio.CancelledError):
             await prepared
+        return of_use
+
+    def _say_late(self) -> None:
+        if not self._settled.is_set():
+            log.warning(
+                "ranks wait for the %s, whose imports take more than %g s", self.kind, BUILD_TIMEOUT
+            )
 
     async def _prepare(self, starter: Starter) -> None:
         ready = await starter.ready()

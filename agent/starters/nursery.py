@@ -4,6 +4,7 @@ Where ranks are spawned there is no standby; a store that had to import torch as
 processor time from the ranks that do.
 """
 
+import gc
 import sys
 
 from setproctitle import setproctitle
@@ -17,6 +18,7 @@ def main(args: list[str]) -> None:
     """Serve the starter protocol on the descriptor `args[0]`; in a fork, be the store."""
     channel = fork.open_channel(int(args[0]))
     setproctitle("elastic-nursery")
+    gc.disable()  # what is imported stays
     try:
         import torch.distributed  # noqa: F401 - what the forks need
     except Exception as error:  # noqa: BLE001 - a script may mend what is missing; stores say more

@@ -21,6 +21,9 @@ PATIENCE = 5.0
 START_TIMEOUT = 30.0
 """Seconds that a starter gets to start a process, before it is ended and another asked."""
 
+READ_BY_TORCH = ("OMP_", "MKL_", "KMP_", "TORCH_", "PYTORCH_")
+"""Beginnings of the names of variables that torch, or what it brings, reads when it is imported."""
+
 _OF_A_RANK = env.OF_TORCHRUN | {
     "CUDA_VISIBLE_DEVICES",
     env.PAGE_FD,
@@ -63,15 +66,17 @@ class Starters:
         """In the standby's place where no rank is forked: stores are."""
         self._notes: dict[int, Mapping[str, str | None]] = {}
         """What each local rank had changed in its environment before it imported torch."""
-        self.plain = False
+        self.reason = _never(settings)
+        """Why ranks are not forked; empty while they may be."""
+        self._at_once = settings.rank_start == "fork" and not self.reason
+        """They are from the first, so that none imports torch."""
+        self.plain = self._at_once
         """Every local rank has imported torch, and had changed nothing."""
         self._environ: dict[str, str] | None = None
         self._modules: tuple[str, ...] = ()
         self._modules_known = asyncio.Event()
         self._turn = asyncio.Lock()
         self._over = False
-        self.reason = _never(settings)
-        """Why ranks are not forked; empty while they may be."""
         self._ahead = False
         """The standby was built before any rank ran here."""
         self._under_way = 0
@@ -231,6 +236,21 @@ class Starters:
             self._environ = {key: given[key] for key in given if key not in _OF_A_RANK}
             self._ahead = True
             self.build()
+
+    async def forkable(self) -> None:
+        """Where ranks are forked from the first, wait for the standby."""
+        if self._at_once:
+            await self._standby.wanted()
+
+    def note_environment(self, given: Mapping[str, str], seen: Mapping[str, str]) -> None:
+        """A rank has finished its first step, with `seen` made of the environment it was given."""
+        late = sorted(name for name in changes(given, seen) if name.startswith(READ_BY_TORCH))
+        if late and self._at_once and self.plain:
+            self.plain = False
+            log.warning(
+                "%s: set by the script, and too late: --rank-start fork imports torch before it, and auto would not",
+                ", ".join(late),
+            )
 
     def build(self) -> None:
         """Build the standby now, in the background, if it is known how; or what takes its place."""

@@ -102,13 +102,15 @@ def test_others_train_on_while_a_node_gets_a_new_agent(job: Job) -> None:
     job.ends(0)
 
 
-def test_a_node_that_waits_or_comes_back_starts_its_ranks_by_fork(job: Job) -> None:
+@pytest.mark.parametrize("start", ["auto", "fork"])
+def test_a_node_that_waits_or_comes_back_starts_its_ranks_by_fork(job: Job, start: str) -> None:
     """It has imported torch by then, though no rank ever ran there; nobody stops for it before."""
-    flags = ("--last-call", "0.1", "--preparation", "600")
+    flags = ("--last-call", "0.1", "--preparation", "600", "--rank-start", start)
     job.start(*flags, nodes="1:2", nproc=1, script=("--torch",)).master()
     number = job.wait_for_steps(1)
     second = job.start(*flags, nodes="1:2", nproc=1, script=("--torch",))
     number = job.wait_for_steps(2, after=number)
+    assert any("Prepared: round 2: 2 nodes" in event for event in job.events()), job.dump()
     third = job.start(*flags, nodes="1:2", nproc=1, script=("--torch",))
     job.wait_for("the third", lambda: "the standby is ready" in third.said() or None)
     processes.kill(second.guardian, second.agent())

@@ -89,11 +89,22 @@ def test_several_parts_in_one_instant(job: Job, parts: str) -> None:
 def test_who_never_imports_torch_has_no_store(job: Job) -> None:
     node = job.start()
     job.wait_for_steps(2, count=3)
-    below = processes.descendants(node.guardian)
-    stores = [p for p in below if "agent.store" in p.command or "elastic-store" in p.command]
-    assert stores == [], job.dump()
+    assert _stores(node) == [], job.dump()
     job.finish()
     job.ends(0)
+
+
+def test_who_imports_torch_has_a_store_before_it_asks(job: Job) -> None:
+    node = job.start(script=("--shared",))
+    job.wait_for_steps(2, count=3)
+    job.wait_for("a store", lambda: _stores(node) or None)
+    job.finish()
+    job.ends(0)
+
+
+def _stores(node: Node) -> list[int]:
+    below = processes.descendants(node.guardian)
+    return [p.pid for p in below if "agent.store" in p.command or "elastic-store" in p.command]
 
 
 def test_shared_memory_goes_with_the_ranks_that_held_it(job: Job) -> None:

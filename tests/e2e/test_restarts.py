@@ -34,6 +34,29 @@ def test_ranks_are_forked_from_the_first_where_that_is_asked_for(job: Job) -> No
     job.ends(0)
 
 
+LATE = """
+import os
+os.environ["OMP_NUM_THREADS"] = "2"
+import torch
+layer = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+layer(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+"""
+
+
+def test_what_forking_from_the_first_does_not_do_is_said(job: Job) -> None:
+    script = job.folder / "late.py"
+    script.write_text(LATE)
+    job.start("--rank-start", "fork", entry=(str(script),), log_level="WARNING")
+    job.ends(0)
+    assert "OMP_NUM_THREADS: set by the script, and too late" in job.nodes[0].said(), job.dump()
+    job.start("--rank-start", "fork", "--no-python", entry=("true",), log_level="WARNING")
+    job.nodes[1].exit_code()
+    said = job.nodes[1].said()
+    assert "--rank-start fork: ranks are spawned: a program is executed" in said, job.dump()
+
+
 def restarts(job: Job, times: int, start: str) -> list[float]:
     """Seconds that each took. None may fail, leave a process, or find an old key in its store."""
     chance = random.Random(times)

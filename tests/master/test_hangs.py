@@ -501,6 +501,7 @@ def decide(
     *looked: Mapping[int, tuple[Seen, ...]],
     ticked: float | None = 200.0,
     answered: bool = True,
+    begun: bool = True,
 ) -> Decision:
     """looked: at the ranks, so far."""
     facts = Facts(
@@ -509,6 +510,7 @@ def decide(
         phases={},
         seen=looked[0] if looked else {},
         answered=answered,
+        begun=begun,
     )
     return hangs.decide(state, facts, now, POLICY)
 
@@ -630,12 +632,14 @@ Look = tuple[Seen, ...]
 """At all ranks."""
 
 
-def without_steps(*scenes: tuple[float, Look], until: float) -> tuple[list[float], Verdict | None]:
+def without_steps(
+    *scenes: tuple[float, Look], until: float, begun: bool = True
+) -> tuple[list[float], Verdict | None]:
     """When a round that began at 100 is looked at, and the first verdict; scenes: what can be seen from when on."""
     state, now, seen = learned(), 100.0, dict[int, tuple[Seen, ...]]()
     looked: list[float] = []
     while now < until:
-        told = decide(state, now, seen, ticked=None)
+        told = decide(state, now, seen, ticked=None, begun=begun)
         state = told.state
         if isinstance(told.order, Verdict):
             return looked, told.order
@@ -718,6 +722,15 @@ def test_without_steps_who_waits_apart_is_named_once_none_moved_for_the_patience
     assert verdict.found.ranks == (3,)
     assert 1000.0 + MINUTE < looked[-1] < 1000.0 + 4 * MINUTE
     assert verdict.stood.startswith("no move seen for ")
+
+
+def test_without_steps_who_may_wait_for_a_node_without_ranks_yet_is_no_culprit() -> None:
+    """It imports torch for them, say. Whoever is stopped is named all the same."""
+    scene = (0.0, (*WAITING, seen(3)))
+    assert without_steps(scene, until=HOUR)[1] is not None
+    assert without_steps(scene, until=10 * HOUR, begun=False)[1] is None
+    stopped = (0.0, (*WAITING, seen(3, Activity.STOPPED, state="T", cpu=1.0)))
+    assert without_steps(stopped, until=HOUR, begun=False)[1] is not None
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def run(base: Path, save: str, ranks: int, faults: str, *flags: str) -> str:
     (base / f"{save}-part{part}").touch()
     env = {
         "FAULTS": faults, "FAULTS_FOLDER": str(folder), "CONSUMED": str(base / f"{save}-consumed"),
-        "PART": str(part),
+        "PART": str(part), "ELASTIC_RANK_START": "auto",
     }  # fmt: skip
     output = finish(start(base, save, *flags, nproc=ranks, script=FAULTY, env=env))
     assert len(struck(folder)) == max(before, len(faults.split())), output

@@ -3,17 +3,19 @@ a subreaper adopts whatever comes. Says what it saw as lines of JSON."""
 
 import asyncio
 import json
+import logging
 import os
 import resource
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 
 from elastic.agent import children, prctl
+from elastic.agent.environment import common_environment
 from elastic.agent.settings import AgentSettings
 from elastic.agent.starters import kept, starters
 from elastic.agent.starters.spec import StartSpec
@@ -149,15 +151,54 @@ async def mortal(node: AgentSettings) -> list[object]:
     """A nursery that dies as often as it is built is built three times, and waited for no longer."""
     kept.BUILD_TIMEOUT = 10 * DEADLINE
     own, _ = await building(node)
-    asked = asyncio.get_running_loop().create_task(store(own))
+    return await killing(own, "nursery", store(own))
+
+
+async def mortal_standby(node: AgentSettings) -> list[object]:
+    """And so is a standby from which all ranks are to be forked, however long each takes to die."""
+    kept.LONG_TIMEOUT, kept.QUICK = 10 * DEADLINE, 0.0
+    own = starters.Starters(replace(node, rank_start="fork"))
+    own.prepare()
+    forkable = asyncio.get_running_loop().create_task(own.forkable())
+    seen = await killing(own, "standby", run(own))
+    await forkable
+    return [*seen, own.reason]
+
+
+async def killing(
+    own: starters.Starters, kind: str, start: Coroutine[None, None, str]
+) -> list[object]:
+    """Who starts something where each of that kind is killed before it is ready, and how many were."""
+    asked = asyncio.get_running_loop().create_task(start)
     killed = set[int]()
     while not asked.done():
         for victim in own.pids - killed:
-            if "elastic.agent.starters.nursery" in Path(f"/proc/{victim}/cmdline").read_text():
+            if f"elastic.agent.starters.{kind}" in Path(f"/proc/{victim}/cmdline").read_text():
                 os.kill(victim, signal.SIGKILL)
                 killed.add(victim)
         await asyncio.sleep(0)
     return [await asked, len(killed)]
+
+
+async def long(node: AgentSettings) -> list[object]:
+    """A standby from which all ranks are to be forked is waited for longer, and that is said; not for ever."""
+    kept.BUILD_TIMEOUT, kept.LONG_TIMEOUT = 0.1, 10 * DEADLINE
+    said = list[str]()
+    heard = logging.Handler()
+    heard.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("elastic.agent.starters.kept").addHandler(heard)
+    own = starters.Starters(replace(node, rank_start="fork"))
+    own.prepare()
+    while not own.pids:
+        await asyncio.sleep(0)
+    (stopped,) = own.pids
+    os.kill(stopped, signal.SIGSTOP)
+    asked = asyncio.get_running_loop().create_task(run(own, **common_environment(node)))
+    while not said:
+        await asyncio.sleep(0.01)
+    seen: list[object] = [said[0], asked.done()]
+    os.kill(stopped, signal.SIGCONT)
+    return [*seen, await asked]
 
 
 def spawner(own: starters.Starters) -> int:
@@ -193,7 +234,18 @@ async def reaped(node: AgentSettings) -> list[object]:
 
 CASES: dict[str, Callable[[AgentSettings], Awaitable[list[object]]]] = {
     case.__name__: case
-    for case in (momentary, lasting, stuck, reaped, nursery, late, threads, mortal)
+    for case in (
+        momentary,
+        lasting,
+        stuck,
+        reaped,
+        nursery,
+        late,
+        threads,
+        mortal,
+        mortal_standby,
+        long,
+    )
 }
 
 

@@ -94,6 +94,20 @@ def test_a_nursery_that_dies_three_times_is_not_built_again(program: Program) ->
     assert program.says() == ["spawner", 3]
 
 
+@case(["mortal_standby"])
+def test_a_standby_for_all_ranks_that_is_never_ready_gives_way_to_the_spawner(
+    program: Program,
+) -> None:
+    why = "the standby died three times as soon as it was built"
+    assert program.says() == ["spawner", 3, why]
+
+
+@case(["long"])
+def test_a_standby_for_all_ranks_is_waited_for_aloud(program: Program) -> None:
+    late = "ranks wait for the standby, whose imports take more than 0.1 s"
+    assert program.says() == [late, False, "standby"]
+
+
 @case(["reaped"])
 def test_a_process_that_was_reaped_before_its_start_was_known(program: Program) -> None:
     assert program.says() == ["spawner"]
