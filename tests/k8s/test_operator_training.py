@@ -11,7 +11,8 @@ from elastic.proto.elasticjob import JobState
 from elastic.trainer.watch import jsonl
 from tests.k8s.cluster import Cluster
 from tests.k8s.operated import Job, operated
-from tests.trainer.launch import finish, start, steps, training
+from tests.trainer import launch
+from tests.trainer.launch import finish, steps, training
 
 log = logging.getLogger(__name__)
 STEPS, KILLS = 130, 12
@@ -21,13 +22,14 @@ LENGTH = f"--train-iters={STEPS}"
 class Trained(Job):
     """One that trains a small GPT; nothing is saved but in memory."""
 
-    def __init__(self, cluster: Cluster, folder: Path, pods: int, length: str) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, pods: int, length: str, start: str) -> None:
+        """start: how its ranks do (--rank-start)."""
         script = training(folder, "scaled", length, script=("-m", "tests.k8s.paced"))
         self.metrics = folder / "scaled.jsonl"
         super().__init__(
             cluster,
             folder,
-            train=script,
+            train=(f"--rank-start={start}", *script),
             worker={"replicas": pods},
             workingDir=str(Path(__file__).parents[2]),
         )
@@ -76,7 +78,7 @@ def test_scaled_lost_and_suspended_it_ends_with_the_same_bits(
     crd: None, cluster: Cluster, tmp_path: Path
 ) -> None:
     with operated(cluster.namespace, tmp_path):
-        job = Trained(cluster, tmp_path, 3, LENGTH)
+        job = Trained(cluster, tmp_path, 3, LENGTH, "auto")
         job.wait_world(3)
         job.scale(2)
         job.wait_world(2)
@@ -103,18 +105,21 @@ def test_scaled_lost_and_suspended_it_ends_with_the_same_bits(
         first = job.lines()[len(before)]
         assert first["iteration"] == before[-1]["iteration"] + 1, "steps are lost"
         job.wait("it is complete", lambda: job.holds("Complete"))
-    finish(start(tmp_path, "whole", LENGTH, nproc=2))
+    finish(launch.start(tmp_path, "whole", LENGTH, nproc=2))
     whole = steps(tmp_path, "whole")
     assert sorted(whole) == sorted(steps(tmp_path, "scaled"))
     assert whole == steps(tmp_path, "scaled")
 
 
 @pytest.mark.soak
-def test_pods_are_deleted_again_and_again(crd: None, cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", ["auto", "fork"])
+def test_pods_are_deleted_again_and_again(
+    crd: None, cluster: Cluster, tmp_path: Path, start: str
+) -> None:
     """One round without each, and one with its replacement. How long nobody trained is logged (--log-cli-level=INFO)."""
     length = f"--train-iters={40 * KILLS}"
     with operated(cluster.namespace, tmp_path):
-        job = Trained(cluster, tmp_path, 4, length)
+        job = Trained(cluster, tmp_path, 4, length, start)
         job.wait_world(4)
         for kill in range(KILLS):
             victim = job.names()[-1 - kill % 4]
@@ -122,5 +127,5 @@ def test_pods_are_deleted_again_and_again(crd: None, cluster: Cluster, tmp_path:
         job.wait("it is complete", lambda: job.holds("Complete"))
     sizes = list({line["round"]: line["world_size"] for line in job.lines()}.values())
     assert sizes[sizes.index(4) :] == [4, *(3, 4) * KILLS]
-    finish(start(tmp_path, "whole", length, nproc=2))
+    finish(launch.start(tmp_path, "whole", length, nproc=2))
     assert steps(tmp_path, "whole") == steps(tmp_path, "scaled")

@@ -30,7 +30,7 @@ RANK, ROUND = int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])
 HOW, _, VICTIM = (sys.argv[5:] + ["", ""] * ROUND)[ROUND - 1].partition(":")
 BY_HAND, HOW = HOW.startswith(prefix := "by-hand-"), HOW.removeprefix(prefix)
 HANGS = str(RANK) == VICTIM
-LOADS = ("worker", "late")
+LOADS = ("worker", "dead", "late")
 """By a worker of the loader's."""
 
 
@@ -42,7 +42,7 @@ def tell(kind: str, **fields: object) -> None:
 
 
 class Numbers(Dataset[torch.Tensor]):
-    """Batches; the worker that makes the victim's stops for good."""
+    """Batches; the worker that makes the victim's stops for good, or dies."""
 
     def __len__(self) -> int:
         return 1 << 20
@@ -53,7 +53,7 @@ class Numbers(Dataset[torch.Tensor]):
             if HOW == "late":
                 time.sleep(max(3.0, 10 * SECONDS))
             else:
-                os.kill(os.getpid(), signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGKILL if HOW == "dead" else signal.SIGSTOP)
         return torch.full((4,), float(number))
 
 
