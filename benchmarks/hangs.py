@@ -8,8 +8,8 @@ the first step of the next round, and whether the right rank was named. jitter: 
 now and then, asleep or computing; verdicts, of which there must be none, as `jitter --steps 10000 --seconds 0.1`
 and `jitter --steps 1000 --seconds 1 --calm 100`. cost: the time of a step of the same work in `--pairs` of blocks of one
 run, as a machine may be faster now than a minute later: all processes but the ranks run in one, and are stopped in
-the other, after which they catch up, which counts against them; and what an optimizer's step takes more in a rank than
-in a process of its own. Not in it: torch's flight recorder, and what times the waits of a step's collectives.
+the other, after which they catch up, which counts against them; and what a step without work (a backward pass, an
+all-reduce, an optimizer's step) takes more in a rank than in a process of its own: hooks and torch's flight recorder.
 """
 
 import argparse
@@ -183,7 +183,7 @@ def cost(device: str, folder: Path, pairs: int, seconds: float) -> None:
         f"+- {sure:.2%}, median {statistics.median(ratios):+.2%}"
     )
     hook = tick()
-    print(f"an optimizer's step takes {hook:.1f} us more, {hook / took / 1e6:.3%}")
+    print(f"a step's own work for it takes {hook:.1f} us, {hook / took / 1e6:.3%}")
 
 
 def all_but(job: Job, ranks: set[int]) -> list[int]:
@@ -212,7 +212,7 @@ def mean_step(ends: Sequence[float], began: float, ended: float) -> float:
 
 
 def tick() -> float:
-    """Microseconds that a rank's main thread spends on being watched, an optimizer's step."""
+    """Microseconds that a rank's main thread spends on being watched, of a step with one collective."""
     script = str(ROOT / "benchmarks" / "scripts" / "tick.py")
     launcher = ("-m", "elastic.run", "--standalone", "--nproc-per-node", "1")
     alone, ours = (
