@@ -94,9 +94,8 @@ def named(at: Place, folder: Path, count: int, seconds: float) -> None:
         numbers = range(first, min(count, first + len(ways)))
         hangs = [f"{ways[n % len(ways)]}:{(3 * n + 1) % at.ranks}" for n in numbers]
         with stuck_folder(own / "stuck") if "read" in ways else contextlib.nullcontext():
-            job = at.begin(
-                own, seconds, hangs, "--max-restarts", str(count)
-            )  # a dead worker's rank raises
+            # A dead worker's rank raises.
+            job = at.begin(own, seconds, hangs, "--max-restarts", str(count))
             for number in range(len(hangs)):  # each within the harness's deadline
                 job.wait_for_steps(at.ranks, after=number + 1, count=5)
             end(job)
@@ -175,7 +174,7 @@ def cost(device: str, folder: Path, pairs: int, seconds: float) -> None:
     ends = [line.at for line in job.told("step", round=1, rank=0)]
     ratios = []
     for pair, times in enumerate(blocks):
-        first, second = (mean_step(ends, *times[at : at + 2]) for at in (0, 2))
+        first, second = (mean_step(ends, *times[k : k + 2]) for k in (0, 2))
         ratios.append((first / second if pair % 2 else second / first) - 1)
     took = statistics.median(after - before for before, after in pairwise(ends))
     sure = statistics.stdev(ratios) / math.sqrt(pairs) if pairs > 1 else math.nan

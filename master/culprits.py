@@ -229,7 +229,7 @@ def find_without_steps(
     since: Mapping[int, float],
     patience: Patience,
     *,
-    begun: bool = True,
+    begun: bool,
 ) -> Found | None:
     """The same where no rank ever had a step; since: what `unmoved` says of these looks; begun: all nodes have ranks,
     so that those that are seen may not be waiting for others."""

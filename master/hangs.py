@@ -107,7 +107,7 @@ class Facts:
     """By rank, the looks since the suspicion began, oldest first."""
     answered: bool
     """All nodes have answered the last look."""
-    begun: bool = True
+    begun: bool
     """All nodes have ranks of the round: nobody waits for one that is to start them yet."""
 
 

@@ -245,7 +245,7 @@ class Starters:
     def note_environment(self, given: Mapping[str, str], seen: Mapping[str, str]) -> None:
         """A rank has finished its first step, with `seen` made of the environment it was given."""
         late = sorted(name for name in changes(given, seen) if name.startswith(READ_BY_TORCH))
-        if late and self._at_once and self.plain:
+        if late and self._at_once and self.plain and not self.reason:
             self.plain = False
             log.warning(
                 "%s: set by the script, and too late: --rank-start fork imports torch before it, and auto would not",

@@ -12,7 +12,7 @@ import pytest
 
 from elastic.proto.moment import Moment
 from elastic.trainer.watch import jsonl
-from tests.e2e.harness import Job, Node, processes, slots
+from tests.e2e.harness import FORK, Job, Node, processes, slots
 from tests.trainer.launch import assert_same, finish, start, training
 
 pytestmark = pytest.mark.xdist_group("fire")  # one run without faults for all of them
@@ -86,7 +86,7 @@ def run(job: Job, base: Path, save: str, *flags: str) -> None:
     environ = {"FAULTS": " ".join(FAULTS), "FAULTS_FOLDER": str(notes)}
 
     def node(*flags: str) -> Node:
-        flags = ("--last-call=6", "--rank-start=fork", *flags)
+        flags = ("--last-call=6", FORK, *flags)
         return job.start(*flags, nodes="1:2", nproc=4, entry=entry, environ=environ)
 
     def paused(number: int) -> int:
