@@ -36,7 +36,7 @@ def test_nodes_that_work_train(job: Job) -> None:
 
 
 def test_a_node_that_computes_wrong_is_kept_out_and_the_others_train(job: Job) -> None:
-    job.start("--precheck", "quick", *to_a_file(job), nodes="1:2")
+    job.start("--precheck", "quick", *to_a_file(job), nodes="1:2").master()
     path = f"{corrupt(job.folder / 'site')}:{ROOT}"
     job.start("--precheck", "quick", nodes="1:2", environ={"PYTHONPATH": path})
     job.wait_for_event("node1 is kept out: matmul: cpu: ")
