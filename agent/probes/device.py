@@ -4,8 +4,11 @@ Each line of standard input names what to do next; each is answered by a line. I
 itself, once that is imported. A step that hangs is known by the answer that does not come.
 """
 
+import contextlib
+import ctypes
 import itertools
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,6 +28,9 @@ class Device:
         """Of the parts of the step that is done now."""
 
     def torch(self) -> dict[str, float]:
+        """Nothing of it makes a context on the device."""
+        driver = threading.Thread(target=self._open_driver, daemon=True, name="driver")
+        driver.start()
         with self.clock.part("import"):
             import torch
 
@@ -37,13 +43,18 @@ class Device:
         self._collectives = collectives
         with self.clock.part("reckoned"):
             matmul.truth(matmul.SIZES[torch.device(self._name).type, self._level].n)
+        driver.join()
         return {"threads": float(torch.get_num_threads())}
+
+    def _open_driver(self) -> None:
+        """It opens for one process after the other, which takes as long as an import of torch: beside that."""
+        if not self._name.startswith("cuda"):
+            return
+        with self.clock.part("driver"), contextlib.suppress(OSError):  # torch will say what is wrong
+            ctypes.CDLL("libcuda.so.1").cuInit(0)
 
     def device(self) -> dict[str, float]:
         """A context on it, and the start of a meeting with its siblings."""
-        if self._torch.device(self._name).type == "cuda":
-            with self.clock.part("driver"):
-                self._torch.cuda.init()  # type: ignore[no-untyped-call]
         with self.clock.part("context"):
             self._device = self._matmul.use(self._name)
             one = self._torch.ones(1, device=self._device)

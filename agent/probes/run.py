@@ -86,7 +86,7 @@ async def probe(
 
 
 class Prober:
-    """One look at a node. `prepare` ahead of it imports torch, and touches no device: then `probe` takes
+    """One look at a node. `prepare` ahead of it imports torch and opens the driver, and makes no context: then `probe` takes
     no longer than what it tries. Its processes are children of ours, by the pids in `pids`."""
 
     def __init__(
