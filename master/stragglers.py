@@ -10,14 +10,16 @@ explain.
 Communication is what remains (`transfers.py`): where that grows and compute does not, a link is slow.
 
 On GPUs times are the device's, and a slow rank's device or its host is named. A slow device takes longer for a backward
-pass, too, while its host is ahead of it; else it waits for its host: for data, or between kernels all the time.
+pass, too, while its host is ahead of it; else it waits for its host: for data, or between kernels all the time. Devices
+that wait for others have power to spare and become faster by some per cent, which makes a rank look slow in all that it
+does: so it is compared with what it was before rather than with them, where that is the smaller step.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, nan, sqrt
 from statistics import median_low
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from elastic.master import robust, transfers
 from elastic.master.transfers import Group
@@ -83,6 +85,14 @@ class Times:
     """Of a backward pass on its device, the median. NaN: these are a host's times."""
     starved: bool = False
     """In most steps its device waited for its host in the backward pass."""
+
+
+class Usual(NamedTuple):
+    """What is to be compared with, in seconds a step on a device."""
+
+    compute: float
+    backward: float
+    """Of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +188,8 @@ class State:
     """By rank, parts by which its compute was longer than its peers', newest last; NaN: not known."""
     of_host: Mapping[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
     """By rank on a GPU, whether that was its host's (1) or its device's (0), newest last; NaN: not known, or not behind."""
+    before: Mapping[int, tuple[Usual, ...]] = field(default_factory=dict[int, tuple[Usual, ...]])
+    """By rank on a GPU, what it took while it was not behind, newest last."""
     groups: Mapping[str, Group] = field(default_factory=dict[str, Group])
     since: Mapping[int, Mark] = field(default_factory=dict[int, Mark])
     """Of slow ranks."""
@@ -204,7 +216,7 @@ def decide(state: State, report: Report, now: float, policy: Policy) -> Decision
     if state.intervals <= SETTLING:
         state = replace(state, marks=(mark,))
         return Decision(state=state, verdicts=(), reason="the round has only begun")
-    state = replace(state, behind=_behind(state, report), of_host=_of_host(state, report, policy))
+    state = _with_hosts(replace(state, behind=_behind(state, report)), report, policy)
     medians = _medians(state)
     slow = _slow(state, medians, report, policy)
     state = replace(state, since={rank: _since(state, rank, bound) for rank, bound in slow.items()})
@@ -246,35 +258,54 @@ def _behind(state: State, report: Report) -> dict[int, tuple[float, ...]]:
     return {rank: (*before.get(rank, ()), value)[-robust.WINDOW :] for rank, value in found.items()}
 
 
-def _of_host(state: State, report: Report, policy: Policy) -> dict[int, tuple[float, ...]]:
-    """Windows with this interval's, of ranks on GPUs."""
+def _with_hosts(state: State, report: Report, policy: Policy) -> State:
+    """With this interval's times of ranks on GPUs."""
     found: dict[int, float] = {}
+    before = dict(state.before)
     for ranks in _by_peers(report).values():
         times = {rank: report.times[rank] for rank in ranks}
-        known = {rank: one for rank, one in times.items() if isfinite(one.backward)}
-        if known:
-            compute = median_low([one.compute for one in known.values()])
-            backward = median_low([one.backward for one in known.values()])
-            found |= {
-                rank: is_host(one, compute, backward, policy.least) for rank, one in known.items()
-            }
-    before = state.of_host
-    return {
-        rank: (*before.get(rank, ()), found.get(rank, nan))[-robust.WINDOW :]
-        for rank in before.keys() | found.keys()
+        known = {
+            rank: Usual(one.compute, one.backward)
+            for rank, one in times.items()
+            if isfinite(one.backward)
+        }
+        if not known:
+            continue
+        peers = _middle(known.values())
+        for rank, now in known.items():
+            own = before.get(rank, ())
+            usual = (peers, _middle(own)) if own else (peers,)
+            found[rank] = is_host(now, usual, policy.least, starved=times[rank].starved)
+            if not _longer(now, peers, policy.least):
+                before[rank] = (*own, now)[-robust.WINDOW :]
+    windows = {
+        rank: (*state.of_host.get(rank, ()), found.get(rank, nan))[-robust.WINDOW :]
+        for rank in state.of_host.keys() | found.keys()
     }
+    return replace(state, of_host=windows, before=before)
 
 
-def is_host(times: Times, compute: float, backward: float, least: float) -> float:
+def _middle(several: Iterable[Usual]) -> Usual:
+    compute, backward = zip(*several, strict=True)
+    return Usual(median_low(compute), median_low(backward))
+
+
+def _longer(now: Usual, than: Usual, least: float) -> bool:
+    return now.compute - than.compute > least / 2 * than.compute
+
+
+def is_host(now: Usual, usual: Sequence[Usual], least: float, *, starved: bool = False) -> float:
     """Whether it is its host for which a rank is behind (1), or its device (0); NaN: it is not behind, or nobody's
-    backward pass is seen. compute, backward: what peers take, in seconds; least: the part by which who is behind is."""
-    more = times.compute - compute
-    if more <= least / 2 * compute or not backward:
+    backward pass is seen. usual: what its peers take, and what it took before, if that is known; least: the part by
+    which who is behind is; starved: its device waited for it in the backward pass."""
+    if not _longer(now, usual[0], least) or not usual[0].backward:
         return nan
-    if times.starved:
+    if starved:
         return 1.0
+    nearest = max((one for one in usual if _longer(now, one, least)), key=lambda one: one.compute)
     # A device that is slow is so in all that it does; data that come late make the forward pass longer.
-    return float(times.backward / backward - 1 < more / compute / 2)
+    more = now.compute / nearest.compute - 1
+    return float(now.backward < nearest.backward * (1 + more / 2))
 
 
 def _part(state: State, ranks: Iterable[int]) -> Part:

@@ -50,7 +50,7 @@ class Device:
         """It opens for one process after the other, which takes as long as an import of torch: beside that."""
         if not self._name.startswith("cuda"):
             return
-        with self.clock.part("driver"), contextlib.suppress(OSError):  # torch will say what is wrong
+        with self.clock.part("driver"), contextlib.suppress(OSError):  # of which torch will tell
             ctypes.CDLL("libcuda.so.1").cuInit(0)
 
     def device(self) -> dict[str, float]:

@@ -16,6 +16,7 @@ from elastic.master.stragglers import (
     Seat,
     State,
     Times,
+    Usual,
     decide,
     is_host,
 )
@@ -189,6 +190,26 @@ def test_a_slow_device_is_told_from_a_slow_host(
     assert said in str(verdict)
 
 
+@pytest.mark.parametrize(("share", "part"), [(0.6, "device"), (0.0, "host")])
+def test_a_part_is_named_by_what_it_was_before_where_peers_become_faster(
+    share: float, part: str
+) -> None:
+    """By 10 %, as devices at their limit of power do that have to wait. share: of what is more, in the backward pass."""
+    job, state, named = Job(slow=((3, 0.08),), since=SLOW_SINCE, intervals=30), State(), []
+    for number, (now, report) in enumerate(job.reports()):
+        times = {}
+        for rank, one in report.times.items():
+            late = number >= SLOW_SINCE
+            faster = 0.9 if late and rank != 3 else 1.0
+            more = share * 0.08 * one.compute / 1.08 if late and rank == 3 else 0.0
+            backward = 0.6 * faster + more
+            times[rank] = replace(one, compute=faster * one.compute, backward=backward)
+        decision = decide(state, replace(report, times=times), now, Policy())
+        state = decision.state
+        named += [(one.ranks, one.part) for one in decision.verdicts]
+    assert set(named) == {((3,), part)}
+
+
 def test_of_host_times_no_part_is_told() -> None:
     (verdict,) = last(Job(slow=((3, 0.2),), intervals=20)).verdicts
     assert verdict.part == ""
@@ -199,16 +220,33 @@ def test_of_host_times_no_part_is_told() -> None:
 def test_who_is_slow_in_all_that_it_does_is_slow_on_its_device(
     compute: float, factor: float, share: float
 ) -> None:
-    backward = share * compute
-    slow = Times(compute=factor * compute, waiting=0.0, least=0.0, backward=factor * backward)
-    assert is_host(slow, compute, backward, 0.06) == 0
-    late = replace(slow, backward=backward)
-    assert is_host(late, compute, backward, 0.06) == 1
-    assert is_host(replace(slow, starved=True), compute, backward, 0.06) == 1
-    assert isnan(is_host(replace(slow, backward=0.0), compute, 0.0, 0.06)), (
+    peers = Usual(compute, share * compute)
+    slow = Usual(factor * compute, factor * share * compute)
+    assert is_host(slow, [peers], 0.06) == 0
+    late = slow._replace(backward=share * compute)
+    assert is_host(late, [peers], 0.06) == 1
+    assert is_host(slow, [peers], 0.06, starved=True) == 1
+    assert isnan(is_host(slow._replace(backward=0.0), [Usual(compute, 0.0)], 0.06)), (
         "no backward pass is seen"
     )
-    assert isnan(is_host(replace(slow, compute=compute), compute, backward, 0.06))
+    assert isnan(is_host(slow._replace(compute=compute), [peers], 0.06))
+
+
+@given(st.floats(1.05, 1.5), st.floats(0.8, 1.0), st.floats(0.2, 0.8), st.floats(0.3, 3.0))
+def test_peers_that_wait_and_become_faster_make_no_device_slow(
+    factor: float, peers: float, share: float, work: float
+) -> None:
+    """Nor does a step that has become another one, for all, hide it."""
+    before = Usual(1.0, share)
+    others = Usual(peers, peers * share)
+    late, slow = Usual(factor, share), Usual(factor, factor * share)
+    assert is_host(late, [others, before], 0.06) == 1
+    assert is_host(slow, [others, before], 0.06) == 0
+    late, slow, others = (
+        Usual(work * one.compute, work * one.backward) for one in (late, slow, before)
+    )
+    assert is_host(late, [others, before], 0.06) == 1
+    assert is_host(slow, [others, before], 0.06) == 0
 
 
 # --- links -----------------------------------------------------------------------------------------
