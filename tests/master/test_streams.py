@@ -3,89 +3,24 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import grpc.aio
 import pytest
 
 from elastic.master import events as ev
 from elastic.master import streams as served
 from elastic.master.events import NodeId
-from elastic.master.journal import Journal
 from elastic.master.nodes import SILENT_KNOCKS, NodeState
 from elastic.master.policy import Policy
 from elastic.master.shell import Shell
 from elastic.master.state import DRAINED
 from elastic.master.streams import Streams
 from elastic.proto import master_pb2 as pb
-from elastic.proto import version
-from tests.master.serving import REFUSES, RUN_ID, within
+from tests.master.serving import REFUSES, within
+from tests.master.streaming import EXIT, RUN, RUNS, Stream, serving
 
-RUN, EXIT = pb.Directive.RUN, pb.Directive.EXIT
-RUNS = pb.NodeReport(round=1, phase=pb.NodeReport.RUNNING)
 SILENT = "no address:1"
 """A knock there says nothing."""
-
-
-@dataclass
-class Stream:
-    """An agent's stream as grpc hands it to the master, without the wire."""
-
-    streams: Streams
-    node: str
-    report: pb.NodeReport = field(default_factory=pb.NodeReport)
-    knock_address: str = REFUSES
-    said: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
-    heard: asyncio.Queue[pb.ToAgent] = field(default_factory=asyncio.Queue)
-
-    def __post_init__(self) -> None:
-        self.say(
-            hello=pb.Hello(
-                version=pb.Version(major=version.WIRE.major, minor=version.WIRE.minor),
-                run_id=RUN_ID,
-                node_id=self.node,
-                incarnation=1,
-                slots=1,
-                knock_address=self.knock_address,
-                spare_store=f"{self.node}:1",
-                report=self.report,
-            )
-        )
-        self.handler = asyncio.create_task(self.streams.Attach(None, self))
-
-    async def read(self) -> Any:
-        return await self.said.get()
-
-    async def write(self, message: pb.ToAgent) -> None:
-        self.heard.put_nowait(message)
-
-    def say(self, **body: Any) -> None:
-        self.said.put_nowait(pb.FromAgent(**body))
-
-    async def ordered(self, kind: int) -> pb.Directive:
-        while True:
-            message = await self.heard.get()
-            if message.HasField("directive") and message.directive.kind == kind:
-                return message.directive
-
-    async def end(self) -> None:
-        self.said.put_nowait(grpc.aio.EOF)
-        await self.handler
-
-
-@contextlib.asynccontextmanager
-async def serving(folder: Path, policy: Policy) -> AsyncIterator[tuple[Shell, Streams]]:
-    journal = Journal(folder / "journal.db")
-    shell = Shell(journal, policy, "launch")
-    streams = Streams(shell, RUN_ID)
-    await shell.begin(streams.act, None, asyncio.Event())
-    try:
-        yield shell, streams
-    finally:
-        journal.close()
 
 
 @within(120)

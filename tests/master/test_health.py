@@ -1,0 +1,199 @@
+"""What a hang is known by, through the streams of a master: quiet told, looks ordered, a verdict folded."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.master import events as ev
+from elastic.master import hangs
+from elastic.master.policy import HANG_ACTIONS, Policy
+from elastic.master.shell import Shell
+from elastic.master.streams import Streams
+from elastic.proto import codec, job_folder
+from elastic.proto import master_pb2 as pb
+from elastic.proto.looks import Frame, Look, Thread
+from tests.master.serving import within
+from tests.master.streaming import EXIT, RUN, Stream, serving
+
+WAIT = pb.Directive.WAIT
+FLOOR = 0.4
+STEP = 0.01
+QUIET = 0.75 * FLOOR
+"""Seconds of a rank without a step: enough to look."""
+
+
+def policy(action: str = "recover") -> Policy:
+    return Policy(min_nodes=2, max_nodes=2, hang_action=action, hang_floor=FLOOR)
+
+
+def beat(agent: Stream, rank: int, quiet: float = 0.0, *, number: int = 1, ticks: int = 40) -> None:
+    progress = pb.RankProgress(rank=rank, ticks=ticks, quiet=quiet, interval=STEP)
+    agent.say(heartbeat=pb.Heartbeat(round=number, ranks=[progress]))
+
+
+def look(rank: int, *, stopped: bool) -> str:
+    frames = (
+        Frame(function="all_reduce", file="/torch/distributed/distributed_c10d.py", line=5),
+        Frame(function="main", file="train.py", line=9),
+    )
+    thread = Thread(tid=1, name="MainThread", frames=frames, gil=False)
+    state = "T" if stopped else "S"
+    return codec.dumps(
+        Look(rank=rank, pid=7 + rank, at=1.0, state=state, threads=(thread,), how="py-spy", ticks=40)
+    )
+
+
+async def begun(streams: Streams) -> tuple[Stream, Stream]:
+    """Two nodes of a rank each train in round 1, and the master knows that their steps are short: it asks them
+    to tell of a quiet of half the floor."""
+    agents = Stream(streams, "a"), Stream(streams, "b")
+    for rank, agent in enumerate(agents):
+        await agent.ordered(RUN)
+        beat(agent, rank)
+    for rank, agent in enumerate(agents):
+        while (await told(agent, "watch", rank)).watch.quiet > FLOOR / 2:
+            pass
+    return agents
+
+
+async def told(agent: Stream, kind: str, rank: int | None = None) -> pb.ToAgent:
+    """The next of its kind; rank: that goes on with its steps meanwhile."""
+    while True:
+        try:
+            message = await asyncio.wait_for(agent.heard.get(), 0.1 if rank is not None else None)
+        except TimeoutError:
+            assert rank is not None
+            beat(agent, rank)
+            continue
+        if message.HasField(kind):  # type: ignore[arg-type]
+            return message
+
+
+async def answered(agents: tuple[Stream, ...], stopped: int) -> None:
+    """All look once, as they are told to, and see that rank `stopped` is."""
+    for rank, agent in enumerate(agents):
+        order = (await told(agent, "examine")).examine
+        assert order.round == 1
+        seen = [look(rank, stopped=rank == stopped)]
+        agent.say(examined=pb.Examined(round=1, number=order.number, looks=seen))
+
+
+@within(120)
+async def test_a_rank_that_is_stopped_is_named_by_two_looks(tmp_path: Path) -> None:
+    async with serving(tmp_path, policy()) as (shell, streams):
+        a, b = await begun(streams)
+        beat(b, 1, QUIET)
+        await answered((a, b), stopped=1)
+        assert shell.job.round is not None
+        assert shell.job.round.number == 1, "one look is not enough"
+        await answered((a, b), stopped=1)
+        await a.ordered(WAIT)
+        assert shell.reason.startswith("rank 1 on b is stopped")
+        assert dict(shell.job.ledger.restarts) == {"hang": 1}
+        account = (tmp_path / job_folder.hang(1)).read_text()
+        assert "rank 1 on b is stopped" in account
+        assert account.count("\nrank ") == 2, account
+
+
+@within(120)
+async def test_ranks_that_go_on_again_end_the_suspicion(tmp_path: Path) -> None:
+    """Whatever late answers say then."""
+    async with serving(tmp_path, policy()) as (shell, streams):
+        a, b = await begun(streams)
+        beat(b, 1, QUIET)
+        await answered((a, b), stopped=1)
+        orders = [(await told(agent, "examine")).examine for agent in (a, b)]
+        beat(b, 1)
+        for rank, (agent, order) in enumerate(zip((a, b), orders, strict=True)):
+            seen = [look(rank, stopped=rank == 1)]
+            agent.say(examined=pb.Examined(round=1, number=order.number, looks=seen))
+        await over(shell, a)
+        assert not shell.job.ledger.restarts
+
+
+async def over(shell: Shell, agent: Stream) -> None:
+    """All that was said so far has been heard, and what came of it was done."""
+    agent.say(heartbeat=pb.Heartbeat(round=1, metrics='{"heard": 1}'))
+    session_of = agent.streams.sessions
+    while not any(session.metrics for session in session_of.values()):
+        await asyncio.sleep(0)
+    shell.fold(ev.DrainAsked(None, "enough"))
+    await agent.ordered(EXIT)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"number": 7}, {"round": 2}, {"looks": ["{", look(9, stopped=True)]}]
+)
+@within(120)
+async def test_an_answer_to_nothing_counts_for_nothing(
+    wrong: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To another look, of another round, of no rank of this one."""
+    monkeypatch.setattr(hangs, "ANSWER", 0.2)
+    async with serving(tmp_path, policy()) as (shell, streams):
+        a, b = await begun(streams)
+        beat(b, 1, QUIET)
+        for _ in range(2):
+            for rank, agent in enumerate((a, b)):
+                order = (await told(agent, "examine")).examine
+                seen = [look(rank, stopped=True)]
+                right = {"round": 1, "number": order.number, "looks": seen}
+                agent.say(examined=pb.Examined(**right | wrong))
+        await over(shell, a)
+        assert not shell.job.ledger.restarts
+
+
+@within(120)
+async def test_who_does_not_answer_is_waited_for_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hangs, "ANSWER", 0.2)
+    async with serving(tmp_path, policy()) as (shell, streams):
+        a, b = await begun(streams)
+        beat(b, 1, QUIET)
+        while not shell.job.ledger.restarts:
+            order = (await told(b, "examine")).examine
+            seen = [look(1, stopped=True)]
+            b.say(examined=pb.Examined(round=1, number=order.number, looks=seen))
+            await asyncio.sleep(0)
+            if (number := order.number) > 1:
+                assert number < 20, "two looks of b's were enough"
+                await a.ordered(WAIT)
+        assert dict(shell.job.ledger.restarts) == {"hang": 1}
+
+
+@pytest.mark.parametrize("action", HANG_ACTIONS)
+@within(120)
+async def test_what_becomes_of_a_hang(action: str, tmp_path: Path) -> None:
+    """recover: another round; fail: the job has failed; dump: it is told of, once, and the round stands; ignore:
+    nobody is asked for anything."""
+    async with serving(tmp_path, policy(action)) as (shell, streams):
+        if action == "ignore":
+            a, b = Stream(streams, "a"), Stream(streams, "b")
+            for rank, agent in enumerate((a, b)):
+                await agent.ordered(RUN)
+                beat(agent, rank)
+                beat(agent, rank, QUIET)
+            await over(shell, a)
+            left = [b.heard.get_nowait() for _ in range(b.heard.qsize())]
+            assert not any(m.HasField("watch") or m.HasField("examine") for m in left)
+            assert not (tmp_path / job_folder.hang(1)).exists()
+            return
+        a, b = await begun(streams)
+        beat(b, 1, QUIET)
+        for _ in range(2):
+            await answered((a, b), stopped=1)
+        if action == "fail":
+            assert (await a.ordered(EXIT)).reason.startswith("rank 1 on b is stopped")
+        elif action == "recover":
+            await a.ordered(WAIT)
+            a.say(spare_store=pb.SpareStore(address="a:2"))
+            assert (await a.ordered(RUN)).round == 2
+        else:
+            while not (tmp_path / job_folder.hang(1)).exists():
+                await asyncio.sleep(0.01)
+            assert shell.job.round is not None
+            assert (shell.job.round.number, shell.job.round.standing) == (1, True)
+            assert not shell.job.ledger.restarts
