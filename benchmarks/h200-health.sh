@@ -4,13 +4,14 @@
 out=$1
 shift
 . "$(dirname "$0")/h200-parts.sh"
-pairs() { # as many nodes as there are GPUs, each with one of them
-    local node
-    for ((node = 1; node < gpus; node++)); do
-        CUDA_VISIBLE_DEVICES=$node python3 -m elastic.ctl probe --nnodes "$gpus" --rdzv-endpoint 127.0.0.1:29511 >"$out/pairs-$node.txt" &
+pairs() { # so many nodes, each with its part of the GPUs
+    local node each=$((gpus / $1)) common=(--nnodes "$1" --rdzv-endpoint "127.0.0.1:2951$1")
+    for ((node = $1 - 1; node >= 0; node--)); do
+        CUDA_VISIBLE_DEVICES=$(seq -s, $((node * each)) $((node * each + each - 1))) \
+            python3 -m elastic.ctl probe "${common[@]}" >"$out/pairs-$1-$node.txt" &
     done
-    time CUDA_VISIBLE_DEVICES=0 python3 -m elastic.ctl probe --nnodes "$gpus" --rdzv-endpoint 127.0.0.1:29511
-    wait
+    time wait
+    cat "$out/pairs-$1"-*.txt
 }
 for name in "$@"; do
     case $name in
@@ -21,13 +22,12 @@ for name in "$@"; do
         pairs)
             export -f pairs
             export gpus out
-            part pairs 120 bash -c pairs
+            for nodes in "$gpus" $((gpus / 2)); do part "pairs-$nodes" 120 bash -c "pairs $nodes"; done
             ;;
         hangs) part hangs 300 python3 -m benchmarks.hangs named --device cuda --hangs 12 ;;
         slow) part slow 420 python3 -m benchmarks.stragglers --device cuda --gpu 2 --host 1 --clean 1 ;;
         tests)
-            part tests 300 python3 -m pytest -m gpu -q tests/agent/test_device_times.py tests/e2e/test_stragglers.py \
-                tests/e2e/test_gpus.py
+            part tests 300 python3 -m pytest -m gpu -q tests/agent tests/e2e/test_stragglers.py tests/e2e/test_gpus.py
             ;;
         *) echo "no part $name" ;;
     esac

@@ -190,6 +190,8 @@ class State:
     """By rank on a GPU, whether that was its host's (1) or its device's (0), newest last; NaN: not known, or not behind."""
     before: Mapping[int, tuple[Usual, ...]] = field(default_factory=dict[int, tuple[Usual, ...]])
     """By rank on a GPU, what it took while it was not behind, newest last."""
+    calm: tuple[float, ...] = ()
+    """How far ranks on GPUs were apart in the intervals in which nobody was behind, as a deviation, newest last."""
     groups: Mapping[str, Group] = field(default_factory=dict[str, Group])
     since: Mapping[int, Mark] = field(default_factory=dict[int, Mark])
     """Of slow ranks."""
@@ -218,6 +220,7 @@ def decide(state: State, report: Report, now: float, policy: Policy) -> Decision
         return Decision(state=state, verdicts=(), reason="the round has only begun")
     state = _with_hosts(replace(state, behind=_behind(state, report)), report, policy)
     medians = _medians(state)
+    state = _with_calm(state, medians, report, policy)
     slow = _slow(state, medians, report, policy)
     state = replace(state, since={rank: _since(state, rank, bound) for rank, bound in slow.items()})
     step = median_low([one.compute + one.waiting for one in report.times.values()] or [0.0])
@@ -325,6 +328,20 @@ def _medians(state: State) -> dict[int, float]:
     }
 
 
+def _spread(medians: Mapping[int, float]) -> float:
+    return robust.spread_of_most(_some([*medians.values()]))
+
+
+def _with_calm(
+    state: State, medians: Mapping[int, float], report: Report, policy: Policy
+) -> State:
+    """What devices differ by for good does not grow later. That of hosts does, with what else runs on them."""
+    on_devices = all(isfinite(one.backward) for one in report.times.values())
+    if not on_devices or not medians or max(medians.values()) > policy.least:
+        return state
+    return replace(state, calm=(*state.calm, _spread(medians))[-robust.WINDOW :])
+
+
 def _slow(
     state: State, medians: Mapping[int, float], report: Report, policy: Policy
 ) -> dict[int, float]:
@@ -332,7 +349,10 @@ def _slow(
     if not medians:
         return {}
     deviations = robust.deviations(policy.wrong, len(medians))
-    explained = deviations * robust.spread_of_most(_some([*medians.values()]))
+    spread = _spread(medians)
+    if len(state.calm) >= robust.LEAST:  # peers that wait for a slow one become faster, each as its power lets it
+        spread = min(spread, max(state.calm))
+    explained = deviations * spread
     of_peers = {
         peers: explained * (1 + FEW / len(ranks)) for peers, ranks in _by_peers(report).items()
     }

@@ -96,6 +96,11 @@ class Setting:
         return self.rank // self.per_node
 
     @property
+    def torch(self) -> str:
+        """The device's name in torch."""
+        return f"cuda:{self.rank % self.per_node}" if self.device == "cuda" else "cpu"
+
+    @property
     def mine(self) -> list[tuple[int, tuple[int, int]]]:
         """Pairs that this node is in, each with its number."""
         return [(n, pair) for n, pair in enumerate(self.pairs) if self.node in pair]
@@ -140,9 +145,8 @@ def _alone(setting: Setting, report: Report) -> None:
 
     try:
         report.doing = "opening the device"
-        cuda = setting.device == "cuda"
-        device = matmul.use(f"cuda:{setting.rank % setting.per_node}" if cuda else "cpu")
-        if not cuda:
+        device = matmul.use(setting.torch)
+        if setting.device == "cpu":
             report.doing = "opening the network"
             _group_of_one()
         report.doing = "matmul"
@@ -252,13 +256,16 @@ def _gathers(
     """Seconds of an allgather, the median of some; GB/s are bytes from the other node for each process."""
     import torch
 
+    from elastic.agent.probes import matmul
+
+    device = matmul.use(setting.torch)  # a thread's own
     group = _group(setting, number, ranks, seconds)
     if setting.device == "cuda":
         give_up.append(group.abort)
     count = int(setting.mib * (1 << 20)) // 4
-    sent = torch.full((count,), float(setting.rank + 1), device=setting.device)
-    got = torch.empty(count * len(ranks), device=setting.device)
-    right = torch.tensor([float(rank + 1) for rank in ranks], device=setting.device)
+    sent = torch.full((count,), float(setting.rank + 1), device=device)
+    got = torch.empty(count * len(ranks), device=device)
+    right = torch.tensor([float(rank + 1) for rank in ranks], device=device)
     took: list[float] = []
     for _ in range(_GATHERS + 1):
         _finish(setting.device)

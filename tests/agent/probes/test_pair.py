@@ -24,6 +24,22 @@ def address(store: TCPStore) -> str:
     return f"127.0.0.1:{store.port}"
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 4, reason="it takes four devices")
+def test_two_nodes_of_two_gpus_each(address: str) -> None:
+    flags = ("--device", "cuda", "--per-node", "2", "--deadline", "100")
+    seen = ("0,1", "0,1", "2,3", "2,3")
+    probes = [
+        Probe(address, rank, 4, *flags, prefix=("env", f"CUDA_VISIBLE_DEVICES={gpus}"))
+        for rank, gpus in enumerate(seen)
+    ]
+    for rank, probe in enumerate(probes):
+        said = probe.end(200)
+        assert said["ok"], (rank, said)
+        (with_other,) = said["figures"]["pairs"]
+        assert (with_other["with"], with_other["outcome"]) == (1 - rank // 2, "passed")
+
+
 def test_two_that_work(address: str) -> None:
     probes = [Probe(address, rank, 2, *CPU, "--deadline", "100") for rank in range(2)]
     for rank, probe in enumerate(probes):
