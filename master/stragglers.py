@@ -332,9 +332,7 @@ def _spread(medians: Mapping[int, float]) -> float:
     return robust.spread_of_most(_some([*medians.values()]))
 
 
-def _with_calm(
-    state: State, medians: Mapping[int, float], report: Report, policy: Policy
-) -> State:
+def _with_calm(state: State, medians: Mapping[int, float], report: Report, policy: Policy) -> State:
     """What devices differ by for good does not grow later. That of hosts does, with what else runs on them."""
     on_devices = all(isfinite(one.backward) for one in report.times.values())
     if not on_devices or not medians or max(medians.values()) > policy.least:
@@ -350,7 +348,9 @@ def _slow(
         return {}
     deviations = robust.deviations(policy.wrong, len(medians))
     spread = _spread(medians)
-    if len(state.calm) >= robust.LEAST:  # peers that wait for a slow one become faster, each as its power lets it
+    if (
+        len(state.calm) >= robust.LEAST
+    ):  # peers that wait for a slow one become faster, each as its power lets it
         spread = min(spread, max(state.calm))
     explained = deviations * spread
     of_peers = {

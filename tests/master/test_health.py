@@ -41,7 +41,9 @@ def look(rank: int, *, stopped: bool) -> str:
     thread = Thread(tid=1, name="MainThread", frames=frames, gil=False)
     state = "T" if stopped else "S"
     return codec.dumps(
-        Look(rank=rank, pid=7 + rank, at=1.0, state=state, threads=(thread,), how="py-spy", ticks=40)
+        Look(
+            rank=rank, pid=7 + rank, at=1.0, state=state, threads=(thread,), how="py-spy", ticks=40
+        )
     )
 
 

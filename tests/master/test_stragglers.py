@@ -1,7 +1,9 @@
 """Slow ranks, nodes and links are named, since when and at what cost; where nothing is slow, nobody is."""
 
+import json
 from dataclasses import replace
-from math import isnan
+from math import isnan, nan
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -208,6 +210,26 @@ def test_a_part_is_named_by_what_it_was_before_where_peers_become_faster(
         state = decision.state
         named += [(one.ranks, one.part) for one in decision.verdicts]
     assert set(named) == {((3,), part)}
+
+
+def test_a_gpu_is_found_though_another_becomes_faster_for_it_waits() -> None:
+    """Recorded on 4 H200s: milliseconds of each rank's steps, by interval of 2 s. Another process makes GPU 1 10 %
+    slower from step 1297 on, and then GPU 3, which is at its limit of power else, is 11 % faster."""
+    lines = (Path(__file__).parent / "slow_gpu.jsonl").read_text().splitlines()
+    seats = {rank: Seat(node="n0", peers="", group="") for rank in range(4)}
+    state, named = State(), []
+    for number, line in enumerate(map(json.loads, lines), 1):
+        columns = zip(line["compute"], line["backward"], line["waiting"], strict=True)
+        times = {
+            rank: Times(compute=compute, backward=backward, waiting=waiting, least=nan)
+            for rank, (compute, backward, waiting) in enumerate(columns)
+        }
+        report = Report(round=1, step=line["step"], seats=seats, times=times)
+        decision = decide(state, report, 2.0 * number, Policy())
+        state = decision.state
+        named += [(line["step"], one.ranks, one.part) for one in decision.verdicts]
+    assert {(ranks, part) for _, ranks, part in named} == {((1,), "device")}
+    assert named[0][0] <= 1297 + 6 * 108
 
 
 def test_of_host_times_no_part_is_told() -> None:
