@@ -69,7 +69,7 @@ async def told(agent: Stream, kind: str, rank: int | None = None) -> pb.ToAgent:
             assert rank is not None
             beat(agent, rank)
             continue
-        if message.HasField(kind):  # type: ignore[arg-type]
+        if message.HasField(kind):
             return message
 
 
@@ -141,7 +141,7 @@ async def test_an_answer_to_nothing_counts_for_nothing(
             for rank, agent in enumerate((a, b)):
                 order = (await told(agent, "examine")).examine
                 seen = [look(rank, stopped=True)]
-                right = {"round": 1, "number": order.number, "looks": seen}
+                right: dict[str, Any] = {"round": 1, "number": order.number, "looks": seen}
                 agent.say(examined=pb.Examined(**right | wrong))
         await over(shell, a)
         assert not shell.job.ledger.restarts

@@ -11,7 +11,7 @@ from elastic.master.shell import Shell
 from elastic.master.streams import Streams
 from elastic.proto import master_pb2 as pb
 from tests.master.serving import within
-from tests.master.test_streams import RUN, Stream, serving
+from tests.master.streaming import RUN, Stream, serving
 
 POLICY = Policy(min_nodes=4, max_nodes=4)
 NAMES = "abcd"
