@@ -13,7 +13,7 @@ from elastic.k8s.kernel.resources import (
     Resource,
 )
 from elastic.k8s.pods import Manifest, Owner
-from elastic.k8s.spec import Spec
+from elastic.k8s.spec import Gang, Scheduling, Spec
 from elastic.proto.elasticjob import GROUP, PLURAL, PORT, ROLE_LABEL, UID_LABEL
 
 POD_GROUPS: Mapping[str, Resource] = {
@@ -21,6 +21,8 @@ POD_GROUPS: Mapping[str, Resource] = {
     "Coscheduling": Resource(group="scheduling.x-k8s.io", version="v1alpha1", kind="PodGroup", plural="podgroups"),
 }  # fmt: skip
 CORE = "rbac.authorization.k8s.io"
+
+Belongings = tuple[tuple[Resource, Manifest], ...]
 
 
 def service(owner: Owner) -> Manifest:
@@ -126,9 +128,7 @@ def pod_group(owner: Owner, spec: Spec) -> Manifest | None:
 # --- of one job ----------------------------------------------------------------------------------
 
 
-def of(
-    owner: Owner, spec: Spec, budgets: str, *, gang: bool = True
-) -> tuple[tuple[Resource, Manifest], ...]:
+def of(owner: Owner, spec: Spec, budgets: str, *, gang: bool = True) -> Belongings:
     """All but the token. budgets: version of the API group policy. gang: with the gang that it asks for."""
     found: list[tuple[Resource, Manifest]] = [(SERVICES, service(owner))]
     if not spec.master.service_account_name:
@@ -137,9 +137,7 @@ def of(
     return (*found, *sized(owner, spec, budgets, gang=gang))
 
 
-def sized(
-    owner: Owner, spec: Spec, budgets: str, *, gang: bool = True
-) -> tuple[tuple[Resource, Manifest], ...]:
+def sized(owner: Owner, spec: Spec, budgets: str, *, gang: bool = True) -> Belongings:
     """What names the job's smallest size."""
     found: list[tuple[Resource, Manifest]] = []
     if (least := budget(owner, spec, f"policy/{budgets}")) is not None:
@@ -147,3 +145,10 @@ def sized(
     if gang and (group := pod_group(owner, spec)) is not None:
         found.append((POD_GROUPS[spec.scheduling.gang.provider], group))
     return tuple(found)
+
+
+def sized_by_any(owner: Owner, budgets: str) -> Belongings:
+    """Whatever might name the smallest size of a job of this name, by any spec."""
+    gangs = Gang(provider="Volcano"), Gang(provider="Coscheduling")
+    specs = (Spec(scheduling=Scheduling(gang=gang)) for gang in gangs)
+    return tuple(dict(one for spec in specs for one in sized(owner, spec, budgets)).items())

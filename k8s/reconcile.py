@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from elastic.k8s import belongings, masters, status
 from elastic.k8s.acceptance import accept
+from elastic.k8s.belongings import Belongings
 from elastic.k8s.jobs import Answers, Job, Unread, master_of
-from elastic.k8s.kernel.resources import BUDGETS, Resource
+from elastic.k8s.kernel.resources import BUDGETS
 from elastic.k8s.observed import Member, seconds
 from elastic.k8s.pods import Manifest, Owner
 from elastic.k8s.spec import Spec
@@ -31,12 +32,12 @@ class Plan:
     """Dry run this pod, then plan again: the rest is empty."""
     finalizers: tuple[str, ...] | None = None
     """To be these; None: as they are."""
-    belongings: tuple[tuple[Resource, Manifest], ...] = ()
+    belongings: Belongings = ()
     """To be there, and like this."""
     token: bool = False
     """The job's Secret, too, with a token of its own: never changed once it is there."""
-    superfluous: tuple[tuple[Resource, Manifest], ...] = ()
-    """Was the job's by its last spec, and is not by this one: not to be there."""
+    superfluous: Belongings = ()
+    """Was the job's by another spec, and is not by this one: not to be there."""
     edits: bool = False
     """What belongs to it is another by this spec than by its last."""
     told: Told | None = None
@@ -158,6 +159,11 @@ def _keep(
     ):
         old = read_spec(before.accepted.spec)
         plan = _edited(plan, seen.owner, old, spec, budgets, had=not rested, gang=gang)
+    if over is None and before.accepted is None and seen.generation > 1:
+        # An earlier look may have made what goes with another spec, and not have come to its end.
+        has = belongings.sized(seen.owner, spec, budgets, gang=gang)
+        others = _others(belongings.sized_by_any(seen.owner, budgets), has)
+        plan = replace(plan, superfluous=others)
     if seen.deleted_at is not None:
         saved = state is not None and state.state == "Ended"
         nothing = all(one.over or one.phase == "Pending" for one in workers)
@@ -200,15 +206,18 @@ def _edited(
     had, gang: it had its gang, and has it; one that is suspended has none."""
     was = belongings.sized(owner, old, budgets, gang=had)
     now = belongings.sized(owner, new, budgets, gang=gang)
-    kept = {resource for resource, _ in now}
     return replace(
         plan,
         belongings=plan.belongings or (now if now != was else ()),
-        superfluous=tuple(
-            one for one in belongings.sized(owner, old, budgets) if one[0] not in kept
-        ),
+        superfluous=_others(belongings.sized(owner, old, budgets), now),
         edits=now != was,
     )
+
+
+def _others(those: Belongings, than: Belongings) -> Belongings:
+    """By kind."""
+    kinds = {resource for resource, _ in than}
+    return tuple(one for one in those if one[0] not in kinds)
 
 
 # --- what is said --------------------------------------------------------------------------------

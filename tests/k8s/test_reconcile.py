@@ -1079,6 +1079,29 @@ def test_what_an_edit_makes_superfluous_goes(
     assert world.plan().superfluous == ()
 
 
+@pytest.mark.parametrize(
+    ("spec", "kinds"),
+    [
+        ({"worker": {"replicas": 2, "disruptionBudget": "None"}}, 3),
+        ({"scheduling": {"gang": {"provider": "Volcano"}}}, 1),
+        ({}, 2),
+    ],
+)
+def test_what_an_edit_before_it_was_accepted_makes_superfluous_goes(
+    world: World, spec: dict[str, Any], kinds: int
+) -> None:
+    """A look has made the belongings, and did not come to write down that the job was accepted: a server knows a role
+    a moment later only."""
+    assert world.plan().superfluous == (), "nothing was there before"
+    world.edit(**spec)
+    plan = world.look()
+    assert len(plan.superfluous) == kinds
+    had = {(resource.api_version, resource.kind) for resource, _ in plan.belongings}
+    assert not had & {(resource.api_version, resource.kind) for resource, _ in plan.superfluous}
+    world.edit(elastic={"min": 1, "max": 4})
+    assert world.look().superfluous == ()
+
+
 def test_a_master_of_the_release_before_is_served_on(trains: World) -> None:
     """What its operator accepted named no pod, and what it says has no fields of this release."""
     del trains.status["accepted"]["master"]
