@@ -375,7 +375,7 @@ def _victims(live: Sequence[Pod], seen: Seen, target: int, stuck: Stuck) -> tupl
 def _take(
     wanted: Wanted, victims: Sequence[Pod], seen: Seen, memory: Memory, now: float
 ) -> tuple[Memory, tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-    """Who has an agent is asked to leave; the others, and who does not leave in time, are deleted."""
+    """Who has an agent is asked to leave; the others, who has left, and who does not leave in time, are deleted."""
     reason = f"{legal(wanted.replicas, wanted)} worker pods are wanted"
     leaving = dict(memory.leaving)
     withdraw, delete = [], []
@@ -388,9 +388,9 @@ def _take(
     late = [
         pod.name
         for pod in seen.pods
-        if pod.alive
+        if not pod.deleting
         and pod.name in memory.leaving
-        and (pod.name not in seen.attached or now >= leaving[pod.name] + wanted.drain)
+        and (pod.over or pod.name not in seen.attached or now >= leaving[pod.name] + wanted.drain)
         and pod.name not in dict(delete)
     ]
     delete += [(name, reason) for name in late]

@@ -254,6 +254,7 @@ def test_victims_are_those_that_do_not_start_then_slow_ones_then_the_highest() -
     cluster.settle()
     assert cluster.live() == ["j-worker-0-r0", "j-worker-2-r0"]
     assert not any(told.ended for told in cluster.said[-2:]), "a victim's end is no failure"
+    assert sorted(cluster.pods) == cluster.live(), "nothing is left of who has left"
 
 
 def test_a_victim_that_does_not_leave_is_deleted() -> None:
