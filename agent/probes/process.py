@@ -21,6 +21,8 @@ STALL = 5.0
 """Seconds by which we notice a deadline too late where we were stopped ourselves, a suspended node say."""
 TAIL = 4096
 """Bytes of the end of its standard error."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""For programs of which several run on a machine; what is set stays."""
 
 End = Literal["", "late", "stopped", "stuck", "died", "nonsense"]
 

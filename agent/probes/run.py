@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.agent.probes.answers import Answer
-from elastic.agent.probes.process import Program
+from elastic.agent.probes.process import ONE_THREAD, Program
 from elastic.agent.probes.verdicts import NodeVerdict, Part, ProbeVerdict, compared, of_answer
 
 ENVIRONMENT = {
@@ -137,8 +137,11 @@ class Prober:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
             for rank, device in enumerate(self._devices):
-                # It sees no other: a driver takes its time for each that a process sees.
-                own = {**environ, "CUDA_VISIBLE_DEVICES": device.nvml} if device.nvml else environ
+                own = environ
+                if device.nvml:
+                    # It sees no other: a driver takes its time for each that a process sees. Its host computes little,
+                    # and to start a thread for each core, in all processes at once, takes longer.
+                    own = {**ONE_THREAD, **environ, "CUDA_VISIBLE_DEVICES": device.nvml}
                 args = ["--device", device.torch, "--level", self._level]
                 fds = []
                 if world > 1:

@@ -5,13 +5,11 @@ import json
 from collections.abc import Mapping, Sequence
 
 from elastic.agent.probes.answers import Answer
-from elastic.agent.probes.process import Program
+from elastic.agent.probes.process import ONE_THREAD, Program
 from elastic.proto import master_pb2 as pb
 
 LATE = 10.0
 """Seconds beyond its deadline for a process to end."""
-CPU = {"OMP_NUM_THREADS": "1"}
-"""Several nodes may share a machine; what is set stays."""
 
 
 class Testing:
@@ -41,7 +39,7 @@ class Testing:
                     *("--per-node", str(asked.devices), "--device", asked.device),
                     *("--deadline", str(asked.deadline)),
                 ]
-                environ = self._environ if asked.device == "cuda" else {**CPU, **self._environ}
+                environ = {**ONE_THREAD, **self._environ}  # several nodes may share a machine
                 self._programs.append(Program("pair", args, environ, python=self._python))
             told = await asyncio.gather(*(self._told(program) for program in self._programs))
         finally:
