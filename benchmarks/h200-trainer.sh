@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The trainer's rows of docs/benchmarks.md on all GPUs of a machine, in parts of less than ten minutes each; run from
-# the repository's root. Usage: benchmarks/h200-trainer.sh OUT PART...; parts: head adding profile memory tests mfu mfu-32
+# the repository's root. Usage: benchmarks/h200-trainer.sh OUT PART...; parts: head adding profile memory tests mfu mfu-32 exact
 # saving large scaling tensor resize fire restart curve layouts; curve needs what `python -m benchmarks.curve prepare runs/text`
 # made.
 out=$1
@@ -30,6 +30,7 @@ for name in "$@"; do
             ;;
         mfu) part mfu 400 python3 -m benchmarks.mfu 125m 125m-1024 --out "$out/mfu.jsonl" ;;
         mfu-32) part mfu-32 580 python3 -m benchmarks.mfu 125m 125m-1024 --leaves 32 --out "$out/mfu.jsonl" ;;
+        exact) part exact-32 290 python3 -m benchmarks.mfu 125m --ranks "$gpus" --no-plain --leaves 32 --out "$out/mfu.jsonl" ;;
         tests) part tests 300 python3 -m pytest -m gpu -v tests/trainer ;;
         saving) part saving 200 python3 -m benchmarks.mfu 125m --no-plain --saving --out "$out/mfu.jsonl" ;;
         adding) part adding 100 python3 -m benchmarks.adding ;;

@@ -57,11 +57,10 @@ class Device:
         """A context on it, and the start of a meeting with its siblings."""
         with self.clock.part("context"):
             self._device = self._matmul.use(self._name)
-            one = self._torch.ones(1, device=self._device)
         if self._meeting is not None:
             self._group = self._collectives.Group(self._device, **self._meeting)  # type: ignore[arg-type]
         with self.clock.part("sum"):
-            return {"two": float(one + 1)}
+            return {"two": float(self._torch.ones(1, device=self._device) + 1)}
 
     def product(self) -> dict[str, float]:
         """All that a `matmul` needs, so that it takes no longer than what is measured."""

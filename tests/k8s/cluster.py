@@ -152,8 +152,8 @@ class Cluster:
         return path.read_text() if path.exists() else ""
 
     def logs(self) -> str:
-        """What all pods have printed, and the kubelet."""
-        paths = [self.folder / "kubelet.log", *sorted((self.folder / "logs").glob("*.log"))]
+        """What all pods have printed, and the kubelet, if there is one."""
+        paths = [*self.folder.glob("kubelet.log"), *sorted((self.folder / "logs").glob("*.log"))]
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in paths)
 
     def ask(self, name: str, what: str, value: object) -> None:
