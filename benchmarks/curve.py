@@ -32,6 +32,8 @@ WORDS = 16384
 ENDPOINT = "127.0.0.1:29417"
 FAULTS = ((0.2, "rank", 0), (0.4, "rank", 1), (0.55, "node", 1), (0.7, "back", 1))
 """At which part of the time what happens to which node."""
+TOGETHER = 120.0
+"""Seconds for the first step of both."""
 MODEL = (
     "--num-layers=12", "--hidden-size=768", "--num-attention-heads=12", "--seq-length=1024",
     "--micro-batch-size=16", "--global-batch-size=256", "--bf16", "--compile", "--lr=6e-4",
@@ -45,7 +47,7 @@ class Nodes:
     """The job's two launchers."""
 
     def __init__(self, text: Path, out: Path, gpus: int, more: Sequence[str]) -> None:
-        self._out, self._gpus = out, gpus
+        self._out, self._gpus, self.world = out, gpus, 2 * max(1, gpus // 2)
         names = (prepare.VOCAB_NAME, prepare.MERGES_NAME)
         vocabulary, merges = (text / name for name in names)
         self._trainer = (
@@ -56,7 +58,7 @@ class Nodes:
         self._launchers: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, node: int) -> None:
-        half = max(1, self._gpus // 2)
+        half = self.world // 2
         command = [sys.executable, "-m", "elastic.run", "--nnodes=1:2", f"--nproc-per-node={half}"]
         command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={ENDPOINT}", "--rdzv-id=curve"]
         command += [f"--rdzv-conf=is_host={int(node == 0)}", f"--node-id=node-{node}"]
@@ -110,9 +112,12 @@ def run(text: Path, out: Path, minutes: float, gpus: int, more: Sequence[str]) -
     try:
         nodes.start(0)
         nodes.start(1)
-        while not _steps(out):
+        latest = time.time() + TOGETHER
+        while not (whole := [one for one in _steps(out) if one["world_size"] == nodes.world]):
+            if time.time() > latest:
+                raise SystemExit(f"no step of {nodes.world} ranks: see node-0.log and node-1.log")
             _wait(nodes, 0.5)
-        began = _steps(out)[0]["time"]
+        began = whole[0]["time"]
         for share, what, node in FAULTS:
             while time.time() < began + share * minutes * 60:
                 _wait(nodes, 0.2)
