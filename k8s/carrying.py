@@ -147,10 +147,10 @@ class Carrier:
             raise Absent(f"no {resource.kind} of {resource.api_version} is known here") from error
 
     async def _remove(self, resource: Resource, body: Json) -> None:
-        """It is not there; another's of that name stays."""
+        """It is not there; another's of that name stays. What we may not even look for we have not made."""
         meta = body["metadata"]
         self._fence()
-        with contextlib.suppress(Absent, Conflict):
+        with contextlib.suppress(Absent, Conflict, Forbidden):
             if (found := await self._writer.find(resource, body)) is not None:
                 uid = found["metadata"]["uid"]
                 await self._api.delete(resource, meta["namespace"], meta["name"], uid=uid)

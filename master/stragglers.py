@@ -12,7 +12,8 @@ Communication is what remains (`transfers.py`): where that grows and compute doe
 On GPUs times are the device's, and a slow rank's device or its host is named. A slow device takes longer for a backward
 pass, too, while its host is ahead of it; else it waits for its host: for data, or between kernels all the time. Devices
 that wait for others have power to spare and become faster by some per cent, which makes a rank look slow in all that it
-does: so it is compared with what it was before rather than with them, where that is the smaller step.
+does, and widens the spread: so it is compared with what it was before rather than with them, where that is the smaller
+step, and the spread is that of before for whom then a device makes slow.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -88,7 +89,7 @@ class Times:
 
 
 class Usual(NamedTuple):
-    """What is to be compared with, in seconds a step on a device."""
+    """What a rank on a device is compared with, in seconds a step."""
 
     compute: float
     backward: float
@@ -188,10 +189,11 @@ class State:
     """By rank, parts by which its compute was longer than its peers', newest last; NaN: not known."""
     of_host: Mapping[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
     """By rank on a GPU, whether that was its host's (1) or its device's (0), newest last; NaN: not known, or not behind."""
-    before: Mapping[int, tuple[Usual, ...]] = field(default_factory=dict[int, tuple[Usual, ...]])
-    """By rank on a GPU, what it took while it was not behind, newest last."""
+    before: tuple[Mapping[int, Times], ...] = ()
+    """Of ranks on GPUs, by rank, in the last two intervals in which nobody was behind: in the second somebody may have begun
+    to be."""
     calm: tuple[float, ...] = ()
-    """How far ranks on GPUs were apart in the intervals in which nobody was behind, as a deviation, newest last."""
+    """How far they were apart in such intervals, as a deviation, newest last."""
     groups: Mapping[str, Group] = field(default_factory=dict[str, Group])
     since: Mapping[int, Mark] = field(default_factory=dict[int, Mark])
     """Of slow ranks."""
@@ -218,7 +220,8 @@ def decide(state: State, report: Report, now: float, policy: Policy) -> Decision
     if state.intervals <= SETTLING:
         state = replace(state, marks=(mark,))
         return Decision(state=state, verdicts=(), reason="the round has only begun")
-    state = _with_hosts(replace(state, behind=_behind(state, report)), report, policy)
+    state = replace(state, behind=_behind(state, report))
+    state = replace(state, of_host=_of_host(state, report, policy))
     medians = _medians(state)
     state = _with_calm(state, medians, report, policy)
     slow = _slow(state, medians, report, policy)
@@ -261,51 +264,44 @@ def _behind(state: State, report: Report) -> dict[int, tuple[float, ...]]:
     return {rank: (*before.get(rank, ()), value)[-robust.WINDOW :] for rank, value in found.items()}
 
 
-def _with_hosts(state: State, report: Report, policy: Policy) -> State:
-    """With this interval's times of ranks on GPUs."""
+def _of_host(state: State, report: Report, policy: Policy) -> dict[int, tuple[float, ...]]:
+    """Windows with this interval's, of ranks on GPUs."""
     found: dict[int, float] = {}
-    before = dict(state.before)
     for ranks in _by_peers(report).values():
-        times = {rank: report.times[rank] for rank in ranks}
-        known = {
-            rank: Usual(one.compute, one.backward)
-            for rank, one in times.items()
-            if isfinite(one.backward)
-        }
+        known = [rank for rank in ranks if isfinite(report.times[rank].backward)]
         if not known:
             continue
-        peers = _middle(known.values())
-        for rank, now in known.items():
-            own = before.get(rank, ())
-            usual = (peers, _middle(own)) if own else (peers,)
-            found[rank] = is_host(now, usual, policy.least, starved=times[rank].starved)
-            if not _longer(now, peers, policy.least):
-                before[rank] = (*own, now)[-robust.WINDOW :]
-    windows = {
+        peers = Usual(
+            median_low([report.times[rank].compute for rank in known]),
+            median_low([report.times[rank].backward for rank in known]),
+        )
+        for rank in known:
+            now = report.times[rank]
+            if _longer(now.compute, peers.compute, policy.least):
+                own = state.before[0].get(rank) if state.before else None
+                usual = [peers] if own is None else [peers, Usual(own.compute, own.backward)]
+                found[rank] = is_host(now, usual, policy.least)
+    return {
         rank: (*state.of_host.get(rank, ()), found.get(rank, nan))[-robust.WINDOW :]
         for rank in state.of_host.keys() | found.keys()
     }
-    return replace(state, of_host=windows, before=before)
 
 
-def _middle(several: Iterable[Usual]) -> Usual:
-    compute, backward = zip(*several, strict=True)
-    return Usual(median_low(compute), median_low(backward))
+def _longer(now: float, than: float, least: float) -> bool:
+    """By half of that part."""
+    return now - than > least / 2 * than
 
 
-def _longer(now: Usual, than: Usual, least: float) -> bool:
-    return now.compute - than.compute > least / 2 * than.compute
-
-
-def is_host(now: Usual, usual: Sequence[Usual], least: float, *, starved: bool = False) -> float:
-    """Whether it is its host for which a rank is behind (1), or its device (0); NaN: it is not behind, or nobody's
-    backward pass is seen. usual: what its peers take, and what it took before, if that is known; least: the part by
-    which who is behind is; starved: its device waited for it in the backward pass."""
-    if not _longer(now, usual[0], least) or not usual[0].backward:
+def is_host(now: Times, usual: Sequence[Usual], least: float) -> float:
+    """Whether it is its host for which a rank is behind (1), or its device (0); NaN: nobody's backward pass is seen.
+    usual: what its peers take, than whom it takes longer, and what it took before, if that is known; least: the part by
+    which who is behind is."""
+    if not usual[0].backward:
         return nan
-    if starved:
+    if now.starved:
         return 1.0
-    nearest = max((one for one in usual if _longer(now, one, least)), key=lambda one: one.compute)
+    shorter = [one for one in usual if _longer(now.compute, one.compute, least)]
+    nearest = max(shorter, key=lambda one: one.compute)
     # A device that is slow is so in all that it does; data that come late make the forward pass longer.
     more = now.compute / nearest.compute - 1
     return float(now.backward < nearest.backward * (1 + more / 2))
@@ -333,11 +329,33 @@ def _spread(medians: Mapping[int, float]) -> float:
 
 
 def _with_calm(state: State, medians: Mapping[int, float], report: Report, policy: Policy) -> State:
-    """What devices differ by for good does not grow later. That of hosts does, with what else runs on them."""
+    """With what ranks on GPUs take, and how far they are apart, if nobody is behind in this interval."""
     on_devices = all(isfinite(one.backward) for one in report.times.values())
-    if not on_devices or not medians or max(medians.values()) > policy.least:
+    now = robust.known([window[-1] for window in state.behind.values()])
+    if not on_devices or not medians or max(now, default=0.0) > policy.least:
         return state
-    return replace(state, calm=(*state.calm, _spread(medians))[-robust.WINDOW :])
+    return replace(
+        state,
+        before=(*state.before, report.times)[-2:],
+        calm=(*state.calm, _spread(medians))[-robust.WINDOW :],
+    )
+
+
+def _calm(
+    state: State, medians: Mapping[int, float], report: Report, spread: float, policy: Policy
+) -> float:
+    """How far ranks on GPUs are apart by themselves, where some have become faster: those wait for a slow one, and have
+    power to spare, each as much as it has. Else `spread`, which is how far they are apart."""
+    if len(state.calm) < robust.LEAST or max(medians.values()) <= policy.least:
+        return spread
+    first, last = state.before
+    faster = any(
+        rank in first
+        and rank in last
+        and now.compute * (1 + policy.least) < min(first[rank].compute, last[rank].compute)
+        for rank, now in report.times.items()
+    )
+    return min(spread, max(state.calm)) if faster else spread
 
 
 def _slow(
@@ -348,17 +366,17 @@ def _slow(
         return {}
     deviations = robust.deviations(policy.wrong, len(medians))
     spread = _spread(medians)
-    if (
-        len(state.calm) >= robust.LEAST
-    ):  # peers that wait for a slow one become faster, each as its power lets it
-        spread = min(spread, max(state.calm))
+    calm = _calm(state, medians, report, spread, policy)
     explained = deviations * spread
     of_peers = {
         peers: explained * (1 + FEW / len(ranks)) for peers, ranks in _by_peers(report).items()
     }
     found = {}
     for rank, middle in medians.items():
-        bound = max(policy.least, of_peers.get(report.seats[rank].peers, explained))
+        usual = of_peers.get(report.seats[rank].peers, explained)
+        if middle > policy.least and calm < spread and _part(state, [rank]) == "device":
+            usual *= calm / spread
+        bound = max(policy.least, usual)
         known = robust.known(state.behind[rank])
         swift = min(known[-SWIFT:]) > FAR * bound
         stays = rank in state.since and middle > robust.STAYS * policy.least

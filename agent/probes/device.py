@@ -29,8 +29,8 @@ class Device:
 
     def torch(self) -> dict[str, float]:
         """Nothing of it makes a context on the device."""
-        driver = threading.Thread(target=self._open_driver, daemon=True, name="driver")
-        driver.start()
+        self._driver = threading.Thread(target=self._open_driver, daemon=True, name="driver")
+        self._driver.start()
         with self.clock.part("import"):
             import torch
 
@@ -43,18 +43,19 @@ class Device:
         self._collectives = collectives
         with self.clock.part("reckoned"):
             matmul.truth(matmul.SIZES[torch.device(self._name).type, self._level].n)
-        driver.join()
         return {"threads": float(torch.get_num_threads())}
 
     def _open_driver(self) -> None:
         """It opens for one process after the other, which takes as long as an import of torch: beside that."""
         if not self._name.startswith("cuda"):
             return
-        with self.clock.part("driver"), contextlib.suppress(OSError):  # of which torch will tell
+        with contextlib.suppress(OSError):  # of which torch will tell
             ctypes.CDLL("libcuda.so.1").cuInit(0)
 
     def device(self) -> dict[str, float]:
         """A context on it, and the start of a meeting with its siblings."""
+        with self.clock.part("driver"):
+            self._driver.join()
         with self.clock.part("context"):
             self._device = self._matmul.use(self._name)
         if self._meeting is not None:

@@ -132,11 +132,13 @@ class Program:
     # --- no answer -------------------------------------------------------------------------------
 
     async def _overrun(self, probe: str, timeout: float) -> Answer:
-        states, said = {task.state for task in threads(self.pid).values()}, self._said()
-        where = in_kernel(self.pid)
+        tasks, said = threads(self.pid), self._said()
+        states = {task.state for task in tasks.values()}
+        held = next((tid for tid, task in tasks.items() if task.state == "D"), self.pid)
+        where = in_kernel(held)
         await self.close()
         if self.left_behind or "D" in states:
-            where = in_kernel(self.pid) if self.left_behind else where
+            where = in_kernel(held) if self.left_behind else where
             self.end, words = "stuck", f"it is stuck in the kernel, in {where}"
         elif states & {"T", "t"}:
             self.end, words = "stopped", "it was stopped by a signal"

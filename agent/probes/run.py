@@ -125,7 +125,7 @@ class Prober:
         return {program.pid for program in programs}
 
     async def prepare(self) -> None:
-        """Import torch for each device."""
+        """Import torch for each device, and begin to open its driver."""
         if not self._programs:
             self._start()
             await self._all("torch", self._limits.torch, ask=False)

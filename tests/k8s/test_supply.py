@@ -257,6 +257,19 @@ def test_victims_are_those_that_do_not_start_then_slow_ones_then_the_highest() -
     assert sorted(cluster.pods) == cluster.live(), "nothing is left of who has left"
 
 
+def test_a_victim_that_fails_while_a_sidecar_runs_on_is_deleted_once() -> None:
+    cluster = four()
+    cluster.wanted = replace(cluster.wanted, replicas=3)
+    seen = Seen(pods=tuple(cluster.pods.values()), attached=frozenset(cluster.attached))
+    first = plan(cluster.wanted, seen, cluster.memory, 2000.0, name)
+    ((victim, _),) = first.withdraw
+    cluster.end(victim, code=1)
+    cluster.pods[victim] = replace(cluster.pods[victim], phase="Running")
+    seen = replace(seen, pods=tuple(cluster.pods.values()))
+    told = plan(cluster.wanted, seen, first.memory, 2001.0, name)
+    assert told.delete == ((victim, "3 worker pods are wanted"),)
+
+
 def test_a_victim_that_does_not_leave_is_deleted() -> None:
     cluster = four(drain=60.0)
     cluster.wanted = replace(cluster.wanted, replicas=3)

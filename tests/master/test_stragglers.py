@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -243,32 +244,63 @@ def test_who_is_slow_in_all_that_it_does_is_slow_on_its_device(
     compute: float, factor: float, share: float
 ) -> None:
     peers = Usual(compute, share * compute)
-    slow = Usual(factor * compute, factor * share * compute)
+    slow = on_device(factor * compute, factor * share * compute)
     assert is_host(slow, [peers], 0.06) == 0
-    late = slow._replace(backward=share * compute)
-    assert is_host(late, [peers], 0.06) == 1
-    assert is_host(slow, [peers], 0.06, starved=True) == 1
-    assert isnan(is_host(slow._replace(backward=0.0), [Usual(compute, 0.0)], 0.06)), (
-        "no backward pass is seen"
-    )
-    assert isnan(is_host(slow._replace(compute=compute), [peers], 0.06))
+    assert is_host(replace(slow, backward=share * compute), [peers], 0.06) == 1
+    assert is_host(replace(slow, starved=True), [peers], 0.06) == 1
+    assert isnan(is_host(slow, [Usual(compute, 0.0)], 0.06)), "no backward pass is seen"
 
 
-@given(st.floats(1.05, 1.5), st.floats(0.8, 1.0), st.floats(0.2, 0.8), st.floats(0.3, 3.0))
+@given(st.floats(1.05, 1.5), st.floats(0.8, 1.0), st.floats(0.2, 0.8), st.floats(1.05, 3.0))
 def test_peers_that_wait_and_become_faster_make_no_device_slow(
     factor: float, peers: float, share: float, work: float
 ) -> None:
-    """Nor does a step that has become another one, for all, hide it."""
-    before = Usual(1.0, share)
-    others = Usual(peers, peers * share)
-    late, slow = Usual(factor, share), Usual(factor, factor * share)
+    """Nor does a step that has become longer, for all, hide it."""
+    before, others = Usual(1.0, share), Usual(peers, peers * share)
+    late, slow = on_device(factor, share), on_device(factor, factor * share)
     assert is_host(late, [others, before], 0.06) == 1
     assert is_host(slow, [others, before], 0.06) == 0
-    late, slow, others = (
-        Usual(work * one.compute, work * one.backward) for one in (late, slow, before)
+    late, slow = (
+        on_device(work * factor, work * share),
+        on_device(work * factor, work * factor * share),
     )
-    assert is_host(late, [others, before], 0.06) == 1
-    assert is_host(slow, [others, before], 0.06) == 0
+    assert is_host(late, [Usual(work, work * share), before], 0.06) == 1
+    assert is_host(slow, [Usual(work, work * share), before], 0.06) == 0
+
+
+def on_device(compute: float, backward: float) -> Times:
+    return Times(compute=compute, waiting=0.0, least=0.0, backward=backward)
+
+
+@pytest.mark.parametrize("ranks", [64, 512])
+@pytest.mark.parametrize(
+    ("device", "host"),
+    [(0.03, 0.0), (0.0, 0.4)],
+    ids=["their power is less", "their storage is slow"],
+)
+def test_gpus_that_all_become_unlike_one_another_are_no_stragglers(
+    ranks: int, device: float, host: float
+) -> None:
+    """From some step on, and for good: all are a tenth slower, by a deviation of `device`; or data come late, by up to
+    `host` of a step, to each by its own."""
+    wrong = 0
+    for seed in range(2):
+        random = np.random.default_rng(seed)
+        slower = np.maximum(1.0, 1.1 + device * random.standard_normal(ranks))
+        later = host * random.random(ranks)
+        state = State()
+        for number, (now, report) in enumerate(
+            Job(ranks=ranks, seed=seed, lasting=0.004).reports()
+        ):
+            times = {}
+            for rank, one in report.times.items():
+                work = one.compute * float(slower[rank] if device and number >= 20 else 1.0)
+                late = one.compute * float(later[rank]) if number >= 20 else 0.0
+                times[rank] = replace(one, compute=work + late, backward=0.6 * work)
+            decision = decide(state, replace(report, times=times), now, Policy())
+            state = decision.state
+            wrong += bool(decision.verdicts)
+    assert not wrong
 
 
 # --- links -----------------------------------------------------------------------------------------

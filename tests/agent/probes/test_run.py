@@ -253,6 +253,25 @@ def test_a_request_that_a_disk_never_answers_is_left_behind(tmp_path: Path) -> N
         os.waitpid(pid, 0)
 
 
+def test_of_a_thread_that_the_kernel_holds_it_is_said_where(tmp_path: Path) -> None:
+    """Its main thread only waits for it."""
+    with stuck_folder(tmp_path / "stuck") as stuck:
+        fault = f"""
+if in_probe('disk'):
+    import threading
+    reader = threading.Thread(target=open({str(stuck.path / "data")!r}, 'rb').read)
+    reader.start()
+    reader.join()
+"""
+        limits = Limits(torch=100.0, device=100.0, other=SHORT)
+        broken = environ(tmp_path / "site", fault)
+        verdict, left = probe(broken, devices=(), folders=[tmp_path], limits=limits)
+    (what,) = faults(verdict).values()
+    assert "it is stuck in the kernel, in " in what
+    assert "futex" not in what
+    assert not left
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
