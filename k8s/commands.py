@@ -124,7 +124,6 @@ def delete(context: Context, argv: Sequence[str]) -> int:
                 metadata["namespace"],
                 metadata["name"],
                 uid=metadata["uid"],
-                propagation="Foreground",
                 dry_run=args.dry_run,
             )
             _show_written(context.out, item, "deleted", dry_run=args.dry_run)
