@@ -281,7 +281,7 @@ def test_deadlines_and_what_is_left_of_a_job(
     )  # fmt: skip
     never = Job(
         cluster, tmp_path, "never", worker={"replicas": 1}, preRunningDeadlineSeconds=3,
-        command=["sleep", "1000"],
+        command=["sh", "-c", "trap exit TERM; sleep 1000 & wait"],
     )  # fmt: skip
     for one in (late, never):
         wait_failed(one)
