@@ -1,7 +1,8 @@
 """What some intervals of noisy times say: medians and median distances, which a few wild ones do not move. Pure."""
 
 from collections.abc import Sequence
-from math import isfinite
+from itertools import pairwise
+from math import isfinite, sqrt
 from statistics import NormalDist, median_low
 
 WINDOW = 8
@@ -24,6 +25,12 @@ def spread(values: Sequence[float]) -> float:
     """As a deviation, of the median distance from the median."""
     middle = median_low(values)
     return _TO_DEVIATION * median_low([abs(one - middle) for one in values])
+
+
+def jitter(values: Sequence[float]) -> float:
+    """As a deviation, of the median distance from one to the next: a step from one level to another is none of it."""
+    steps = [abs(later - one) for one, later in pairwise(values)]
+    return _TO_DEVIATION * median_low(steps) / sqrt(2) if steps else 0.0
 
 
 def spread_of_most(values: Sequence[float]) -> float:

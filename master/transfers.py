@@ -44,7 +44,7 @@ def taken_in(group: Group, seconds: float, *, least: float, deviations: float) -
         return group
     if not isfinite(group.usual):
         group = replace(group, usual=median_low(known))
-    noise = max(group.noise, robust.spread(known)) if not group.slow else group.noise
+    noise = max(group.noise, robust.jitter(known)) if not group.slow else group.noise
     bound = max(least, deviations * noise)
     if group.longer > (robust.STAYS * bound if group.slow else bound):
         above = [one - group.usual > bound / 2 for one in group.window]

@@ -23,6 +23,7 @@ from elastic.master.stragglers import (
     decide,
     is_host,
 )
+from elastic.master.transfers import Group, taken_in
 from tests.master.straggling import STEPS, Job, found
 
 SLOW_SINCE = 12
@@ -362,6 +363,23 @@ def test_of_a_ring_over_many_nodes_no_link_is_named() -> None:
 
 def test_transfers_that_are_a_little_slower_are_no_matter() -> None:
     assert linked(("a", "b"), ("c", "d"), slow=(0,), more=0.03).verdicts == ()
+
+
+@given(
+    st.integers(5, 20),
+    st.lists(st.floats(0.0, 1.0), max_size=3),
+    st.lists(st.floats(-0.01, 0.01), min_size=40, max_size=40),
+)
+def test_however_a_link_becomes_slow_it_is_seen(
+    before: int, between: list[float], noise: list[float]
+) -> None:
+    """Intervals before, some in which it is not yet as slow as it will be, and after; the median of a window may be any."""
+    group = Group()
+    levels = [*(0.1,) * before, *(0.1 + part for part in sorted(between)), *(1.1,) * WINDOW]
+    for level, off in zip(levels, noise, strict=False):
+        group = taken_in(group, level + off, least=0.06, deviations=5.0)
+    assert group.slow
+    assert group.longer > 0.5
 
 
 # --- odd reports -----------------------------------------------------------------------------------
