@@ -222,8 +222,9 @@ class Api:
             options["preconditions"] = {"uid": uid}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
-        path = resource.path(namespace, name)
-        return await self.call("DELETE", path, query=_dry(dry_run), body=options)
+        if dry_run:  # of what has a body the server does not read the query
+            options["dryRun"] = ["All"]
+        return await self.call("DELETE", resource.path(namespace, name), body=options)
 
     # --- the wire --------------------------------------------------------------------------------
 

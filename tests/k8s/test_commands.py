@@ -101,7 +101,9 @@ def test_a_dry_run_writes_nothing(ctl_in: Ctl) -> None:
     assert ctl_in.ctl("delete", "demo", "--dry-run")[0] == 0
     assert ctl_in.ctl("suspend", "demo", "--dry-run")[0] == 0
     assert ctl_in.names() == ["demo"]
-    assert not ctl_in.get("demo")["spec"].get("suspend")
+    job = ctl_in.get("demo")
+    assert not job["spec"].get("suspend")
+    assert "deletionTimestamp" not in job["metadata"]
 
 
 def test_a_file_of_jobs_is_submitted_whole_or_a_line_says_why_not(
