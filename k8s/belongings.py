@@ -13,10 +13,10 @@ from elastic.k8s.kernel.resources import (
     Resource,
 )
 from elastic.k8s.pods import Manifest, Owner
-from elastic.k8s.spec import Gang, Scheduling, Spec
+from elastic.k8s.spec import Gang, Provider, Scheduling, Spec
 from elastic.proto.elasticjob import GROUP, PLURAL, PORT, ROLE_LABEL, UID_LABEL
 
-POD_GROUPS: Mapping[str, Resource] = {
+POD_GROUPS: Mapping[Provider, Resource] = {
     "Volcano": Resource(group="scheduling.volcano.sh", version="v1beta1", kind="PodGroup", plural="podgroups"),
     "Coscheduling": Resource(group="scheduling.x-k8s.io", version="v1alpha1", kind="PodGroup", plural="podgroups"),
 }  # fmt: skip
@@ -149,6 +149,5 @@ def sized(owner: Owner, spec: Spec, budgets: str, *, gang: bool = True) -> Belon
 
 def sized_by_any(owner: Owner, budgets: str) -> Belongings:
     """Whatever might name the smallest size of a job of this name, by any spec."""
-    gangs = Gang(provider="Volcano"), Gang(provider="Coscheduling")
-    specs = (Spec(scheduling=Scheduling(gang=gang)) for gang in gangs)
+    specs = (Spec(scheduling=Scheduling(gang=Gang(provider=one))) for one in POD_GROUPS)
     return tuple(dict(one for spec in specs for one in sized(owner, spec, budgets)).items())

@@ -130,9 +130,12 @@ class FailurePolicy:
     """The first that matches decides what is done about a pod that failed."""
 
 
+Provider = Literal["None", "Volcano", "Coscheduling", "Kueue"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    provider: Literal["None", "Volcano", "Coscheduling", "Kueue"] = "None"
+    provider: Provider = "None"
     """Who places elastic.min pods together or none."""
     schedule_timeout_seconds: Deadline = 300
     """How long coscheduling tries to."""

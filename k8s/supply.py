@@ -184,6 +184,7 @@ def plan(
     target = (size if memory.closed else full) + wanted.spares
     victims = _victims(live, seen, target, stuck)
     memory, withdraw, delete = _take(wanted, victims, seen, memory, now)
+    # A victim may be among what remains.
     delete = tuple(dict((*_remains(wanted, seen, live, ended), *delete)).items())
     few = memory.done and not legal(target - len(memory.done), wanted)
     memory = replace(memory, few=(memory.few or now) if few else None)

@@ -9,6 +9,7 @@ import pytest
 
 from elastic.k8s.belongings import POD_GROUPS
 from elastic.k8s.kernel.resources import Resource
+from elastic.k8s.spec import Provider
 from scripts.kubernetes.client import ApiError, Client
 from tests.k8s.cluster import Object
 from tests.k8s.conftest import CRDS
@@ -61,7 +62,7 @@ def is_served(kube: Client, kind: Resource) -> bool:
 
 
 @pytest.fixture(scope="module", params=[*POD_GROUPS])
-def provider(kube: Client, request: pytest.FixtureRequest) -> Iterator[str]:
+def provider(kube: Client, request: pytest.FixtureRequest) -> Iterator[Provider]:
     """Its kind is known, and forgotten at the end: other tests are about servers that do not know it."""
     kind = POD_GROUPS[request.param]
     made = definition(kind, FIELDS[request.param])
@@ -72,7 +73,9 @@ def provider(kube: Client, request: pytest.FixtureRequest) -> Iterator[str]:
     wait_for("the kind is gone", lambda: not is_served(kube, kind))
 
 
-def test_a_gang_is_made_follows_the_spec_and_goes_on_a_suspend(stage: Stage, provider: str) -> None:
+def test_a_gang_is_made_follows_the_spec_and_goes_on_a_suspend(
+    stage: Stage, provider: Provider
+) -> None:
     name = provider.lower()
     kind = POD_GROUPS[provider]
     gang = {"provider": provider, "scheduleTimeoutSeconds": 120}

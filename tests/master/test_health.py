@@ -33,13 +33,14 @@ def beat(agent: Stream, rank: int, quiet: float = 0.0, *, number: int = 1, ticks
     agent.say(heartbeat=pb.Heartbeat(round=number, ranks=[progress]))
 
 
-def look(rank: int, *, stopped: bool) -> str:
+def look(rank: int) -> str:
+    """Who is not rank 0 is stopped."""
     frames = (
         Frame(function="all_reduce", file="/torch/distributed/distributed_c10d.py", line=5),
         Frame(function="main", file="train.py", line=9),
     )
     thread = Thread(tid=1, name="MainThread", frames=frames, gil=False)
-    state = "T" if stopped else "S"
+    state = "T" if rank else "S"
     return codec.dumps(
         Look(
             rank=rank, pid=7 + rank, at=1.0, state=state, threads=(thread,), how="py-spy", ticks=40
@@ -73,13 +74,18 @@ async def told(agent: Stream, kind: str, rank: int | None = None) -> pb.ToAgent:
             return message
 
 
-async def answered(agents: tuple[Stream, ...], stopped: int) -> None:
-    """All look once, as they are told to, and see that rank `stopped` is."""
+def answer(agent: Stream, rank: int, order: pb.Examine, **wrong: Any) -> None:
+    """Its rank was looked at, and rank 1 is stopped. wrong: what is said otherwise."""
+    right: dict[str, Any] = {"round": 1, "number": order.number, "looks": [look(rank)]}
+    agent.say(examined=pb.Examined(**right | wrong))
+
+
+async def answered(*agents: Stream, **wrong: Any) -> None:
+    """All look once, as they are told to."""
     for rank, agent in enumerate(agents):
         order = (await told(agent, "examine")).examine
         assert order.round == 1
-        seen = [look(rank, stopped=rank == stopped)]
-        agent.say(examined=pb.Examined(round=1, number=order.number, looks=seen))
+        answer(agent, rank, order, **wrong)
 
 
 @within(120)
@@ -87,10 +93,8 @@ async def test_a_rank_that_is_stopped_is_named_by_two_looks(tmp_path: Path) -> N
     async with serving(tmp_path, policy()) as (shell, streams):
         a, b = await begun(streams)
         beat(b, 1, QUIET)
-        await answered((a, b), stopped=1)
-        assert shell.job.round is not None
-        assert shell.job.round.number == 1, "one look is not enough"
-        await answered((a, b), stopped=1)
+        for _ in range(2):
+            await answered(a, b)
         await a.ordered(WAIT)
         assert shell.reason.startswith("rank 1 on b is stopped")
         assert dict(shell.job.ledger.restarts) == {"hang": 1}
@@ -105,29 +109,26 @@ async def test_ranks_that_go_on_again_end_the_suspicion(tmp_path: Path) -> None:
     async with serving(tmp_path, policy()) as (shell, streams):
         a, b = await begun(streams)
         beat(b, 1, QUIET)
-        await answered((a, b), stopped=1)
+        await answered(a, b)
         orders = [(await told(agent, "examine")).examine for agent in (a, b)]
         beat(b, 1)
         for rank, (agent, order) in enumerate(zip((a, b), orders, strict=True)):
-            seen = [look(rank, stopped=rank == 1)]
-            agent.say(examined=pb.Examined(round=1, number=order.number, looks=seen))
-        await over(shell, a)
+            answer(agent, rank, order)
+        await over(shell, a, b)
         assert not shell.job.ledger.restarts
 
 
-async def over(shell: Shell, agent: Stream) -> None:
-    """All that was said so far has been heard, and what came of it was done."""
-    agent.say(heartbeat=pb.Heartbeat(round=1, metrics='{"heard": 1}'))
-    session_of = agent.streams.sessions
-    while not any(session.metrics for session in session_of.values()):
+async def over(shell: Shell, *agents: Stream) -> None:
+    """All that they have said so far has been heard, and what came of it was done."""
+    for agent in agents:
+        agent.say(heartbeat=pb.Heartbeat(round=1, metrics='{"heard": 1}'))
+    while not all(session.metrics for session in agents[0].streams.sessions.values()):
         await asyncio.sleep(0)
     shell.fold(ev.DrainAsked(None, "enough"))
-    await agent.ordered(EXIT)
+    await agents[0].ordered(EXIT)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"number": 7}, {"round": 2}, {"looks": ["{", look(9, stopped=True)]}]
-)
+@pytest.mark.parametrize("wrong", [{"number": 7}, {"round": 2}, {"looks": ["{", look(9)]}])
 @within(120)
 async def test_an_answer_to_nothing_counts_for_nothing(
     wrong: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -138,12 +139,8 @@ async def test_an_answer_to_nothing_counts_for_nothing(
         a, b = await begun(streams)
         beat(b, 1, QUIET)
         for _ in range(2):
-            for rank, agent in enumerate((a, b)):
-                order = (await told(agent, "examine")).examine
-                seen = [look(rank, stopped=True)]
-                right: dict[str, Any] = {"round": 1, "number": order.number, "looks": seen}
-                agent.say(examined=pb.Examined(**right | wrong))
-        await over(shell, a)
+            await answered(a, b, **wrong)
+        await over(shell, a, b)
         assert not shell.job.ledger.restarts
 
 
@@ -156,9 +153,7 @@ async def test_who_does_not_answer_is_waited_for_and_no_longer(
         a, b = await begun(streams)
         beat(b, 1, QUIET)
         for _ in range(2):
-            order = (await told(b, "examine")).examine
-            seen = [look(1, stopped=True)]
-            b.say(examined=pb.Examined(round=1, number=order.number, looks=seen))
+            answer(b, 1, (await told(b, "examine")).examine)
         await a.ordered(WAIT)
         assert dict(shell.job.ledger.restarts) == {"hang": 1}
 
@@ -175,7 +170,7 @@ async def test_what_becomes_of_a_hang(action: str, tmp_path: Path) -> None:
                 await agent.ordered(RUN)
                 beat(agent, rank)
                 beat(agent, rank, QUIET)
-            await over(shell, a)
+            await over(shell, a, b)
             left = [b.heard.get_nowait() for _ in range(b.heard.qsize())]
             assert not any(m.HasField("watch") or m.HasField("examine") for m in left)
             assert not (tmp_path / job_folder.hang(1)).exists()
@@ -183,7 +178,7 @@ async def test_what_becomes_of_a_hang(action: str, tmp_path: Path) -> None:
         a, b = await begun(streams)
         beat(b, 1, QUIET)
         for _ in range(2):
-            await answered((a, b), stopped=1)
+            await answered(a, b)
         if action == "fail":
             assert (await a.ordered(EXIT)).reason.startswith("rank 1 on b is stopped")
         elif action == "recover":
