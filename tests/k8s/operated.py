@@ -171,10 +171,12 @@ class Job:
         try:
             wait_for(what, true, seconds)
         except AssertionError as error:
-            logs = "\n".join(p.read_text() for p in sorted(self.folder.parent.glob("*.log")))
-            raise AssertionError(
-                f"{error}; {self.status()}\n{self.cluster.logs()}\n{logs}"
-            ) from error
+            raise AssertionError(f"{error}; {self.told()}") from error
+
+    def told(self) -> str:
+        """What to read where it is not as it should be: its status, what its pods and the operator logged."""
+        logs = "\n".join(p.read_text() for p in sorted(self.folder.parent.glob("*.log")))
+        return f"{self.status()}\n{self.cluster.logs()}\n{logs}"
 
     def wait_steps(self, world: int, more: int = 10) -> None:
         """Until so many steps more are done by a world of that size."""
@@ -185,6 +187,16 @@ class Job:
                 self.worlds()[told:].count(str(world)) > more and self.worlds()[-1] == str(world)
             ),
         )
+
+    def wait_state(self, world: int) -> JobState:
+        """Until its status tells of a world of that size: the master writes it a while after steps are done."""
+        self.wait(
+            f"its status tells of {world}",
+            lambda: (now := self.state()) is not None and now.world_size == world,
+        )
+        state = self.state()
+        assert state is not None
+        return state
 
     def finish(self) -> None:
         self._stop.touch()

@@ -47,8 +47,7 @@ def test_a_job_from_its_first_pod_to_its_last_word(
     job = Job(cluster, tmp_path)
     job.wait_steps(2)
     job.wait("it says so", lambda: job.holds("Ready") and job.status()["phase"] == "Running")
-    before = job.state()
-    assert before is not None
+    before = job.wait_state(2)
     cluster.ask("job-master-r1", words.EXIT, {"exitCode": 137})
     job.wait("that is counted", lambda: job.status()["master"]["restarts"] == 1)
     job.wait_steps(2, 20)
@@ -56,12 +55,12 @@ def test_a_job_from_its_first_pod_to_its_last_word(
     job.wait("it is complete", lambda: job.holds("Complete"))
     state, status = job.state(), job.status()
     assert state is not None
-    assert (state.round, state.restarts) == (before.round, before.restarts)
+    assert (state.round, state.restarts) == (before.round, before.restarts), job.told()
     assert (status["phase"], status["reason"]) == ("Succeeded", "Finished")
     pod = cluster.wait_phase("job-master-r1", "Succeeded", DEADLINE)
     words_left = pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"]
     assert json.loads(words_left)["class"] == "Finished"
-    assert {"Accepted", "Ready", "Complete"} <= set(job.events())
+    job.wait("events tell it", lambda: {"Accepted", "Ready", "Complete"} <= {*job.events()})
     assert replica.end() == 0
 
 
@@ -194,9 +193,8 @@ def test_an_operator_that_is_killed_twice_changes_no_pod(
             found = [one["metadata"] for one in (*job.pods(), *job.pods("master"))]
             return sorted((one["name"], one["uid"], one["resourceVersion"]) for one in found)
 
-        before, state = there(), job.state()
+        state, before = job.wait_state(2), there()
         assert len(before) == 3
-        assert state is not None
         budget = "poddisruptionbudgets", "job-worker", "/apis/policy/v1beta1"
         for kept in (False, True):
             operator.kill()
