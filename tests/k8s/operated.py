@@ -171,9 +171,9 @@ class Job:
         try:
             wait_for(what, true, seconds)
         except AssertionError as error:
-            raise AssertionError(f"{error}; {self.told()}") from error
+            raise AssertionError(f"{error}; {self.evidence()}") from error
 
-    def told(self) -> str:
+    def evidence(self) -> str:
         """What to read where it is not as it should be: its status, what its pods and the operator logged."""
         logs = "\n".join(p.read_text() for p in sorted(self.folder.parent.glob("*.log")))
         return f"{self.status()}\n{self.cluster.logs()}\n{logs}"

@@ -55,7 +55,7 @@ def test_a_job_from_its_first_pod_to_its_last_word(
     job.wait("it is complete", lambda: job.holds("Complete"))
     state, status = job.state(), job.status()
     assert state is not None
-    assert (state.round, state.restarts) == (before.round, before.restarts), job.told()
+    assert (state.round, state.restarts) == (before.round, before.restarts), job.evidence()
     assert (status["phase"], status["reason"]) == ("Succeeded", "Finished")
     pod = cluster.wait_phase("job-master-r1", "Succeeded", DEADLINE)
     words_left = pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"]
