@@ -88,7 +88,11 @@ class JobMaster:
         living = asyncio.ensure_future(_beside(self._live(), self._jobs.run()))
 
         def leave() -> None:
-            """As its node, or its operator, has it."""
+            """As its node, or its operator, has it. Of a job that is deleted ranks save first: it ends with them,
+            though the garbage collector has come to its pod, as it does where a job is deleted in the foreground."""
+            found = self._jobs.get(self._place.namespace, self._place.name)
+            if found is not None and found.deleted:
+                return
             self._told_to_end.set()
             if not self._bound:
                 living.cancel()
@@ -258,8 +262,8 @@ class JobMaster:
                 await asyncio.wait_for(self._stirred.wait(), EVERY)
 
     async def _say_the_end(self, uid: str, accepted: Accepted, state: JobState) -> bool:
-        """Until it is written: who does not hear of an end begins another attempt. A job that is deleted may be gone
-        by then: its operator waits for the last worker pod."""
+        """Until it is written: who does not hear of an end begins another attempt. Of a job that is deleted it may be
+        too late, for itself or for the right to write: its operator waits for the last worker pod."""
         self._bound = True
         while True:
             self._stirred.clear()
@@ -267,7 +271,7 @@ class JobMaster:
             if self._told == state:
                 return True
             found = self._jobs.get(self._place.namespace, self._place.name)
-            gone = found is None or found.uid != uid
+            gone = found is None or found.uid != uid or found.deleted
             if gone or not self._is_meant(self._newest(accepted)):
                 return self._leave()
             with contextlib.suppress(TimeoutError):

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ class Seen:
     """By the master before this one; what this one says changes nothing here."""
     refused: str = ""
     """Why `accepted` cannot be read: it is of a version too far."""
+    deleted: bool = False
+    """It is being deleted. It is to stop then, whatever its operator has said so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +42,17 @@ class Place:
 
 def seen(raw: Mapping[str, Any]) -> Seen:
     uid, status = raw["metadata"]["uid"], raw.get("status") or {}
+    deleted = bool(raw["metadata"].get("deletionTimestamp"))
     said = None
     with contextlib.suppress(ElasticError):  # it was of another version: this one begins anew
         said = elasticjob.job_state(status)
     try:
-        return Seen(uid=uid, accepted=elasticjob.accepted(status), said=said)
+        accepted = elasticjob.accepted(status)
     except ElasticError as error:
-        return Seen(uid=uid, accepted=None, said=said, refused=str(error))
+        return Seen(uid=uid, accepted=None, said=said, refused=str(error), deleted=deleted)
+    if accepted is not None and deleted:
+        accepted = replace(accepted, wanted="Stop")
+    return Seen(uid=uid, accepted=accepted, said=said, deleted=deleted)
 
 
 def place(environ: Mapping[str, str]) -> Place:

@@ -96,12 +96,16 @@ def worker(owner: Owner, spec: Spec, new: New, avoid: tuple[str, ...]) -> Manife
         "hostNetwork"
     ):  # where a pod does not ask the cluster for names: its master's is one
         pod.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
-    least = spec.flash_checkpoint.drain_seconds + LEAVE
     asked = pod.get("terminationGracePeriodSeconds")
-    pod["terminationGracePeriodSeconds"] = max(least, asked or 0)
+    pod["terminationGracePeriodSeconds"] = max(_grace(spec), asked or 0)
     if notes:
         found["annotations"] = notes
     return {"apiVersion": "v1", "kind": "Pod", "metadata": found, "spec": pod}
+
+
+def _grace(spec: Spec) -> int:
+    """Seconds in which ranks save and their agent, or master, ends."""
+    return spec.flash_checkpoint.drain_seconds + LEAVE
 
 
 def ranks(spec: Spec) -> int:
@@ -254,6 +258,7 @@ def master(owner: Owner, spec: Spec, attempt: int) -> Manifest:
     )
     pod: Manifest = {
         "restartPolicy": "OnFailure",
+        "terminationGracePeriodSeconds": _grace(spec),  # of a deleted job it ends with its ranks
         "serviceAccountName": spec.master.service_account_name or owner.host,
         "tolerations": [*spec.scheduling.tolerations, *_patience()],
         "containers": [container],

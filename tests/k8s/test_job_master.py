@@ -353,12 +353,14 @@ def test_one_that_rests_goes_when_it_is_told_to(namespace: Namespace, tmp_path: 
 
 
 @contextlib.asynccontextmanager
-async def stopped(folder: Path, *, refused: int) -> AsyncIterator[tuple[Server, Api, JobMaster]]:
+async def stopped(
+    folder: Path, *, refused: int, finalizers: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[Server, Api, JobMaster]]:
     """A job that is to stop, its master, and a server that refuses so many of what that says."""
     accepted = schema.dump(Accepted(generation=1, spec={"image": "local"}, wanted="Stop"))
     async with serve() as server, server.api() as api:
-        made = {"metadata": {"namespace": "n", "name": "job"}, "status": {"accepted": accepted}}
-        await api.create(ELASTICJOBS, "n", made)
+        meta = {"namespace": "n", "name": "job", "finalizers": [*finalizers]}
+        await api.create(ELASTICJOBS, "n", {"metadata": meta, "status": {"accepted": accepted}})
         server.faults.refuse(403, "PATCH", times=refused)
         here = Place(namespace="n", name="job", folder=folder, address="127.0.0.1:1")
         yield server, api, JobMaster(api, here, Security(), lambda *_: {})
@@ -381,11 +383,14 @@ def test_an_end_is_said_until_it_is_written(
     asyncio.run(body())
 
 
-def test_nobody_is_told_of_the_end_of_a_job_that_is_gone(tmp_path: Path) -> None:
-    """Its operator let it go once no worker was left: it would be told until its pod's time is over."""
+@pytest.mark.parametrize("finalizers", [(), ("foregroundDeletion",)])
+def test_nobody_is_told_of_the_end_of_a_job_that_is_gone(
+    tmp_path: Path, finalizers: tuple[str, ...]
+) -> None:
+    """Or going, with the master's right to write already gone: it would be told until its pod's time is over."""
 
     async def body() -> None:
-        async with stopped(tmp_path, refused=1000) as (server, api, master):
+        async with stopped(tmp_path, refused=1000, finalizers=finalizers) as (server, api, master):
             running = asyncio.create_task(master.run())
             async with asyncio.timeout(DEADLINE):
                 while not any(one.startswith("PATCH") for one in server.asked):

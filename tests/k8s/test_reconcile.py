@@ -959,6 +959,18 @@ def test_a_job_that_is_deleted_gets_masters_beyond_the_limit(trains: World) -> N
     assert trains.masters() == ["job-master-r2"]
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_master_that_is_deleted_with_its_job_stays_until_ranks_have_saved(
+    trains: World, deleted: bool
+) -> None:
+    """As the garbage collector does it where a job is deleted in the foreground."""
+    trains.deleted_at = trains.now if deleted else None
+    (name,) = trains.masters()
+    trains.pods[name] = replace(trains.pods[name], deleting=True)
+    trains.settle()
+    assert trains.masters() == ([] if deleted else ["job-master-r2"])
+
+
 @pytest.mark.parametrize("policy", ["All", "Running"])
 def test_a_deadline_lets_the_ranks_save(world: World, policy: str) -> None:
     world.edit(activeDeadlineSeconds=100, cleanup={"podPolicy": policy})
