@@ -12,6 +12,7 @@ from elastic.master import events as ev
 from elastic.master import robust
 from elastic.master import stragglers as core
 from elastic.master.events import NodeId
+from elastic.master.intervals import Report, Seat, Times
 from elastic.master.session import Session
 from elastic.master.shell import Shell
 from elastic.master.state import Round
@@ -39,7 +40,7 @@ class Pacing:
         """What ranks have told of intervals that are not judged yet, by their ends."""
         self._judged = 0
         """The end of the last that was."""
-        self._seats: dict[int, core.Seat] = {}
+        self._seats: dict[int, Seat] = {}
         """As all ranks have told it first."""
         self._on_devices = False
         """Ranks tell what steps take there; who does not, of an interval, tells nothing of it."""
@@ -122,7 +123,7 @@ class Pacing:
     def _decide(self, current: Round, end: int, told: Mapping[int, pb.Pace]) -> None:
         """Of the interval that ended with step `end`."""
         self._on_devices |= any(pace.HasField("device") for pace in told.values())
-        report = core.Report(
+        report = Report(
             round=current.number,
             step=current.step or end,
             seats=self._seats,
@@ -154,25 +155,25 @@ class Pacing:
                 self._shell.fold(one)
 
 
-def _seats(current: Round, told: Mapping[int, pb.Pace]) -> dict[int, core.Seat]:
+def _seats(current: Round, told: Mapping[int, pb.Pace]) -> dict[int, Seat]:
     """All ranks do the same work and are one group, but for those of a pipeline: each is compared with those of its
     stage, and its transfers are not looked at, since stages wait for one another's compute."""
     nodes = [seat.node_id for seat in current.seats for _ in range(seat.ranks)]
     return {
-        rank: core.Seat(node=nodes[rank], peers=str(pace.stage), group=str(pace.stage))
+        rank: Seat(node=nodes[rank], peers=str(pace.stage), group=str(pace.stage))
         for rank, pace in told.items()
     }
 
 
-def _times(pace: pb.Pace) -> core.Times:
-    return core.Times(
+def _times(pace: pb.Pace) -> Times:
+    return Times(
         compute=pace.compute, waiting=pace.waiting, least=nan if pace.stage else pace.least
     )
 
 
-def _times_on_device(pace: pb.Pace) -> core.Times:
+def _times_on_device(pace: pb.Pace) -> Times:
     device = pace.device
-    return core.Times(
+    return Times(
         compute=device.compute,
         waiting=device.waiting,
         least=nan if pace.stage else device.least,

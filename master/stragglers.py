@@ -9,20 +9,18 @@ explain.
 
 Communication is what remains (`transfers.py`): where that grows and compute does not, a link is slow.
 
-On GPUs times are the device's, and a slow rank's device or its host is named. A slow device takes longer for a backward
-pass, too, while its host is ahead of it; else it waits for its host: for data, or between kernels all the time. Devices
-that wait for others have power to spare and become faster by some per cent, which makes a rank look slow in all that it
-does, and widens the spread: so it is compared with what it was before rather than with them, where that is the smaller
-step, and the spread is that of before for whom then a device makes slow.
+On GPUs times are the device's, and a slow rank's device or its host is named (`devices.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, nan, sqrt
 from statistics import median_low
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from elastic.master import robust, transfers
+from elastic.master import devices, robust, transfers
+from elastic.master.devices import Devices, Part
+from elastic.master.intervals import Mark, Report
 from elastic.master.transfers import Group
 
 SETTLING = 5
@@ -40,9 +38,7 @@ MANIFOLD = 2.0
 SAMPLED = 1000
 """Ranks of whose medians the spread is, at most."""
 
-
 Kind = Literal["rank", "node", "link", "communication"]
-Part = Literal["", "device", "host"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,66 +54,6 @@ class Policy:
     """Acting pays where what is lost otherwise is that many times what it costs."""
     horizon: float = 3600.0
     """Seconds that a job goes on for whose end is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """A rank's place in a round."""
-
-    node: str
-    peers: str
-    """Key of those who do the same work, and are compared: of a pipeline a stage, of other jobs all."""
-    group: str
-    """Key of those with whom it communicates in each step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """A rank's in an interval, in seconds a step."""
-
-    compute: float
-    """The median of its steps."""
-    waiting: float
-    """In communication of any kind, for others and for what is transferred: the median of its steps."""
-    least: float
-    """In collectives of its group, in the step in which that was least: where it came last, what transfers take. NaN
-    where that is not known."""
-    backward: float = nan
-    """Of a backward pass on its device, the median. NaN: these are a host's times."""
-    starved: bool = False
-    """In most steps its device waited for its host in the backward pass."""
-
-
-class Usual(NamedTuple):
-    """What a rank on a device is compared with, in seconds a step."""
-
-    compute: float
-    backward: float
-    """Of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """An interval, of some steps, in which nothing changed."""
-
-    round: int
-    step: int
-    """Steps that were finished at its end."""
-    seats: Mapping[int, Seat]
-    """By rank; the same in all reports of a round."""
-    times: Mapping[int, Times]
-    """By rank; some may be missing."""
-    remaining: float | None = None
-    """Seconds that training goes on for; None: not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """When an interval ended."""
-
-    at: float
-    """Job time, in seconds."""
-    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,13 +123,7 @@ class State:
     """Of the intervals in the windows, and of the one before them."""
     behind: Mapping[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
     """By rank, parts by which its compute was longer than its peers', newest last; NaN: not known."""
-    of_host: Mapping[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
-    """By rank on a GPU, whether that was its host's (1) or its device's (0), newest last; NaN: not known, or not behind."""
-    before: tuple[Mapping[int, Times], ...] = ()
-    """Of ranks on GPUs, by rank, in the last two intervals in which nobody was behind: in the second somebody may have begun
-    to be."""
-    calm: tuple[float, ...] = ()
-    """How far they were apart in such intervals, as a deviation, newest last."""
+    devices: Devices = field(default_factory=Devices)
     groups: Mapping[str, Group] = field(default_factory=dict[str, Group])
     since: Mapping[int, Mark] = field(default_factory=dict[int, Mark])
     """Of slow ranks."""
@@ -221,9 +151,8 @@ def decide(state: State, report: Report, now: float, policy: Policy) -> Decision
         state = replace(state, marks=(mark,))
         return Decision(state=state, verdicts=(), reason="the round has only begun")
     state = replace(state, behind=_behind(state, report))
-    state = replace(state, of_host=_of_host(state, report, policy))
     medians = _medians(state)
-    state = _with_calm(state, medians, report, policy)
+    state = replace(state, devices=_devices(state, medians, report, policy))
     slow = _slow(state, medians, report, policy)
     state = replace(state, since={rank: _since(state, rank, bound) for rank, bound in slow.items()})
     step = median_low([one.compute + one.waiting for one in report.times.values()] or [0.0])
@@ -264,57 +193,6 @@ def _behind(state: State, report: Report) -> dict[int, tuple[float, ...]]:
     return {rank: (*before.get(rank, ()), value)[-robust.WINDOW :] for rank, value in found.items()}
 
 
-def _of_host(state: State, report: Report, policy: Policy) -> dict[int, tuple[float, ...]]:
-    """Windows with this interval's, of ranks on GPUs."""
-    found: dict[int, float] = {}
-    for ranks in _by_peers(report).values():
-        known = [rank for rank in ranks if isfinite(report.times[rank].backward)]
-        if not known:
-            continue
-        peers = Usual(
-            median_low([report.times[rank].compute for rank in known]),
-            median_low([report.times[rank].backward for rank in known]),
-        )
-        for rank in known:
-            now = report.times[rank]
-            if _longer(now.compute, peers.compute, policy.least):
-                own = state.before[0].get(rank) if state.before else None
-                usual = [peers] if own is None else [peers, Usual(own.compute, own.backward)]
-                found[rank] = is_host(now, usual, policy.least)
-    return {
-        rank: (*state.of_host.get(rank, ()), found.get(rank, nan))[-robust.WINDOW :]
-        for rank in state.of_host.keys() | found.keys()
-    }
-
-
-def _longer(now: float, than: float, least: float) -> bool:
-    """By half of that part."""
-    return now - than > least / 2 * than
-
-
-def is_host(now: Times, usual: Sequence[Usual], least: float) -> float:
-    """Whether it is its host for which a rank is behind (1), or its device (0); NaN: nobody's backward pass is seen.
-    usual: what its peers take, than whom it takes longer, and what it took before, if that is known; least: the part by
-    which who is behind is."""
-    if not usual[0].backward:
-        return nan
-    if now.starved:
-        return 1.0
-    shorter = [one for one in usual if _longer(now.compute, one.compute, least)]
-    nearest = max(shorter, key=lambda one: one.compute)
-    # A device that is slow is so in all that it does; data that come late make the forward pass longer.
-    more = now.compute / nearest.compute - 1
-    return float(now.backward < nearest.backward * (1 + more / 2))
-
-
-def _part(state: State, ranks: Iterable[int]) -> Part:
-    """What most intervals say of them."""
-    found = [one for rank in ranks for one in robust.known(state.of_host.get(rank, ()))]
-    if not found:
-        return ""
-    return "host" if median_low(found) else "device"
-
-
 def _medians(state: State) -> dict[int, float]:
     """Of the windows in which enough is known to say anything of the rank."""
     return {
@@ -328,34 +206,16 @@ def _spread(medians: Mapping[int, float]) -> float:
     return robust.spread_of_most(_some([*medians.values()]))
 
 
-def _with_calm(state: State, medians: Mapping[int, float], report: Report, policy: Policy) -> State:
-    """With what ranks on GPUs take, and how far they are apart, if nobody is behind in this interval."""
-    on_devices = all(isfinite(one.backward) for one in report.times.values())
+def _devices(
+    state: State, medians: Mapping[int, float], report: Report, policy: Policy
+) -> Devices:
+    """With this interval."""
+    peers = _by_peers(report).values()
+    found = devices.taken_in(state.devices, report.times, peers, policy.least)
     now = robust.known([window[-1] for window in state.behind.values()])
-    if not on_devices or not medians or max(now, default=0.0) > policy.least:
-        return state
-    return replace(
-        state,
-        before=(*state.before, report.times)[-2:],
-        calm=(*state.calm, _spread(medians))[-robust.WINDOW :],
-    )
-
-
-def _calm(
-    state: State, medians: Mapping[int, float], report: Report, spread: float, policy: Policy
-) -> float:
-    """How far ranks on GPUs are apart by themselves, where some have become faster: those wait for a slow one, and have
-    power to spare, each as much as it has. Else `spread`, which is how far they are apart."""
-    if len(state.calm) < robust.LEAST or max(medians.values()) <= policy.least:
-        return spread
-    first, last = state.before
-    faster = any(
-        rank in first
-        and rank in last
-        and now.compute * (1 + policy.least) < min(first[rank].compute, last[rank].compute)
-        for rank, now in report.times.items()
-    )
-    return min(spread, max(state.calm)) if faster else spread
+    if not medians or max(now, default=0.0) > policy.least:
+        return found
+    return devices.calmed(found, report.times, _spread(medians))
 
 
 def _slow(
@@ -366,7 +226,9 @@ def _slow(
         return {}
     deviations = robust.deviations(policy.wrong, len(medians))
     spread = _spread(medians)
-    calm = _calm(state, medians, report, spread, policy)
+    calm = spread
+    if max(medians.values()) > policy.least:
+        calm = devices.spread_by_themselves(state.devices, report.times, spread, policy.least)
     explained = deviations * spread
     of_peers = {
         peers: explained * (1 + FEW / len(ranks)) for peers, ranks in _by_peers(report).items()
@@ -374,7 +236,7 @@ def _slow(
     found = {}
     for rank, middle in medians.items():
         usual = of_peers.get(report.seats[rank].peers, explained)
-        if middle > policy.least and calm < spread and _part(state, [rank]) == "device":
+        if middle > policy.least and calm < spread and devices.part(state.devices, [rank]) == "device":
             usual *= calm / spread
         bound = max(policy.least, usual)
         known = robust.known(state.behind[rank])
@@ -471,7 +333,7 @@ def _of_compute(
             since = min((state.since[rank] for rank in ranks), key=lambda mark: mark.at)
             yield _verdict(
                 "node" if whole else "rank", ranks, [node], since, behind,
-                max([0.0, *costs]), step, report, policy, _part(state, ranks),
+                max([0.0, *costs]), step, report, policy, devices.part(state.devices, ranks),
             )  # fmt: skip
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from elastic.master.stragglers import Decision, Policy, Report, Seat, State, Times, decide
+from elastic.master.intervals import Report, Seat, Times
+from elastic.master.stragglers import Decision, Policy, State, decide
 
 STEPS = 10
 """Of an interval."""

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from math import isnan, nan
+from math import nan
 from pathlib import Path
 
 import numpy as np
@@ -10,19 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastic.master.intervals import Report, Seat, Times
 from elastic.master.robust import LEAST, WINDOW
-from elastic.master.stragglers import (
-    SETTLING,
-    Decision,
-    Policy,
-    Report,
-    Seat,
-    State,
-    Times,
-    Usual,
-    decide,
-    is_host,
-)
+from elastic.master.stragglers import SETTLING, Decision, Policy, State, decide
 from elastic.master.transfers import Group, taken_in
 from tests.master.straggling import STEPS, Job, found
 
@@ -238,39 +228,6 @@ def test_of_host_times_no_part_is_told() -> None:
     (verdict,) = last(Job(slow=((3, 0.2),), intervals=20)).verdicts
     assert verdict.part == ""
     assert "longer than its peers, since" in str(verdict)
-
-
-@given(st.floats(0.001, 10.0), st.floats(1.1, 3.0), st.floats(0.2, 0.8))
-def test_who_is_slow_in_all_that_it_does_is_slow_on_its_device(
-    compute: float, factor: float, share: float
-) -> None:
-    peers = Usual(compute, share * compute)
-    slow = on_device(factor * compute, factor * share * compute)
-    assert is_host(slow, [peers], 0.06) == 0
-    assert is_host(replace(slow, backward=share * compute), [peers], 0.06) == 1
-    assert is_host(replace(slow, starved=True), [peers], 0.06) == 1
-    assert isnan(is_host(slow, [Usual(compute, 0.0)], 0.06)), "no backward pass is seen"
-
-
-@given(st.floats(1.05, 1.5), st.floats(0.8, 1.0), st.floats(0.2, 0.8), st.floats(1.05, 3.0))
-def test_peers_that_wait_and_become_faster_make_no_device_slow(
-    factor: float, peers: float, share: float, work: float
-) -> None:
-    """Nor does a step that has become longer, for all, hide it."""
-    before, others = Usual(1.0, share), Usual(peers, peers * share)
-    late, slow = on_device(factor, share), on_device(factor, factor * share)
-    assert is_host(late, [others, before], 0.06) == 1
-    assert is_host(slow, [others, before], 0.06) == 0
-    late, slow = (
-        on_device(work * factor, work * share),
-        on_device(work * factor, work * factor * share),
-    )
-    assert is_host(late, [Usual(work, work * share), before], 0.06) == 1
-    assert is_host(slow, [Usual(work, work * share), before], 0.06) == 0
-
-
-def on_device(compute: float, backward: float) -> Times:
-    return Times(compute=compute, waiting=0.0, least=0.0, backward=backward)
 
 
 @pytest.mark.parametrize("ranks", [64, 512])
