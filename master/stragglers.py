@@ -206,9 +206,7 @@ def _spread(medians: Mapping[int, float]) -> float:
     return robust.spread_of_most(_some([*medians.values()]))
 
 
-def _devices(
-    state: State, medians: Mapping[int, float], report: Report, policy: Policy
-) -> Devices:
+def _devices(state: State, medians: Mapping[int, float], report: Report, policy: Policy) -> Devices:
     """With this interval."""
     peers = _by_peers(report).values()
     found = devices.taken_in(state.devices, report.times, peers, policy.least)
@@ -236,7 +234,11 @@ def _slow(
     found = {}
     for rank, middle in medians.items():
         usual = of_peers.get(report.seats[rank].peers, explained)
-        if middle > policy.least and calm < spread and devices.part(state.devices, [rank]) == "device":
+        if (
+            middle > policy.least
+            and calm < spread
+            and devices.part(state.devices, [rank]) == "device"
+        ):
             usual *= calm / spread
         bound = max(policy.least, usual)
         known = robust.known(state.behind[rank])
