@@ -18,7 +18,7 @@ from elastic import supplied, telling
 from elastic.job_place import Place, Seen, place, seen
 from elastic.k8s import pods, recalling
 from elastic.k8s.kernel.api import Api
-from elastic.k8s.kernel.errors import ApiError
+from elastic.k8s.kernel.errors import ApiError, Forbidden, Unauthorized
 from elastic.k8s.kernel.reflector import Reflector
 from elastic.k8s.kernel.writes import Writer
 from elastic.k8s.launcher import Supplier
@@ -80,6 +80,8 @@ class JobMaster:
         self._stepped: tuple[int, float | None] | None = None
         """The last step, and when it was seen to be finished."""
         self._told_to_end = asyncio.Event()
+        self._leaves_ranks = asyncio.Event()
+        """At once, that is, with no word to them: another master comes."""
         self._bound = False
         """It serves, or says the job's end: it leaves by itself, once that is done."""
 
@@ -88,14 +90,13 @@ class JobMaster:
         living = asyncio.ensure_future(_beside(self._live(), self._jobs.run()))
 
         def leave() -> None:
-            """As its node, or its operator, has it. Of a job that is deleted ranks save first: it ends with them,
-            though the garbage collector has come to its pod, as it does where a job is deleted in the foreground."""
-            found = self._jobs.get(self._place.namespace, self._place.name)
-            if found is not None and found.deleted:
-                return
+            """As its node, or its operator, has it. Where the garbage collector does, who is deleting its job in the
+            foreground, no other master comes: it stays until its ranks have saved."""
             self._told_to_end.set()
             if not self._bound:
                 living.cancel()
+            elif not self._is_deleted():
+                self._leaves_ranks.set()
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave)
         try:
@@ -129,6 +130,10 @@ class JobMaster:
     def _now(self) -> tuple[str, Accepted] | None:
         found = self._jobs.get(self._place.namespace, self._place.name)
         return None if found is None or found.accepted is None else (found.uid, found.accepted)
+
+    def _is_deleted(self) -> bool:
+        found = self._jobs.get(self._place.namespace, self._place.name)
+        return found is not None and found.deleted
 
     async def _accepted(self) -> tuple[str, Accepted]:
         """Raises ProtocolMismatch; a master that serves already goes on by what it could read."""
@@ -189,7 +194,7 @@ class JobMaster:
                 least_epoch=accepted.attempt << 16,
             )
             self._bound = True
-            served = asyncio.create_task(serve(settings, joined, self._told_to_end))
+            served = asyncio.create_task(serve(settings, joined, self._leaves_ranks))
             try:
                 result = await self._follow(uid, accepted, supplier, joined, served)
             finally:
@@ -267,11 +272,12 @@ class JobMaster:
         self._bound = True
         while True:
             self._stirred.clear()
-            await self._tell(uid, state)
+            refused = await self._tell(uid, state)
             if self._told == state:
                 return True
             found = self._jobs.get(self._place.namespace, self._place.name)
-            gone = found is None or found.uid != uid or found.deleted
+            gone = found is None or found.uid != uid
+            gone = gone or (self._is_deleted() and isinstance(refused, (Forbidden, Unauthorized)))
             if gone or not self._is_meant(self._newest(accepted)):
                 return self._leave()
             with contextlib.suppress(TimeoutError):
@@ -356,13 +362,14 @@ class JobMaster:
             world_size=0,
         )
 
-    async def _tell(self, uid: str, state: JobState) -> None:
+    async def _tell(self, uid: str, state: JobState) -> ApiError | None:
+        """Returns why it could not be written."""
         now = asyncio.get_running_loop().time()
         before = None if self._told is None else _urgent(self._told)
         if before == _urgent(state) and now < self._told_at + EVERY:
-            return
+            return None
         if state == self._told:
-            return
+            return None
         # Nothing is said of what is empty: the server makes null of an object that has become so.
         body = {name: value for name, value in schema.dump(state).items() if value != {}}
         place = self._place.namespace, self._place.name
@@ -370,8 +377,9 @@ class JobMaster:
             await self._writer.apply_status(ELASTICJOBS, *place, uid, {"job": body})
         except ApiError as error:
             log.warning("the status cannot be written now: %s", error)
-            return
+            return error
         self._told, self._told_at = state, now
+        return None
 
 
 def _going(accepted: Accepted, *, begun: bool) -> State:

@@ -15,6 +15,8 @@ from elastic.proto.elasticjob import MADE_FROM, Accepted, JobState
 
 PATIENCE = 60.0
 """Seconds beyond `drainSeconds` after which a master that was told to suspend or stop is not waited for."""
+FOREGROUND = "foregroundDeletion"
+"""The finalizer by which the garbage collector holds a job until its pods are gone."""
 KEPT = 3
 """Ended masters of earlier attempts whose pods stay, but where `cleanup.podPolicy` is None: all of them do."""
 
@@ -123,14 +125,15 @@ def follow(
     journal may be lost with it, unless its restarts are used up. What neither spoke nor was seen to end is not
     counted: an operator that was killed left no pod. One that the server refused was never there: it is tried again as
     it is, so that the pauses between two tries are not cut short by what is written about them. A resume with another
-    spec has a pod of its own: the one that rests is not named any more, and goes. Of a job that is deleted, one that is
-    deleted with it serves until its ranks have saved."""
+    spec has a pod of its own: the one that rests is not named any more, and goes. Of a job that is deleted
+    in the foreground, one that goes with it serves until its ranks have saved."""
     if not needed:
         return accepted, record, None
     current, before = master_of(members, record.pod), seen.told.accepted
     resumes = before is not None and accepted.attempt > before.attempt
     made = made_from(seen.owner, spec)
-    stays = current is not None and not current.over and seen.deleted_at is not None
+    collected = seen.deleted_at is not None and FOREGROUND in seen.finalizers
+    stays = collected and current is not None and not current.over
     serves = current is not None and (current.alive or stays) and not answers.taken
     if serves and (not resumes or (current is not None and current.made_from == made)):
         return accepted, record, None

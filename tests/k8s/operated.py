@@ -190,13 +190,15 @@ class Job:
 
     def wait_state(self, world: int) -> JobState:
         """Until its status tells of a world of that size: the master writes it a while after steps are done."""
-        self.wait(
-            f"its status tells of {world}",
-            lambda: (now := self.state()) is not None and now.world_size == world,
-        )
-        state = self.state()
-        assert state is not None
-        return state
+        found: list[JobState] = []
+
+        def told() -> bool:
+            if (now := self.state()) is not None and now.world_size == world:
+                found.append(now)
+            return bool(found)
+
+        self.wait(f"its status tells of {world}", told)
+        return found[-1]
 
     def finish(self) -> None:
         self._stop.touch()

@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -352,18 +352,71 @@ def test_one_that_rests_goes_when_it_is_told_to(namespace: Namespace, tmp_path: 
     asyncio.run(body())
 
 
+@pytest.mark.usefixtures("crd")
+def test_one_whose_job_is_deleted_stops_before_its_operator_says_so(
+    namespace: Namespace, tmp_path: Path
+) -> None:
+    async def body() -> None:
+        async with job(namespace, tmp_path) as running:
+            await asyncio.to_thread(running.accept, "Run")
+            running.begin()
+            await running.until("2 pods", lambda: len(running.pods()) == 2)
+            path = namespace.path(elasticjob.PLURAL, "job", GROUP)
+            await asyncio.to_thread(namespace.client.delete, path, propagationPolicy="Foreground")
+            assert running.task is not None
+            last = await asyncio.wait_for(running.task, DEADLINE)
+            assert last is not None
+            assert (last.state, last.outcome, running.pods()) == ("Ended", "Stopped", [])
+            report = (running.folder / "master" / job_folder.REPORT).read_text()
+            assert "drained: deleted" in report
+
+    asyncio.run(body())
+
+
 @contextlib.asynccontextmanager
-async def stopped(
-    folder: Path, *, refused: int, finalizers: tuple[str, ...] = ()
+async def served(
+    folder: Path,
+    wanted: Literal["Suspend", "Stop"] = "Stop",
+    *,
+    refused: int,
+    finalizers: tuple[str, ...] = (),
 ) -> AsyncIterator[tuple[Server, Api, JobMaster]]:
-    """A job that is to stop, its master, and a server that refuses so many of what that says."""
-    accepted = schema.dump(Accepted(generation=1, spec={"image": "local"}, wanted="Stop"))
+    """A job of which that is wanted, its master, and a server that refuses so many of what that says."""
+    accepted = schema.dump(Accepted(generation=1, spec={"image": "local"}, wanted=wanted))
     async with serve() as server, server.api() as api:
         meta = {"namespace": "n", "name": "job", "finalizers": [*finalizers]}
         await api.create(ELASTICJOBS, "n", {"metadata": meta, "status": {"accepted": accepted}})
         server.faults.refuse(403, "PATCH", times=refused)
         here = Place(namespace="n", name="job", folder=folder, address="127.0.0.1:1")
         yield server, api, JobMaster(api, here, Security(), lambda *_: {})
+
+
+def test_one_that_rests_goes_with_its_job_whose_rights_are_gone_already(tmp_path: Path) -> None:
+    """As the garbage collector leaves it where the job is deleted in the foreground."""
+
+    async def body() -> None:
+        collected = ("foregroundDeletion",)
+        async with served(tmp_path, "Suspend", refused=0, finalizers=collected) as (
+            server, api, master,
+        ):  # fmt: skip
+            running = asyncio.create_task(master.run())
+            async with asyncio.timeout(DEADLINE):
+                while True:
+                    found = await api.get(ELASTICJOBS, "n", "job")
+                    said = elasticjob.job_state(found["status"])
+                    if said is not None and said.state == "Suspended":
+                        break
+            server.faults.refuse(403, "GET", "PATCH", "DELETE", times=1000)
+            (place,) = server.store.items
+            asked = len(server.asked)
+            await server.store.delete(place, "")
+            async with asyncio.timeout(DEADLINE):
+                while len(server.asked) == asked:  # it has seen that, and asks for its pods
+                    await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert await asyncio.wait_for(running, DEADLINE) is None
+
+    asyncio.run(body())
 
 
 def test_an_end_is_said_until_it_is_written(
@@ -373,7 +426,7 @@ def test_an_end_is_said_until_it_is_written(
     monkeypatch.setattr(job_master, "EVERY", 0.02)
 
     async def body() -> None:
-        async with stopped(tmp_path, refused=5) as (_, api, master):
+        async with served(tmp_path, refused=5) as (_, api, master):
             last = await asyncio.wait_for(master.run(), DEADLINE)
             assert last is not None
             assert (last.state, last.outcome) == ("Ended", "Stopped")
@@ -390,7 +443,7 @@ def test_nobody_is_told_of_the_end_of_a_job_that_is_gone(
     """Or going, with the master's right to write already gone: it would be told until its pod's time is over."""
 
     async def body() -> None:
-        async with stopped(tmp_path, refused=1000, finalizers=finalizers) as (server, api, master):
+        async with served(tmp_path, refused=1000, finalizers=finalizers) as (server, api, master):
             running = asyncio.create_task(master.run())
             async with asyncio.timeout(DEADLINE):
                 while not any(one.startswith("PATCH") for one in server.asked):

@@ -223,6 +223,7 @@ def test_a_master_runs_in_the_training_image_and_is_restarted_in_place() -> None
     made = pods.master(OWNER, spec(master={"storageClaim": "disk"}), 3)
     assert made["metadata"]["name"] == "job-master-r3"
     assert made["spec"]["restartPolicy"] == "OnFailure"
+    assert made["spec"]["terminationGracePeriodSeconds"] == 150, "drainSeconds and 30"
     assert made["spec"]["serviceAccountName"] == "job-master"
     assert made["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "disk"}
     (container,) = made["spec"]["containers"]

@@ -959,16 +959,18 @@ def test_a_job_that_is_deleted_gets_masters_beyond_the_limit(trains: World) -> N
     assert trains.masters() == ["job-master-r2"]
 
 
-@pytest.mark.parametrize("deleted", [False, True])
+@pytest.mark.parametrize("policy", ["", "Background", "Foreground"])
 def test_a_master_that_is_deleted_with_its_job_stays_until_ranks_have_saved(
-    trains: World, deleted: bool
+    trains: World, policy: str
 ) -> None:
-    """As the garbage collector does it where a job is deleted in the foreground."""
-    trains.deleted_at = trains.now if deleted else None
+    """As the garbage collector does it in the foreground. Else it is its node that lets it go, or is lost."""
+    trains.deleted_at = trains.now if policy else None
+    if policy == "Foreground":
+        trains.finalizers.append(masters.FOREGROUND)
     (name,) = trains.masters()
     trains.pods[name] = replace(trains.pods[name], deleting=True)
     trains.settle()
-    assert trains.masters() == ([] if deleted else ["job-master-r2"])
+    assert trains.masters() == ([] if policy == "Foreground" else ["job-master-r2"])
 
 
 @pytest.mark.parametrize("policy", ["All", "Running"])
