@@ -113,7 +113,7 @@ class JobMaster:
         await self._jobs.synced.wait()
         while True:
             uid, accepted = await self._accepted()
-            found = self._jobs.get(self._place.namespace, self._place.name)
+            found = self._seen
             self._last = self._last or (found.said if found else None)
             if not accepted.names(self._place.pod):
                 self._leave()
@@ -127,18 +127,21 @@ class JobMaster:
 
     # --- what the operator says ------------------------------------------------------------------
 
+    @property
+    def _seen(self) -> Seen | None:
+        return self._jobs.get(self._place.namespace, self._place.name)
+
     def _now(self) -> tuple[str, Accepted] | None:
-        found = self._jobs.get(self._place.namespace, self._place.name)
+        found = self._seen
         return None if found is None or found.accepted is None else (found.uid, found.accepted)
 
     def _is_deleted(self) -> bool:
-        found = self._jobs.get(self._place.namespace, self._place.name)
-        return found is not None and found.deleted
+        return self._seen is not None and self._seen.deleted
 
     async def _accepted(self) -> tuple[str, Accepted]:
         """Raises ProtocolMismatch; a master that serves already goes on by what it could read."""
         while (now := self._now()) is None:
-            found = self._jobs.get(self._place.namespace, self._place.name)
+            found = self._seen
             if found is not None and found.refused:
                 raise ProtocolMismatch(found.refused)
             self._stirred.clear()
@@ -275,7 +278,7 @@ class JobMaster:
             refused = await self._tell(uid, state)
             if self._told == state:
                 return True
-            found = self._jobs.get(self._place.namespace, self._place.name)
+            found = self._seen
             gone = found is None or found.uid != uid
             gone = gone or (self._is_deleted() and isinstance(refused, (Forbidden, Unauthorized)))
             if gone or not self._is_meant(self._newest(accepted)):

@@ -152,8 +152,9 @@ def decide(state: State, report: Report, now: float, policy: Policy) -> Decision
         return Decision(state=state, verdicts=(), reason="the round has only begun")
     state = replace(state, behind=_behind(state, report))
     medians = _medians(state)
-    state = replace(state, devices=_devices(state, medians, report, policy))
-    slow = _slow(state, medians, report, policy)
+    spread = robust.spread_of_most(_some([*medians.values()]))
+    state = replace(state, devices=_devices(state, medians, spread, report, policy))
+    slow = _slow(state, medians, spread, report, policy)
     state = replace(state, since={rank: _since(state, rank, bound) for rank, bound in slow.items()})
     step = median_low([one.compute + one.waiting for one in report.times.values()] or [0.0])
     state = _with_groups(state, report, step, policy)
@@ -202,28 +203,25 @@ def _medians(state: State) -> dict[int, float]:
     }
 
 
-def _spread(medians: Mapping[int, float]) -> float:
-    return robust.spread_of_most(_some([*medians.values()]))
-
-
-def _devices(state: State, medians: Mapping[int, float], report: Report, policy: Policy) -> Devices:
+def _devices(
+    state: State, medians: Mapping[int, float], spread: float, report: Report, policy: Policy
+) -> Devices:
     """With this interval."""
     peers = _by_peers(report).values()
     found = devices.taken_in(state.devices, report.times, peers, policy.least)
     now = robust.known([window[-1] for window in state.behind.values()])
     if not medians or max(now, default=0.0) > policy.least:
         return found
-    return devices.calmed(found, report.times, _spread(medians))
+    return devices.calmed(found, report.times, spread)
 
 
 def _slow(
-    state: State, medians: Mapping[int, float], report: Report, policy: Policy
+    state: State, medians: Mapping[int, float], spread: float, report: Report, policy: Policy
 ) -> dict[int, float]:
     """Slow ranks, each with its bound."""
     if not medians:
         return {}
     deviations = robust.deviations(policy.wrong, len(medians))
-    spread = _spread(medians)
     calm = spread
     if max(medians.values()) > policy.least:
         calm = devices.spread_by_themselves(state.devices, report.times, spread, policy.least)
