@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import gc
 import os
 import sys
 import time
@@ -51,6 +52,7 @@ class Clock:
 def begin(parent: int | None) -> TextIO:
     """Where answers go. Whatever else is printed, by NCCL say, goes to standard error. Ends this process
     with its parent, if that is known."""
+    gc.disable()  # what is imported stays, and a probe is soon over: to look for garbage is a fifth of torch's import
     if parent is not None:
         set_pdeathsig()
         if os.getppid() != parent:  # it died before that
