@@ -345,7 +345,7 @@ def _tell_first_step() -> None:
     _attachment.send(FirstStep(step=1))
 
 
-_COMPILER = "torch._inductor.compile_fx"
+COMPILER = "torch._inductor.compile_fx"
 """What torch imports where something is compiled, and takes most of a second to."""
 
 
@@ -362,7 +362,7 @@ def _site_modules() -> list[str]:
         origin = getattr(spec, "origin", None)
         if not isinstance(origin, str) or spec.name != name:
             continue
-        if f"{name}.".startswith(skipped) and name != _COMPILER:
+        if f"{name}.".startswith(skipped) and name != COMPILER:
             continue
         installed = "site-packages" in origin or "dist-packages" in origin
         if installed or name.startswith("elastic."):

@@ -11,6 +11,7 @@ from typing import Any
 
 from setproctitle import setproctitle
 
+from elastic.agent import hook
 from elastic.agent.starters import fork
 from elastic.agent.starters.spec import StartSpec
 from elastic.proto import descriptors, env
@@ -43,6 +44,9 @@ def wait(request: fork.Request, modules: Iterable[str]) -> fork.Request:
     for module in modules:
         with contextlib.suppress(Exception):  # the script meets it, too, and says so
             importlib.import_module(module)
+    if hook.COMPILER in sys.modules:
+        with contextlib.suppress(Exception):  # the script has what it lacks, or meets it, too
+            warm_compiler(device)
     setproctitle(f"elastic-spare {device}")
     orders.send(READY)
     data, fds = _prepare(orders, device)
@@ -68,7 +72,8 @@ def _prepare(orders: socket.socket, device: str) -> tuple[bytes, list[int]]:
         if ahead is None:
             ahead = importlib.import_module("elastic.checkpoint.save.ahead").begin(device)
         ahead.show(fds)
-        while more := ahead.go_on():
+        # Orders end the pause, too: where the driver was busy with a killed rank it would be seconds.
+        while more := ahead.go_on(lambda seconds: news.poll(1e3 * seconds)):
             if news.poll(0):
                 break
         if not more:
@@ -93,3 +98,24 @@ def _warm(device: str) -> None:
         torch.cuda.synchronize()
     del square, half
     torch.cuda.empty_cache()
+
+
+def warm_compiler(device: str) -> None:
+    """What torch's compiler does once a process: digests of its own files and of Triton's, late imports; a third of what
+    it takes to trace a model whose kernels are all cached. Leaves no thread, so backward is compiled and not run."""
+    torch = sys.modules["torch"]
+    inductor, functorch = (
+        importlib.import_module(f"torch.{name}.config") for name in ("_inductor", "_functorch")
+    )
+    matrix = torch.ones(64, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+    with (
+        inductor.patch(compile_threads=1),  # else it starts a pool of processes
+        functorch.patch(force_non_lazy_backward_lowering=True),
+    ):
+        torch.compile(_small, fullgraph=True, dynamic=False)(matrix)
+
+
+def _small(matrix: Any) -> Any:
+    """Something of each kind: a product, pointwise, a reduction."""
+    product = (matrix @ matrix).float()
+    return (product * product.sigmoid() - product.mean(-1, keepdim=True)).square().sum()

@@ -27,8 +27,9 @@ NEEDS = 3 << 30
 """Bytes free on a device before a spare is forked there; it takes about 0.7 GB."""
 SHORT = 1 << 30
 """Bytes free below which a spare is given up."""
-PATIENCE = 1.0
-"""Seconds that a spare gets to say that it has its orders."""
+PATIENCE = 3.0
+"""Seconds that a spare gets to say that it has its orders, which may find it in the driver; to start another one
+takes longer."""
 LOOK = 0.01
 """Seconds between looks at a device that is being emptied; NVML offers no event for it."""
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from elastic.checkpoint.memory import host, lanes
-from elastic.checkpoint.memory.lanes import Lane
+from elastic.checkpoint.memory.lanes import Lane, Rest
 from elastic.checkpoint.save.slots import PART
 
 
@@ -35,10 +35,10 @@ class Ahead:
         new = [view for view in self._views if not _among(view, before)]
         self._left.extend(view[at : at + PART] for view in new for at in range(0, len(view), PART))
 
-    def go_on(self) -> bool:
-        """Register one more part; whether there is more to do."""
+    def go_on(self, rest: Rest | None = None) -> bool:
+        """Register one more part; whether there is more to do. rest: as `Lane.register` takes it."""
         if self._left:
-            self._lane.register(self._left.popleft())
+            self._lane.register(self._left.popleft(), rest)
         return bool(self._left)
 
     def leave(self, used: Collection[memoryview]) -> None:

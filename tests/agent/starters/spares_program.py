@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from elastic.agent import children, prctl
+from elastic.agent import children, hook, prctl
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.starters.spares import Spares
 from elastic.agent.starters.spec import StartSpec
@@ -77,7 +77,8 @@ async def main(script: Path) -> dict[str, object]:
     starters = Starters(node)
     spares = Spares(node, starters)
     starters.note_torch(0, 1, node.workload.environ, node.workload.environ)
-    starters.note_modules(("leaves_thread", "leaves_thread_and_reads_rank"))
+    late = ("leaves_thread", "leaves_thread_and_reads_rank")
+    starters.note_modules((*late, hook.COMPILER))
     await starters.standby_ready.wait()
     seen: dict[str, object] = {}
     while not spares.pids:  # it imports these first

@@ -18,8 +18,10 @@ if "SLOT" in os.environ:
 with open(os.path.join(os.path.dirname(__file__), "rank.json"), "w") as file:
     told = {"argv": sys.argv[1:], "rank": os.environ["RANK"], "seen": os.environ["SEEN"]}
     late = [name for name in sys.modules if name.startswith("leaves_thread")]
+    graphs = sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"]
+    threads = len(os.listdir("/proc/self/task"))
     json.dump({**told, "name": __name__, "torch": "torch" in sys.modules, "pid": os.getpid(),
-        "registered": registered, "late": late}, file)
+        "registered": registered, "late": late, "graphs": graphs, "threads": threads}, file)
 sys.exit(5)
 """
 THREAD = (
@@ -65,4 +67,6 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
         "pid": pid,
         "registered": 3,
         "late": ["leaves_thread"],
+        "graphs": 1,  # the compiler is warm
+        "threads": 2,  # ours, and that module's
     }

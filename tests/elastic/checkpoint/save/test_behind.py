@@ -223,9 +223,9 @@ class Entered(lanes.Host):
     def finish(self, mark: None) -> None:
         self._note("finish")
 
-    def register(self, data: memoryview) -> None:
+    def register(self, data: memoryview, rest: lanes.Rest | None = None) -> None:
         self._note("register")
-        super().register(data)
+        super().register(data, rest)
 
 
 @pytest.mark.parametrize("path", ["shadow", "stream"])
