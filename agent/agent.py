@@ -352,7 +352,7 @@ class Agent:
         elif isinstance(message, link.ModulesNote):
             self._starters.note_modules(message.modules)
             self._starters.note_environment(rank.environ, message.environ)
-            self._spares.note(rank.local_rank, rank.environ, message.environ)
+            self._spares.note(rank.local_rank, rank.environ, message)
         elif isinstance(message, link.FirstStep):
             self._stepped = True
             self._send_heartbeat()

@@ -46,6 +46,8 @@ class Attachment:
         self._identity = _identity(link)
         self.told_step = False
         """`elastic.session` has told a step's number."""
+        self.rehearsal: tuple[str, ...] = ()
+        """What it was told that spares are to call."""
 
     def open_link(self) -> "socket.socket | None":
         """Our end of the link, under a number of its own, to be closed after use.
@@ -340,8 +342,12 @@ def _tell_first_step() -> None:
         return
     from elastic.proto.link import FirstStep, ModulesNote
 
-    environ = dict(env.process_environment())
-    _attachment.send(ModulesNote(modules=tuple(_site_modules()), environ=environ))
+    note = ModulesNote(
+        modules=tuple(_site_modules()),
+        environ=dict(env.process_environment()),
+        rehearsal=_attachment.rehearsal,
+    )
+    _attachment.send(note)
     _attachment.send(FirstStep(step=1))
 
 

@@ -124,6 +124,18 @@ def declare_rank_unit(ranks: int) -> None:
         raise UsageError(answer.reason)
 
 
+def rehearse_by(function: str, argument: str) -> None:
+    """Say what a spare of this rank may do before it is needed, such as to trace what the rank compiles: to call
+    `function`, as in `package.module:function`, with `argument` and its device, `cuda:0`.
+
+    Call it before the first step. The spare has this rank's environment as it is by then, no process group, and half
+    of what the device has free; the function leaves nothing behind on it. What it raises or prints goes nowhere.
+    """
+    attachment = hook.attach()
+    if attachment is not None:
+        attachment.rehearsal = (function, argument)
+
+
 def open_keeper() -> socket.socket | None:
     """A connection to what keeps this rank's snapshots (`proto/keeper.py`); None outside `elastic-run`.
 

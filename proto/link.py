@@ -3,7 +3,7 @@
 | direction     | message                                      | when                                    |
 |---------------|----------------------------------------------|-----------------------------------------|
 | rank to agent | note: torch; environ, argv, path             | just before the first `import torch`    |
-|               | note: modules; modules, environ              | after the first optimizer step          |
+|               | note: modules; modules, environ, rehearsal   | after the first optimizer step          |
 |               | step: 1                                      | after the first optimizer step          |
 |               | error: {type, message, frame, traceback}     | an exception that ends the script       |
 |               | unit: n                                      | the script needs a multiple of n ranks  |
@@ -52,6 +52,8 @@ class ModulesNote:
     modules: tuple[str, ...]
     environ: dict[str, str]
     """As the script has made it by then."""
+    rehearsal: tuple[str, ...] = ()
+    """`module:function` and its argument, that `session.rehearse_by` was given; or nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,7 @@ def encode(message: Message) -> bytes:
             fields |= {"argv": message.argv, "path": message.path}
         case ModulesNote():
             fields |= {"note": "modules", "modules": message.modules}
-            fields["environ"] = message.environ
+            fields |= {"environ": message.environ, "rehearsal": message.rehearsal}
         case FirstStep():
             fields["step"] = message.step
         case ErrorNote():
@@ -237,8 +239,11 @@ def _note(fields: dict[str, Any]) -> Message | None:
                 path=_texts(fields["path"]),
             )
         case "modules":
-            modules = _texts(fields["modules"])
-            return ModulesNote(modules=modules, environ=_environ(fields["environ"]))
+            return ModulesNote(
+                modules=_texts(fields["modules"]),
+                environ=_environ(fields["environ"]),
+                rehearsal=_texts(fields.get("rehearsal", [])),
+            )
     return None
 
 

@@ -36,8 +36,8 @@ class Current:
 _current: Current | None = None
 
 
-def set_current(found: Current) -> None:
-    """Once a process, by `pretrain`."""
+def set_current(found: Current | None) -> None:
+    """By `pretrain`, once, and for a rehearsal before it."""
     global _current
     _current = found
 

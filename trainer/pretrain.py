@@ -18,16 +18,15 @@ from torch import nn
 
 from elastic import session
 from elastic.proto.errors import CheckpointError, UsageError
-from elastic.trainer.arguments.namespace import namespace
 from elastic.trainer.arguments.parse import Provider, parse
 from elastic.trainer.arguments.settings import Settings
-from elastic.trainer.current import Current, current, reading, set_current
+from elastic.trainer.current import current, reading
 from elastic.trainer.data import tokenizers
-from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.parallel import kernels
-from elastic.trainer.parallel.layout import Layout, Part, lay_out
+from elastic.trainer.parallel.layout import Layout
 from elastic.trainer.parallel.program import ForwardStep
-from elastic.trainer.run import begin, mistakes
+from elastic.trainer.run import begin, mistakes, rehearsal
+from elastic.trainer.run.begin import ModelProvider
 from elastic.trainer.run.loop import Loop, Run
 from elastic.trainer.run.non_loss import NonLoss
 from elastic.trainer.run.step import Stepper
@@ -41,8 +40,6 @@ Datasets = Callable[[Sequence[Any]], tuple[Any, Any, Any]]
 the number of validation is None: all that there are."""
 EmbeddingRanks = Callable[[list[int]], Sequence[int]] | None
 """Of a pipeline's ranks, those that have an embedding."""
-ModelProvider = Callable[..., nn.Module]
-"""Called with pre_process and post_process: whether the part has the embedding, and the head."""
 
 
 def pretrain(
@@ -73,6 +70,7 @@ def pretrain(
             step=forward_step_func,
         )
         non_loss.check(settings.parallel().pp)
+        rehearsal.announce(model_provider, forward_step_func, extra_args_provider, args_defaults)
         _pretrain(settings, train_valid_test_dataset_provider, model_provider, non_loss)
     except (UsageError, CheckpointError) as error:
         mistakes.tell(error)
@@ -131,34 +129,25 @@ def _pretrain(
         settings.layout.check_world(world.size)
         for note in settings.notes:
             print_rank_0(note)
-        words = tokenizers.build(settings.tokenizer)
-        padding = words.vocab_size, settings.tokenizer.make_vocab_size_divisible_by
-        print_rank_0(tokenizers.padding_line(*padding))
-        config = settings.config(vocab_size=tokenizers.padded(*padding))
-        args = namespace(
-            settings, world_size=world.size, rank=world.rank, padded_vocab_size=config.vocab_size
-        )
-        flags = settings.logging
-        timers = Timers(flags.timing_log_level, flags.timing_log_option)
-        set_current(
-            Current(settings=settings, tokenizer=words, config=config, args=args, timers=timers)
-        )
+        begin.introduce(settings, world_size=world.size, rank=world.rank)
+        multiple = settings.tokenizer.make_vocab_size_divisible_by
+        print_rank_0(tokenizers.padding_line(current().tokenizer.vocab_size, multiple))
         with contextlib.ExitStack() as stack:
             watching = settings.watching
             if watching.record_memory_history:
                 stack.enter_context(memory.recorded(watching.memory_snapshot_path, world.rank))
-            _run(settings, layout, world, config, datasets, provider, non_loss)
+            _run(settings, layout, world, datasets, provider, non_loss)
 
 
 def _run(
     settings: Settings,
     layout: Layout,
     world: World,
-    config: GPTConfig,
     datasets: Datasets,
     provider: ModelProvider,
     non_loss: NonLoss,
 ) -> None:
+    config = current().config
     plan, profiler = begin.plan_of(settings, layout), made.profiler(settings, world)
     looked_at = made.probe_set(settings, config, current().tokenizer)
     if world.is_first:
@@ -168,13 +157,7 @@ def _run(
     clock = phases.clock(
         settings.watching.trace_phases, world.rank, cuda=world.device.type == "cuda"
     )
-    laid = lay_out(
-        config, layout,
-        make=lambda part: _made(provider, part), forward_step=non_loss.forward_step, clock=clock,
-        leaf_size=plan.leaf_size, leaves=plan.sizes.largest // plan.leaf_size,
-        seed=settings.model.seed, device=world.device,
-    )  # fmt: skip
-    current().laid = laid
+    laid = begin.model(plan, layout, provider, non_loss.forward_step, world.device, clock)
     print_rank_0(f"number of parameters: {config.parameter_count}")
     print_rank_0(made.footprint_line(config, layout, laid, plan))
     adam, scale = begin.optimizer(settings, laid), begin.loss_scale(settings)
@@ -224,8 +207,3 @@ def _go(run: Run, start: int) -> None:
     run.clock.close()
     if run.checkpoint is not None:
         run.checkpoint.close()
-
-
-def _made(provider: ModelProvider, part: Part) -> nn.Module:
-    current().part = part
-    return provider(pre_process=part.first, post_process=part.last)

@@ -2,10 +2,12 @@
 
 import contextlib
 import importlib
+import io
 import os
 import select
 import socket
 import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,6 +35,8 @@ def wait(request: fork.Request, modules: Iterable[str]) -> fork.Request:
     variables = env.process_environment()
     variables.clear()
     variables.update(request.spec.environ)
+    for name in (env.PAGE_FD, env.LINK_FD):
+        variables.pop(name, None)  # of a rank that is another process
     device = request.spec.target
     setproctitle(f"elastic-spare {device}: warming up")
     orders = socket.socket(fileno=request.fds["orders"])
@@ -47,6 +51,11 @@ def wait(request: fork.Request, modules: Iterable[str]) -> fork.Request:
     if hook.COMPILER in sys.modules:
         with contextlib.suppress(Exception):  # the script has what it lacks, or meets it, too
             warm_compiler(device)
+    if request.spec.args:
+        with contextlib.suppress(Exception):  # then it is done when it is needed
+            os.chdir(request.spec.cwd)
+            function, argument = request.spec.args
+            rehearse(function, argument, device)
     setproctitle(f"elastic-spare {device}")
     orders.send(READY)
     data, fds = _prepare(orders, device)
@@ -119,3 +128,26 @@ def _small(matrix: Any) -> Any:
     """Something of each kind: a product, pointwise, a reduction."""
     product = (matrix @ matrix).float()
     return (product * product.sigmoid() - product.mean(-1, keepdim=True)).square().sum()
+
+
+def rehearse(function: str, argument: str, device: str) -> None:
+    """What the script has named (`session.rehearse_by`). Ranks train on the device meanwhile."""
+    torch = sys.modules["torch"]
+    module, _, name = function.partition(":")
+    devices = [] if device == "cpu" else [device]
+    quiet = io.StringIO()
+    for one in devices:
+        free, total = torch.cuda.mem_get_info(one)
+        torch.cuda.set_per_process_memory_fraction(free / total / 2, one)
+    try:
+        with (
+            contextlib.redirect_stdout(quiet),
+            contextlib.redirect_stderr(quiet),
+            warnings.catch_warnings(action="ignore"),
+            torch.random.fork_rng(devices),
+        ):
+            getattr(importlib.import_module(module), name)(argument, device)
+    finally:
+        for one in devices:
+            torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(1.0, one)

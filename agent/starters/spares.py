@@ -20,6 +20,7 @@ from elastic.agent.starters.starter import StartFailed
 from elastic.agent.starters.starters import Starters, changes
 from elastic.proto import descriptors, env
 from elastic.proto.errors import StarterDied
+from elastic.proto.link import ModulesNote
 
 log = logging.getLogger(__name__)
 
@@ -123,8 +124,8 @@ class Spares:
         """That live on as ranks, or are about to."""
         self._used: dict[int, tuple[int, int]] = {}
         """Device and most bytes that each local rank was seen to hold there."""
-        self._environs: dict[int, dict[str, str]] = {}
-        """What each local rank's script had made of its environment by its first step."""
+        self._seen: dict[int, ModulesNote] = {}
+        """What each local rank's script had made of its environment by its first step, and spares are to rehearse."""
         self._wanted = settings.spare_ranks and settings.rank_start != "spawn"
 
     @property
@@ -132,12 +133,12 @@ class Spares:
         """Those that were taken too: a sweep of the ranks before looks while one gets its orders."""
         return {spare.pid for spare in (*self._spares.values(), *self._taken)}
 
-    def note(self, local_rank: int, given: Mapping[str, str], seen: Mapping[str, str]) -> None:
+    def note(self, local_rank: int, given: Mapping[str, str], seen: ModulesNote) -> None:
         """A rank has finished its first step: what CUDA and NCCL read of the environment is known."""
-        if "CUDA_VISIBLE_DEVICES" in changes(given, seen):
+        if "CUDA_VISIBLE_DEVICES" in changes(given, seen.environ):
             self._wanted = False
             log.info("no spare ranks: the script chooses its devices by CUDA_VISIBLE_DEVICES")
-        self._environs[local_rank] = dict(seen)
+        self._seen[local_rank] = seen
 
     async def look(self, pids: Mapping[int, int]) -> None:
         """Note what the ranks (local rank to pid) hold; fork spares that lack, give up surplus.
@@ -174,13 +175,14 @@ class Spares:
     async def fork(self, local_rank: int, device: str) -> None:
         """Fork a spare for `local_rank` that holds `device` (cuda:0, ..., or cpu)."""
         work = self._settings.workload
-        environ = self._environs.get(local_rank, dict(work.environ))
-        environ = environ | {env.MARK: mark(self._settings, 0)}
+        seen = self._seen.get(local_rank, ModulesNote(modules=(), environ=dict(work.environ)))
+        environ = seen.environ | {env.MARK: mark(self._settings, 0)}
         if self._settings.virtual_local_rank:
             device = "cuda:0" if device != "cpu" else device
         spec = StartSpec(
-            kind="spare", target=device, environ=environ, cwd=work.cwd, python=work.python
-        )
+            kind="spare", target=device, args=seen.rehearsal, environ=environ, cwd=work.cwd,
+            python=work.python,
+        )  # fmt: skip
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:

@@ -27,6 +27,7 @@ class StartSpec:
     """Path of the script, name of the module, or the program; for a store the host of its address,
     for a spare its device."""
     args: tuple[str, ...] = ()
+    """Of the script; for a spare what it is to rehearse, as `ModulesNote` has it."""
     environ: dict[str, str]
     """The complete environment; the descriptors' names are added by the starter."""
     cwd: str

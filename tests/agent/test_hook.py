@@ -55,9 +55,11 @@ def trained(agent: SmallAgent, tmp_path_factory: pytest.TempPathFactory) -> dict
     return agent.start("spawner", target=path, args=["--x"])
 
 
-def test_what_is_ours_is_among_the_modules(agent: SmallAgent, tmp_path: Path) -> None:
-    path = write(tmp_path, "import elastic.trainer.schedules\n" + TRAIN)
-    _, _, modules, _ = agent.start("spawner", target=path)["link"]
+def test_what_is_ours_is_among_the_modules_and_what_spares_rehearse(agent: SmallAgent, tmp_path: Path) -> None:
+    begin = "import elastic.trainer.schedules\nfrom elastic import session\n"
+    begin += "session.rehearse_by('package:function', 'what')\n"
+    _, _, modules, _ = agent.start("spawner", target=write(tmp_path, begin + TRAIN))["link"]
+    assert modules["rehearsal"] == ["package:function", "what"]
     ours = [name for name in modules["modules"] if name.split(".")[0] == "elastic"]
     assert "elastic.trainer.schedules" in ours
     assert not [name for name in ours if name.split(".")[1] in ("agent", "proto")]

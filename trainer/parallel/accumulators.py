@@ -10,6 +10,7 @@ FSDP's accumulators have private names, in torch 2.11 to 2.13: this is the only 
 Shapes: n tensors of a group, which FSDP gathers and reduces at once.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -59,7 +60,7 @@ class Accumulator:
         self._missing = self._names.copy()
         """Of the leaf under way."""
         for one in parameters.values():
-            one.unsharded_param.register_post_accumulate_grad_hook(self._take)
+            one.unsharded_param.register_post_accumulate_grad_hook(_weak(self._take))
 
     def check(self) -> None:
         """Between leaves, in exact mode. UsageError where a leaf's were not all there, so that FSDP added up some
@@ -188,3 +189,14 @@ def _round(gradients: Sequence[Tensor], magnitudes: Tensor, offsets: Tensor) -> 
     magnitudes.copy_(torch.maximum(magnitudes, found))
     for gradient, offset in zip(gradients, offsets.unbind(), strict=True):
         gradient.copy_(exact.rounded(gradient, offset))
+
+
+def _weak(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """As a tensor's hook, which the collector does not see: it would keep its object, and the tensor, for ever."""
+    there = weakref.WeakMethod(method)
+
+    def hook(tensor: Tensor) -> None:
+        if (here := there()) is not None:
+            here(tensor)
+
+    return hook

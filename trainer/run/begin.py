@@ -3,24 +3,29 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from elastic.checkpoint import Checkpointer
 from elastic.proto.errors import UsageError
 from elastic.trainer.arguments.checkpointing import CheckpointFlags
+from elastic.trainer.arguments.namespace import namespace
 from elastic.trainer.arguments.settings import Settings
+from elastic.trainer.current import Current, current, set_current
+from elastic.trainer.data import tokenizers
 from elastic.trainer.data.gpt_dataset import asked
 from elastic.trainer.data.items import Dataset
 from elastic.trainer.data.splits import NAMES
 from elastic.trainer.data.tokenizers import Tokenizer
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.init import initialize
-from elastic.trainer.parallel.layout import Laid, Layout
+from elastic.trainer.parallel.layout import Laid, Layout, Part, lay_out
 from elastic.trainer.parallel.pipeline import legal
+from elastic.trainer.parallel.program import ForwardStep
 from elastic.trainer.run import optimizer as optimizers
 from elastic.trainer.run import state as states
 from elastic.trainer.run.loss_scale import LossScale
@@ -28,6 +33,11 @@ from elastic.trainer.run.plan import Plan
 from elastic.trainer.run.recipe import recipe
 from elastic.trainer.run.replicas import Replicas, note
 from elastic.trainer.watch import guard
+from elastic.trainer.watch.phases import Clock
+from elastic.trainer.watch.timers import Timers
+
+ModelProvider = Callable[..., nn.Module]
+"""Called with pre_process and post_process: whether the part has the embedding, and the head."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +105,46 @@ def checked(found: Any, settings: Settings, plan: Plan) -> Data:
 def _digest(data: Dataset | None) -> str:
     """What is the same where samples and their order are."""
     return "" if data is None else str(getattr(data, "digest", len(data)))
+
+
+# --- its model -----------------------------------------------------------------------------------
+
+
+def introduce(settings: Settings, *, world_size: int, rank: int) -> None:
+    """From now on the script's functions may ask for the run (`current`)."""
+    words, flags = tokenizers.build(settings.tokenizer), settings.logging
+    multiple = settings.tokenizer.make_vocab_size_divisible_by
+    config = settings.config(vocab_size=tokenizers.padded(words.vocab_size, multiple))
+    args = namespace(
+        settings, world_size=world_size, rank=rank, padded_vocab_size=config.vocab_size
+    )
+    timers = Timers(flags.timing_log_level, flags.timing_log_option)
+    set_current(
+        Current(settings=settings, tokenizer=words, config=config, args=args, timers=timers)
+    )
+
+
+def model(
+    plan: Plan,
+    layout: Layout,
+    provider: ModelProvider,
+    forward_step: ForwardStep,
+    device: torch.device,
+    clock: Clock,
+) -> Laid:
+    """This rank's part of the run's model, with any weights. All ranks call it."""
+    run = current()
+
+    def make(part: Part) -> nn.Module:
+        run.part = part
+        return provider(pre_process=part.first, post_process=part.last)
+
+    run.laid = lay_out(
+        run.config, layout, make=make, forward_step=forward_step, clock=clock,
+        leaf_size=plan.leaf_size, leaves=plan.sizes.largest // plan.leaf_size,
+        seed=run.settings.model.seed, device=device,
+    )  # fmt: skip
+    return run.laid
 
 
 # --- where it saves ------------------------------------------------------------------------------

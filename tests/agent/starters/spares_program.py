@@ -15,6 +15,7 @@ from elastic.agent.starters.spares import Spares
 from elastic.agent.starters.spec import StartSpec
 from elastic.agent.starters.starters import Starters
 from elastic.proto import slot
+from elastic.proto.link import ModulesNote
 from elastic.proto.security import Security
 
 DEADLINE = 240.0
@@ -77,6 +78,10 @@ async def main(script: Path) -> dict[str, object]:
     starters = Starters(node)
     spares = Spares(node, starters)
     starters.note_torch(0, 1, node.workload.environ, node.workload.environ)
+    told = ModulesNote(
+        modules=(), environ=dict(node.workload.environ), rehearsal=("rehearsed:act", "what")
+    )
+    spares.note(0, node.workload.environ, told)
     late = ("leaves_thread", "leaves_thread_and_reads_rank")
     starters.note_modules((*late, hook.COMPILER))
     await starters.standby_ready.wait()

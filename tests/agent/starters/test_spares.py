@@ -21,8 +21,19 @@ with open(os.path.join(os.path.dirname(__file__), "rank.json"), "w") as file:
     graphs = sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"]
     threads = len(os.listdir("/proc/self/task"))
     json.dump({**told, "name": __name__, "torch": "torch" in sys.modules, "pid": os.getpid(),
-        "registered": registered, "late": late, "graphs": graphs, "threads": threads}, file)
+        "registered": registered, "late": late, "graphs": graphs, "threads": threads,
+        "rehearsed": sys.modules["rehearsed"].done}, file)
 sys.exit(5)
+"""
+REHEARSED = """
+import os
+import torch
+done = []
+def act(argument, device):
+    done.append((argument, device, "ELASTIC_PAGE_FD" in os.environ))
+    print("to nowhere")
+    torch.rand(1)
+    raise RuntimeError("which harms nobody")
 """
 THREAD = (
     "import os, threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
@@ -33,6 +44,7 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     (tmp_path / "leaves_thread.py").write_text(THREAD)
+    (tmp_path / "rehearsed.py").write_text(REHEARSED)
     (tmp_path / "leaves_thread_and_reads_rank.py").write_text(f"{THREAD}os.environ.get('RANK')\n")
     done = subprocess.run(
         [sys.executable, "-m", "tests.agent.starters.spares_program", str(script)],
@@ -69,4 +81,5 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
         "late": ["leaves_thread"],
         "graphs": 1,  # the compiler is warm
         "threads": 2,  # ours, and that module's
+        "rehearsed": [["what", "cpu", False]],
     }

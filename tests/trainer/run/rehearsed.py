@@ -1,0 +1,69 @@
+"""`-m tests.trainer.run.rehearsed [--rehearse] ARGUMENT ...`: `pretrain`, in ranks that have rehearsed it before, or not.
+Prints what is found of that, and the graphs of each step, as JSON lines."""
+
+import functools
+import gc
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._dynamo.utils import counters
+
+from elastic.agent.starters import spare
+from elastic.trainer import current, pretrain_gpt
+from elastic.trainer.model.gpt import GPT
+from elastic.trainer.pretrain import pretrain
+from elastic.trainer.run import rehearsal
+from elastic.trainer.run.loop import Loop
+
+
+def tell(**found: Any) -> None:
+    sys.stdout.write(json.dumps({"rank": int(os.environ["RANK"]), **found}) + "\n")
+    sys.stdout.flush()
+
+
+def model_provider(pre_process: bool = True, post_process: bool = True) -> torch.nn.Module:
+    """A script's own, which is found by its module's name though that runs as `__main__`."""
+    return pretrain_gpt.model_provider(pre_process, post_process)
+
+
+def rehearse(argv: list[str]) -> None:
+    before = standing()
+    functions = [model_provider, pretrain_gpt.forward_step]
+    told = rehearsal.argument(argv, functions, None)
+    spare.rehearse("elastic.trainer.run.rehearsal:rehearse", told, "cpu")
+    tell(
+        graphs=counters["stats"]["unique_graphs"],
+        group=dist.is_initialized(),
+        models=sum(type(one) is GPT for one in gc.get_objects()),
+        run=current._current is not None,
+        same=standing() == before,
+    )
+
+
+def standing() -> tuple[object, ...]:
+    """What a rank begins with; that the compiler has a daemon for its progress bar is known."""
+    threads = [one for one in threading.enumerate() if not one.daemon]
+    return threads, torch.get_rng_state().tolist(), sys.stdout, torch.is_grad_enabled()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--rehearse":
+        del sys.argv[1]
+        torch.set_num_threads(1)  # as `pretrain` does
+        rehearse(sys.argv[1:])
+    counters.clear()
+    step = Loop._step
+
+    @functools.wraps(step)
+    def told_step(*args: Any) -> None:
+        step(*args)
+        tell(step=args[2] + 1, graphs=counters["stats"]["unique_graphs"])
+
+    Loop._step = told_step  # type: ignore[assignment,method-assign]
+    datasets = pretrain_gpt.train_valid_test_datasets_provider
+    pretrain(datasets, model_provider, None, pretrain_gpt.forward_step)
