@@ -21,6 +21,8 @@ from elastic.proto import descriptors, env
 READY, TAKEN = b"ready", b"taken"
 FAILED = b"failed: "
 """From it, with the reason: the device could not be warmed up."""
+UNREHEARSED = b"not rehearsed: "
+"""From it, with the reason; it is ready all the same."""
 SLOTS = b"slots"
 """To the spare: its rank's slots, all of them, as descriptors. From it: it has registered them."""
 MOST_FDS = 64
@@ -52,10 +54,12 @@ def wait(request: fork.Request, modules: Iterable[str]) -> fork.Request:
         with contextlib.suppress(Exception):  # the script has what it lacks, or meets it, too
             warm_compiler(device)
     if request.spec.args:
-        with contextlib.suppress(Exception):  # then it is done when it is needed
+        try:
             os.chdir(request.spec.cwd)
             function, argument = request.spec.args
             rehearse(function, argument, device)
+        except Exception as error:  # noqa: BLE001 - then it is done when it is needed
+            orders.send(UNREHEARSED + f"{type(error).__name__}: {error}".encode()[:500])
     setproctitle(f"elastic-spare {device}")
     orders.send(READY)
     data, fds = _prepare(orders, device)

@@ -14,7 +14,7 @@ from elastic.agent import children
 from elastic.agent.environment import mark
 from elastic.agent.settings import AgentSettings
 from elastic.agent.starters.gpus import Gpus
-from elastic.agent.starters.spare import FAILED, MOST_FDS, READY, SLOTS, TAKEN
+from elastic.agent.starters.spare import FAILED, MOST_FDS, READY, SLOTS, TAKEN, UNREHEARSED
 from elastic.agent.starters.spec import StartSpec
 from elastic.agent.starters.starter import StartFailed
 from elastic.agent.starters.starters import Starters, changes
@@ -58,6 +58,9 @@ class Spare:
             data = self._orders.recv(1024)
         if data.startswith(FAILED):
             self.failed = data.removeprefix(FAILED).decode(errors="replace")
+            return
+        if data.startswith(UNREHEARSED):
+            log.info("a spare rank has %s", data.decode(errors="replace").partition("\n")[0])
             return
         if data == SLOTS:
             self.registered = True

@@ -55,7 +55,9 @@ def trained(agent: SmallAgent, tmp_path_factory: pytest.TempPathFactory) -> dict
     return agent.start("spawner", target=path, args=["--x"])
 
 
-def test_what_is_ours_is_among_the_modules_and_what_spares_rehearse(agent: SmallAgent, tmp_path: Path) -> None:
+def test_what_is_ours_is_among_the_modules_and_what_spares_rehearse(
+    agent: SmallAgent, tmp_path: Path
+) -> None:
     begin = "import elastic.trainer.schedules\nfrom elastic import session\n"
     begin += "session.rehearse_by('package:function', 'what')\n"
     _, _, modules, _ = agent.start("spawner", target=write(tmp_path, begin + TRAIN))["link"]

@@ -3,6 +3,7 @@ subreaper adopts whatever comes. Prints what it saw as JSON."""
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -148,5 +149,6 @@ async def main(script: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
     found = asyncio.run(asyncio.wait_for(main(Path(sys.argv[1])), DEADLINE))
     sys.stdout.write(json.dumps(found))

@@ -56,6 +56,7 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "a spare rank has not rehearsed: RuntimeError: which harms nobody\n" in done.stderr
     seen = json.loads(done.stdout)
     pid = seen.pop("pid")
     assert seen == {
