@@ -13,6 +13,7 @@ from typing import Any
 
 from elastic.checkpoint import Checkpointer
 from elastic.trainer import pretrain, pretrain_gpt
+from elastic.trainer.run import begin
 from elastic.trainer.run import state as states
 from elastic.trainer.run.loop import Loop
 from elastic.trainer.world import joined
@@ -48,7 +49,7 @@ if __name__ == "__main__":
     note("begin", BEGAN)
     note("import")
     vars(pretrain)["joined"] = joining
-    noted(pretrain, "lay_out", "lay out")
+    noted(begin, "model", "lay out")
     noted(states, "resume", "restore", lambda _, found: found[0])
     noted(Checkpointer, "save", "save", lambda checkpoint, _: checkpoint.ready)
     noted(Loop, "_step", "step")
