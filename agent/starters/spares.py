@@ -28,6 +28,8 @@ NEEDS = 3 << 30
 """Bytes free on a device before a spare is forked there; it takes about 0.7 GB."""
 SHORT = 1 << 30
 """Bytes free below which a spare is given up."""
+MOST_UNREADY = 3
+"""Spares of a node that may end by themselves before they are ready."""
 PATIENCE = 3.0
 """Seconds that a spare gets to say that it has its orders, which may find it in the driver; to start another one
 takes longer."""
@@ -129,6 +131,7 @@ class Spares:
         """Device and most bytes that each local rank was seen to hold there."""
         self._seen: dict[int, ModulesNote] = {}
         """What each local rank's script had made of its environment by its first step, and spares are to rehearse."""
+        self._unready = 0
         self._wanted = settings.spare_ranks and settings.rank_start != "spawn"
 
     @property
@@ -212,8 +215,13 @@ class Spares:
         if self._spares.get(local_rank) is not spare:
             return
         del self._spares[local_rank]
+        if not spare.ready:
+            self._unready += 1  # what it warms up may end it, and would again
         if spare.failed:
             log.info("no spare ranks: %s", spare.failed)
+            self._wanted = False
+        elif self._unready == MOST_UNREADY:
+            log.warning("no spare ranks any more: %d ended before they were ready", MOST_UNREADY)
             self._wanted = False
         else:
             log.info("the spare of local rank %d ended before it was taken", local_rank)

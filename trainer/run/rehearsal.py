@@ -15,6 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch._dynamo.config
+import torch._functorch.config
+import torch._inductor.config
 import torch.distributed as dist
 
 from elastic import session
@@ -77,9 +80,29 @@ def _run(
     rank, size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    with _alone(rank, size):
+    with (
+        _alone(rank, size),
+        torch._inductor.config.patch(compile_threads=1),
+    ):  # no pool of processes
         begin.introduce(settings, world_size=size, rank=rank)
         _step(settings, provider, forward_step, device)
+
+
+_rehearsed: list[dict[str, Any]] | None = None
+"""The compiler's settings, where this process has rehearsed: kernels of other ones may end with other bits."""
+
+
+def settle() -> None:
+    """Once the model is laid out: what was rehearsed under other settings of the compiler is forgotten."""
+    if _rehearsed is not None and _rehearsed != _compilers():
+        torch._dynamo.reset()
+
+
+def _compilers() -> list[dict[str, Any]]:
+    modules: Any = (torch._dynamo.config, torch._inductor.config, torch._functorch.config)
+    found = [module.get_config_copy() for module in modules]
+    found[1].pop("compile_threads")
+    return found
 
 
 @contextmanager
@@ -100,7 +123,9 @@ def _step(
     settings: Settings, provider: ModelProvider, forward_step: ForwardStep, device: torch.device
 ) -> None:
     plan = begin.plan_of(settings, settings.parallel())
+    global _rehearsed
     laid = begin.model(plan, settings.parallel(), provider, forward_step, device, NoClock())
+    _rehearsed = _compilers()
     for parameter in laid.model.parameters():
         local(parameter.detach()).zero_()  # else their gradients may have no exact sum
     shape = (plan.leaf_size * LEAVES, settings.schedules.seq_length)

@@ -1,11 +1,23 @@
 """Spare ranks, on the CPU: forked ahead, lost, ordered, given up. What a GPU adds is its context."""
 
+import array
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+
+import pytest
+
+from elastic.agent.starters import spare, warmup
+from elastic.agent.starters.spec import StartSpec
+from elastic.checkpoint.memory import lanes
+from elastic.checkpoint.save.ahead import Ahead
+from elastic.proto import slot
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
@@ -18,11 +30,13 @@ if "SLOT" in os.environ:
 with open(os.path.join(os.path.dirname(__file__), "rank.json"), "w") as file:
     told = {"argv": sys.argv[1:], "rank": os.environ["RANK"], "seen": os.environ["SEEN"]}
     late = [name for name in sys.modules if name.startswith("leaves_thread")]
-    graphs = sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"]
+    compiled = len(sys.modules["torch._dynamo.utils"].get_compilation_metrics())
+    frames = sys.modules["torch._dynamo.convert_frame"].FRAME_COUNTER
+    profile = sys.modules["torch._dynamo.pgo"]._CODE_STATE is not None
     threads = len(os.listdir("/proc/self/task"))
     json.dump({**told, "name": __name__, "torch": "torch" in sys.modules, "pid": os.getpid(),
-        "registered": registered, "late": late, "graphs": graphs, "threads": threads,
-        "rehearsed": sys.modules["rehearsed"].done}, file)
+        "registered": registered, "late": late, "threads": threads,
+        "compiled": compiled, "frames": frames, "profile": profile, "rehearsed": sys.modules["rehearsed"].done}, file)
 sys.exit(5)
 """
 REHEARSED = """
@@ -46,10 +60,11 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
     (tmp_path / "leaves_thread.py").write_text(THREAD)
     (tmp_path / "rehearsed.py").write_text(REHEARSED)
     (tmp_path / "leaves_thread_and_reads_rank.py").write_text(f"{THREAD}os.environ.get('RANK')\n")
+    environ = {name: one for name, one in os.environ.items() if name not in warmup.WATCHED}
     done = subprocess.run(
         [sys.executable, "-m", "tests.agent.starters.spares_program", str(script)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=280,
@@ -80,7 +95,49 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
         "pid": pid,
         "registered": 3,
         "late": ["leaves_thread"],
-        "graphs": 1,  # the compiler is warm
+        "compiled": 1,  # the compiler is warm
+        "frames": 0,  # and the script's first graph is the first
+        "profile": False,
         "threads": 2,  # ours, and that module's
         "rehearsed": [["what", "cpu", False]],
     }
+
+
+class Resting(lanes.Host):
+    """Notes how long it was let rest after each part; nobody else would end that."""
+
+    def __init__(self) -> None:
+        self.rested: list[float] = []
+
+    def register(self, data: memoryview, rest: lanes.Rest | None = None) -> None:
+        assert rest is not None
+        began = time.monotonic()
+        rest(60.0)
+        self.rested.append(time.monotonic() - began)
+
+
+def test_orders_end_the_pause_after_a_part() -> None:
+    lane = Resting()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        slot_fd = slot.create((40 << 20) + slot.PAGE)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [slot_fd]))]
+        ours.sendmsg([spare.SLOTS], rights)
+        os.close(slot_fd)
+        orders = threading.Timer(0.2, ours.send, (b"orders",))
+        orders.start()
+        assert spare.prepare(theirs, lambda: Ahead(lane)) == (b"orders", [])
+        orders.join()
+    assert len(lane.rested) == 1
+    assert lane.rested[0] < 30
+
+
+@pytest.mark.parametrize("name", warmup.WATCHED)
+def test_who_watches_the_compiler_sees_nothing_of_a_spare(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    spec = StartSpec(
+        kind="spare", target="cpu", args=("os:abort", ""), environ={}, cwd="/", python="python"
+    )
+    assert warmup.rehearsal(spec) == f"{name} is set"

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
-from elastic.agent.starters import spare
+from elastic.agent.starters import warmup
 from elastic.trainer import current, pretrain_gpt
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.pretrain import pretrain
@@ -35,7 +35,7 @@ def rehearse(argv: list[str]) -> None:
     before = standing()
     functions = [model_provider, pretrain_gpt.forward_step]
     told = rehearsal.argument(argv, functions, None)
-    spare.rehearse("elastic.trainer.run.rehearsal:rehearse", told, "cpu")
+    warmup.rehearse("elastic.trainer.run.rehearsal:rehearse", told, "cpu")
     tell(
         graphs=counters["stats"]["unique_graphs"],
         group=dist.is_initialized(),
@@ -56,6 +56,8 @@ if __name__ == "__main__":
         del sys.argv[1]
         torch.set_num_threads(1)  # as `pretrain` does
         rehearse(sys.argv[1:])
+        if "CHANGED" in os.environ:  # by a script that starts as a rank
+            torch._inductor.config.max_fusion_size = 32
     counters.clear()
     step = Loop._step
 

@@ -1,6 +1,7 @@
 """A spare that has rehearsed: the rank that it becomes compiles nothing, and computes the same bits."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ ROTARY = (
 )
 
 
-def run(base: Path, name: str, ranks: int, *flags: str) -> list[dict[str, Any]]:
+def run(
+    base: Path, name: str, ranks: int, *flags: str, env: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
     """What its ranks told."""
     script = (*SCRIPT, "--rehearse") if name == "rehearsed" else SCRIPT
     flags = ("--compile", "--bf16", "--num-layers=4", "--train-iters=3", *flags)
-    output = finish(start(base, name, *flags, nproc=ranks, script=script))
+    output = finish(start(base, name, *flags, nproc=ranks, script=script, env=env))
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
@@ -49,6 +52,13 @@ def test_a_rank_that_has_rehearsed_compiles_nothing(
     assert told == {rank: {"graphs": graphs[rank], **left} for rank in range(ranks)}
     assert [one["graphs"] for one in found if "step" in one] == [0] * 3 * ranks, found
     assert steps(tmp_path, "rehearsed") == steps(tmp_path, "plain")
+
+
+@pytest.mark.soak
+def test_who_compiles_otherwise_than_was_rehearsed_compiles_anew(tmp_path: Path) -> None:
+    """Else a rank would have other kernels than those of the round before, and might end with other bits."""
+    found = run(tmp_path, "rehearsed", 1, env={"CHANGED": "1"})
+    assert found[1]["graphs"] == found[0]["graphs"] > 3, found
 
 
 def test_what_another_process_cannot_import_is_not_rehearsed() -> None:

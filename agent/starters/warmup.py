@@ -1,0 +1,129 @@
+"""What a spare does before it says that it is ready: all that a rank pays for before its second step, as far as it can be
+done by itself. The rank is to find nothing of it but that it is quick."""
+
+import contextlib
+import importlib
+import io
+import os
+import sys
+import warnings
+from typing import Any
+
+from elastic.agent import hook
+from elastic.agent.starters.spec import StartSpec
+from elastic.proto import env
+
+WATCHED = (
+    "TORCH_LOGS", "TORCH_TRACE", "TORCH_COMPILE_DEBUG", "TORCH_COMPILE_JOB_ID",
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES",
+)  # fmt: skip
+"""With one of these nothing is compiled here: it would be told beside what the rank compiles, in the file that the rank
+then has, or be a part of the profile of its job (PGO); or be compiled anew each time."""
+
+
+def device(device: str) -> None:
+    """Context, cuBLAS, the allocator and NCCL. Raises RuntimeError, where memory is short say."""
+    torch = sys.modules["torch"]
+    if device == "cpu":
+        return
+    torch.cuda.set_device(device)
+    square = torch.zeros(64, 64, device=device)
+    torch.mm(square, square)
+    half = square.to(torch.bfloat16)
+    torch.mm(half, half)
+    torch.cuda.synchronize()
+    # What NCCL does once a process (its network, its topology, its kernels) is 0.3 s of a restart. By no process
+    # group: torch's first one alone knows its ranks, and to split any later one is a crash (2.11).
+    if torch.distributed.is_nccl_available():
+        torch.cuda.nccl.all_reduce([half])
+        torch.cuda.synchronize()
+    del square, half
+    torch.cuda.empty_cache()
+
+
+def compiler(device: str) -> None:
+    """torch's, where the script uses it."""
+    if hook.COMPILER in sys.modules and not _watched():
+        with contextlib.suppress(Exception):  # the script has what it lacks, or meets it, too
+            _compile(device)
+
+
+def rehearsal(spec: StartSpec) -> str:
+    """What the script has its spares rehearse, if it has. Returns why that was not done."""
+    if not spec.args:
+        return ""
+    if watched := _watched():
+        return f"{watched} is set"
+    try:
+        os.chdir(spec.cwd)
+        function, argument = spec.args
+        rehearse(function, argument, spec.target)
+    except Exception as error:  # noqa: BLE001 - then it is done when it is needed
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _watched() -> str:
+    """The first of `WATCHED` that is set."""
+    return next(filter(env.process_environment().get, WATCHED), "")
+
+
+def _compile(device: str) -> None:
+    """What the compiler does once a process: digests of its own files and of Triton's, late imports; a third of what it
+    takes to trace a model whose kernels are all cached. Leaves no thread where its own are, so backward is not run."""
+    torch = sys.modules["torch"]
+    inductor, functorch = (
+        importlib.import_module(f"torch.{name}.config") for name in ("_inductor", "_functorch")
+    )
+    plain = {
+        "compile_threads": 1,  # else it starts a pool of processes
+        "max_autotune": False, "max_autotune_gemm": False, "max_autotune_pointwise": False,
+        "coordinate_descent_tuning": False, "triton.cudagraphs": False,
+    }  # fmt: skip
+    matrix = torch.ones(64, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+    try:
+        with inductor.patch(plain), functorch.patch(force_non_lazy_backward_lowering=True):
+            torch.compile(_small, fullgraph=True, dynamic=False)(matrix)
+    finally:
+        torch._dynamo.reset()  # the script's first graph is number 0
+        torch._dynamo.utils.counters.clear()
+        del matrix
+        _forget(device)
+
+
+def _small(matrix: Any) -> Any:
+    """Something of each kind: a product, pointwise, a reduction."""
+    product = (matrix @ matrix).float()
+    return (product * product.sigmoid() - product.mean(-1, keepdim=True)).square().sum()
+
+
+def rehearse(function: str, argument: str, device: str) -> None:
+    """Call what the script has named (`session.rehearse_by`). Ranks train on the device meanwhile, so that it gets half of
+    what is free there. Raises what it raises."""
+    torch = sys.modules["torch"]
+    module, _, name = function.partition(":")
+    devices, quiet = [] if device == "cpu" else [device], io.StringIO()
+    for one in devices:
+        free, total = torch.cuda.mem_get_info(one)
+        torch.cuda.set_per_process_memory_fraction(free / total / 2, one)
+    try:
+        with (
+            contextlib.redirect_stdout(quiet),
+            contextlib.redirect_stderr(quiet),
+            warnings.catch_warnings(action="ignore"),
+            torch.random.fork_rng(devices),
+        ):
+            getattr(importlib.import_module(module), name)(argument, device)
+    finally:
+        _forget(device)
+        for one in devices:
+            torch.cuda.set_per_process_memory_fraction(1.0, one)
+
+
+def _forget(device: str) -> None:
+    """Memory that is free; and a variable that Inductor sets once a process, for the rank has another environment."""
+    tasks: Any = sys.modules.get("torch._inductor.runtime.compile_tasks")
+    if tasks is not None:
+        tasks._set_triton_ptxas_path.cache_clear()
+    if device != "cpu":
+        sys.modules["torch"].cuda.empty_cache()
