@@ -205,6 +205,9 @@ class Guardian:
         if self._signalled or (self._master is not None and self._master.code):
             child.code = 1
             return
+        if child is self._master and -code in child.told:
+            child.code = 0  # it was about to end by itself, and deaf to it no longer
+            return
         how = f"signal {-code}" if code < 0 else "a bug"
         if code != -signal.SIGKILL:  # which strikes from outside, and says nothing of the next one
             now = time.monotonic()

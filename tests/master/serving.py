@@ -131,6 +131,7 @@ class Agent:
         self._channel = open_channel(address, security)
         stub: Any = master_pb2_grpc.MasterStub(self._channel)
         self._stream = stub.Attach(metadata=security.metadata())
+        self._saying = asyncio.Lock()
         fields: dict[str, Any] = {
             "version": pb.Version(major=version.WIRE.major, minor=version.WIRE.minor),
             "run_id": RUN_ID,
@@ -160,7 +161,8 @@ class Agent:
         await self._channel.close(None)
 
     async def say(self, **body: Any) -> None:
-        await self._stream.write(pb.FromAgent(**body))
+        async with self._saying:  # gRPC takes one at a time
+            await self._stream.write(pb.FromAgent(**body))
 
     async def hear(self) -> pb.ToAgent:
         """The next message; AioRpcError once the master has ended the stream."""
