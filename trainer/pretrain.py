@@ -158,7 +158,7 @@ def _run(
         settings.watching.trace_phases, world.rank, cuda=world.device.type == "cuda"
     )
     laid = begin.model(plan, layout, provider, non_loss.forward_step, world.device, clock)
-    rehearsal.settle()
+    rehearsal.settle(laid)
     print_rank_0(f"number of parameters: {config.parameter_count}")
     print_rank_0(made.footprint_line(config, layout, laid, plan))
     adam, scale = begin.optimizer(settings, laid), begin.loss_scale(settings)

@@ -52,6 +52,8 @@ def become(spec: StartSpec, environ: dict[str, str], before: Before) -> None:
     sys.orig_argv[:] = command
     _set_arguments(spec, before)
     sys.modules["__main__"] = _main_module(spec)
+    if spec.kind == "module":
+        sys.modules.pop(spec.target, None)  # of a rehearsal: runpy would warn of it
     _reseed()
     _forget()
     torch = sys.modules["torch"]

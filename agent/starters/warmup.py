@@ -2,11 +2,12 @@
 done by itself. The rank is to find nothing of it but that it is quick."""
 
 import contextlib
+import gc
 import importlib
-import io
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from elastic.agent import hook
@@ -58,9 +59,12 @@ def rehearsal(spec: StartSpec) -> str:
         os.chdir(spec.cwd)
         function, argument = spec.args
         rehearse(function, argument, spec.target)
-    except Exception as error:  # noqa: BLE001 - then it is done when it is needed
-        return f"{type(error).__name__}: {error}"
-    return ""
+        why = ""
+    except BaseException as error:  # noqa: BLE001 - then it is done when it is needed
+        why = f"{type(error).__name__}: {error}"
+    gc.collect()  # its frames had the model, and the collector is off here
+    _forget(spec.target)
+    return why
 
 
 def _watched() -> str:
@@ -102,20 +106,19 @@ def rehearse(function: str, argument: str, device: str) -> None:
     what is free there. Raises what it raises."""
     torch = sys.modules["torch"]
     module, _, name = function.partition(":")
-    devices, quiet = [] if device == "cpu" else [device], io.StringIO()
+    devices, hook = [] if device == "cpu" else [device], sys.excepthook
     for one in devices:
         free, total = torch.cuda.mem_get_info(one)
         torch.cuda.set_per_process_memory_fraction(free / total / 2, one)
     try:
         with (
-            contextlib.redirect_stdout(quiet),
-            contextlib.redirect_stderr(quiet),
+            _quiet(),
             warnings.catch_warnings(action="ignore"),
             torch.random.fork_rng(devices),
         ):
             getattr(importlib.import_module(module), name)(argument, device)
     finally:
-        _forget(device)
+        sys.excepthook = hook  # which a process group makes say the rank's number
         for one in devices:
             torch.cuda.set_per_process_memory_fraction(1.0, one)
 
@@ -127,3 +130,21 @@ def _forget(device: str) -> None:
         tasks._set_triton_ptxas_path.cache_clear()
     if device != "cpu":
         sys.modules["torch"].cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing is printed. By descriptor, since what is imported meanwhile may keep `sys.stderr` to log to."""
+    kept = [os.dup(number) for number in (1, 2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for number in (1, 2):
+            os.dup2(nowhere, number)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, number)
+            os.close(before)
+        os.close(nowhere)

@@ -26,6 +26,7 @@ from elastic.trainer.arguments.parse import Provider, parse
 from elastic.trainer.arguments.settings import Settings
 from elastic.trainer.current import set_current
 from elastic.trainer.model.tensor_parallel import local
+from elastic.trainer.parallel.layout import Laid
 from elastic.trainer.parallel.program import ForwardStep
 from elastic.trainer.run import begin
 from elastic.trainer.run.begin import ModelProvider
@@ -55,8 +56,11 @@ def argument(
     """For `rehearse`; functions: for the model, a step, and perhaps more arguments. Empty where another process cannot
     import one of them."""
     names = [_name(one) for one in functions]
-    told = {"argv": list(argv), "functions": names, "defaults": dict(defaults or {})}
-    return json.dumps(told) if all(names) else ""
+    told = {
+        "argv": list(argv), "functions": names, "defaults": dict(defaults or {}),
+        "threads": torch.get_num_threads(),
+    }  # fmt: skip
+    return json.dumps(told, default=str) if all(names) else ""
 
 
 def rehearse(argument: str, device: str) -> None:
@@ -68,6 +72,7 @@ def rehearse(argument: str, device: str) -> None:
     if not layout.compile or layout.pp > 1:
         return  # stages wait for one another
     settings = replace(settings, model=replace(settings.model, num_layers=LAYERS))
+    torch.set_num_threads(told["threads"])  # which graphs are guarded by
     # What DTensor keeps by thread, with the mesh that it was made for, goes with this one.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(_run, settings, provider, forward_step, torch.device(device)).result()
@@ -88,14 +93,22 @@ def _run(
         _step(settings, provider, forward_step, device)
 
 
-_rehearsed: list[dict[str, Any]] | None = None
+_rehearsed: list[Any] | None = None
 """The compiler's settings, where this process has rehearsed: kernels of other ones may end with other bits."""
 
 
-def settle() -> None:
-    """Once the model is laid out: what was rehearsed under other settings of the compiler is forgotten."""
-    if _rehearsed is not None and _rehearsed != _compilers():
+def settle(laid: Laid) -> None:
+    """Once the model is laid out: what was rehearsed in another place, or under other settings of the compiler, is
+    forgotten."""
+    if _rehearsed is not None and _rehearsed != _fixed(laid):
         torch._dynamo.reset()
+
+
+def _fixed(laid: Laid) -> list[Any]:
+    """What graphs have as constants, and torch does not guard: who this rank is among those that share its layers, the
+    name of their group, and the compiler's settings."""
+    group = laid.mesh["tp"].get_group().group_name if laid.grid.tp > 1 else ""
+    return [laid.place.tp, group, *_compilers()]
 
 
 def _compilers() -> list[dict[str, Any]]:
@@ -125,7 +138,7 @@ def _step(
     plan = begin.plan_of(settings, settings.parallel())
     global _rehearsed
     laid = begin.model(plan, settings.parallel(), provider, forward_step, device, NoClock())
-    _rehearsed = _compilers()
+    _rehearsed = _fixed(laid)
     for parameter in laid.model.parameters():
         local(parameter.detach()).zero_()  # else their gradients may have no exact sum
     shape = (plan.leaf_size * LEAVES, settings.schedules.seq_length)

@@ -55,7 +55,10 @@ if __name__ == "__main__":
     if sys.argv[1] == "--rehearse":
         del sys.argv[1]
         torch.set_num_threads(1)  # as `pretrain` does
+        rank = os.environ["RANK"]
+        os.environ["RANK"] = os.environ.get("REHEARSES", rank)
         rehearse(sys.argv[1:])
+        os.environ["RANK"] = rank
         if "CHANGED" in os.environ:  # by a script that starts as a rank
             torch._inductor.config.max_fusion_size = 32
     counters.clear()

@@ -1,6 +1,9 @@
 """A spare that has rehearsed: the rank that it becomes compiles nothing, and computes the same bits."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ import pytest
 
 from elastic.trainer import pretrain_gpt
 from elastic.trainer.run import rehearsal
-from tests.trainer.launch import finish, start, steps
+from tests.trainer.launch import ROOT, finish, start, steps
 
 SCRIPT = ("-m", "tests.trainer.run.rehearsed")
 TP2 = ("--tensor-model-parallel-size=2", "--sequence-parallel", "--reduction=fast")
@@ -61,12 +64,33 @@ def test_who_compiles_otherwise_than_was_rehearsed_compiles_anew(tmp_path: Path)
     assert found[1]["graphs"] == found[0]["graphs"] > 3, found
 
 
-def test_what_another_process_cannot_import_is_not_rehearsed() -> None:
+@pytest.mark.soak
+def test_who_shares_layers_in_another_place_compiles_anew(tmp_path: Path) -> None:
+    """Which words of the vocabulary a rank has is a constant of its graphs, that torch does not look at again."""
+    run(tmp_path, "plain", 2, *TP2)
+    found = run(tmp_path, "rehearsed", 2, *TP2, env={"REHEARSES": "0"})
+    graphs = {one["rank"]: one["graphs"] for one in found if "step" in one}
+    assert graphs[0] == 0 < graphs[1], found
+    assert steps(tmp_path, "rehearsed") == steps(tmp_path, "plain")
+
+
+OWN = """
+from elastic.trainer import pretrain_gpt
+from elastic.trainer.run import rehearsal
+def own(): ...
+assert rehearsal.argument([], [pretrain_gpt.model_provider, own], {}) == ""
+"""
+
+
+def test_what_another_process_cannot_import_is_not_rehearsed(tmp_path: Path) -> None:
     def local() -> None: ...
 
     functions = [pretrain_gpt.model_provider, pretrain_gpt.forward_step]
     assert "pretrain_gpt:forward_step" in rehearsal.argument([], functions, {})
     assert not rehearsal.argument([], [*functions, local], {})
     assert not rehearsal.argument([], [*functions, lambda parser: parser], {})
-    __main__ = type("Function", (), {"__module__": "__main__", "__qualname__": "provider"})
-    assert rehearsal.argument([], [*functions, __main__], {}) == ""
+    script = tmp_path / "train.py"
+    script.write_text(OWN)
+    subprocess.run(
+        [sys.executable, str(script)], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
