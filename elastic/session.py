@@ -30,6 +30,8 @@ from elastic.proto.link import (
 
 ANSWER_TIMEOUT = 60.0
 """Seconds that the agent has to answer."""
+MOST_ARGUMENT = 1 << 16
+"""Bytes that a rehearsal may be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +126,18 @@ def declare_rank_unit(ranks: int) -> None:
         raise UsageError(answer.reason)
 
 
-def rehearse_by(function: str, argument: str) -> None:
-    """Say what a spare of this rank may do before it is needed, such as to trace what the rank compiles: to call
-    `function`, as in `package.module:function`, with `argument` and its device, `cuda:0`.
+def set_rehearsal(function: str, argument: str) -> None:
+    """Say what a spare of this rank does before it is needed, such as to trace what the rank compiles: call
+    `function`, as in "package.module:function", with `argument` (`MOST_ARGUMENT` bytes at most) and its device, as
+    "cuda:0". docs/rehearsals.md says how such a function is written.
 
-    Call it before the first step. The spare has this rank's environment as it is by then, no process group, and half
-    of what the device has free; the function leaves nothing behind on it. What it raises or prints goes nowhere.
+    The last call before the first step counts. Raises `UsageError` where a spare could make nothing of it.
     """
+    names = [part for one in function.partition(":")[::2] for part in one.split(".")]
+    if ":" not in function or not all(name.isidentifier() for name in names):
+        raise UsageError(f'set_rehearsal takes "package.module:function", not {function!r}')
+    if len(argument.encode(errors="surrogatepass")) > MOST_ARGUMENT:
+        raise UsageError(f"set_rehearsal takes an argument of up to {MOST_ARGUMENT} bytes")
     attachment = hook.attach()
     if attachment is not None:
         attachment.rehearsal = (function, argument)

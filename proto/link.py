@@ -53,7 +53,7 @@ class ModulesNote:
     environ: dict[str, str]
     """As the script has made it by then."""
     rehearsal: tuple[str, ...] = ()
-    """`module:function` and its argument, that `session.rehearse_by` was given; or nothing."""
+    """`module:function` and its argument, that `session.set_rehearsal` was given; or nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

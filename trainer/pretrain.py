@@ -70,7 +70,7 @@ def pretrain(
             step=forward_step_func,
         )
         non_loss.check(settings.parallel().pp)
-        rehearsal.announce(model_provider, forward_step_func, extra_args_provider, args_defaults)
+        rehearsal.announce(settings)
         _pretrain(settings, train_valid_test_dataset_provider, model_provider, non_loss)
     except (UsageError, CheckpointError) as error:
         mistakes.tell(error)

@@ -173,7 +173,10 @@ def prepare(request: Request) -> dict[str, str]:
 
 def _place(spec: StartSpec) -> None:
     if spec.cpus is not None:
-        os.sched_setaffinity(0, spec.cpus)
+        for thread in os.listdir(
+            "/proc/self/task"
+        ):  # a spare may have others: torch's for backward
+            os.sched_setaffinity(int(thread), spec.cpus)
     if spec.open_files is not None:
         limit_open_files(spec.open_files)
     os.chdir(spec.cwd)

@@ -49,7 +49,7 @@ def wait(request: fork.Request, modules: Iterable[str]) -> fork.Request:
     try:
         warmup.compiler(device)
         if why := warmup.rehearsal(request.spec):
-            orders.send(UNREHEARSED + why.encode()[:500])
+            orders.send(UNREHEARSED + why.encode(errors="replace")[:500])
         setproctitle(f"elastic-spare {device}")
         orders.send(READY)
     except OSError:

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from elastic.agent import children
 from elastic.agent.environment import mark
@@ -29,7 +29,10 @@ NEEDS = 3 << 30
 SHORT = 1 << 30
 """Bytes free below which a spare is given up."""
 MOST_UNREADY = 3
-"""Spares of a node that may end by themselves before they are ready."""
+"""Spares of a node that may end by themselves before they are ready, those that were to rehearse not counted: after
+the first one of these none rehearses any more."""
+MOST_SECONDS = 120.0
+"""That a spare may take to be ready."""
 PATIENCE = 3.0
 """Seconds that a spare gets to say that it has its orders, which may find it in the driver; to start another one
 takes longer."""
@@ -40,17 +43,22 @@ LOOK = 0.01
 class Spare:
     """One waiting process."""
 
-    def __init__(self, pid: int, orders: socket.socket) -> None:
+    def __init__(
+        self, pid: int, orders: socket.socket, *, rehearses: bool, say: Callable[[str], None]
+    ) -> None:
+        """say: is told why it did not rehearse."""
         self.pid = pid
+        self.rehearses = rehearses
         self.ended = children.watch(pid)
-        self.ready = False
+        self.was_ready = False
         self.failed = ""
         """Why its device could not be warmed up."""
         self.registered = False
         """It has all slots that it was shown."""
         self._shown: list[int] = []
         """Inodes."""
-        self._orders = orders
+        self._orders, self._say = orders, say
+        self._late = asyncio.get_running_loop().time() + MOST_SECONDS
         self._taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(orders, self._readable)
 
@@ -62,12 +70,12 @@ class Spare:
             self.failed = data.removeprefix(FAILED).decode(errors="replace")
             return
         if data.startswith(UNREHEARSED):
-            log.info("a spare rank has %s", data.decode(errors="replace").partition("\n")[0])
+            self._say(data.decode(errors="replace"))
             return
         if data == SLOTS:
             self.registered = True
             return
-        self.ready = data == READY
+        self.was_ready = self.was_ready or data == READY
         if data != READY and not self._taken.done():
             self._taken.set_result(data == TAKEN)
         if not data:
@@ -95,8 +103,7 @@ class Spare:
                 if not await self._taken:
                     raise ConnectionResetError(errno.ECONNRESET, "the spare rank is gone")
         except OSError:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            self.kill()
             raise
         finally:
             self.close()
@@ -109,6 +116,27 @@ class Spare:
             self._orders.sendmsg([",".join(fds).encode()], control, socket.MSG_NOSIGNAL)
         finally:
             os.close(fd)
+
+    @property
+    def ready(self) -> bool:
+        """It waits for its orders."""
+        return self.was_ready and self._orders.fileno() >= 0
+
+    @property
+    def late(self) -> bool:
+        """It has taken too long to be ready."""
+        return not self.was_ready and asyncio.get_running_loop().time() > self._late
+
+    def kill(self) -> None:
+        """Whatever it does."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def give_up(self) -> None:
+        """It ends, with its memory; one that is not ready would hear of it only when it is."""
+        self.close()
+        if not self.was_ready:
+            self.kill()
 
     def close(self) -> None:
         """Give it up, unless it has its orders."""
@@ -131,7 +159,9 @@ class Spares:
         """Device and most bytes that each local rank was seen to hold there."""
         self._seen: dict[int, ModulesNote] = {}
         """What each local rank's script had made of its environment by its first step, and spares are to rehearse."""
-        self._unready = 0
+        self._unready, self._rehearse = 0, True
+        self._said: set[str] = set()
+        """Why spares did not rehearse."""
         self._wanted = settings.spare_ranks and settings.rank_start != "spawn"
 
     @property
@@ -173,8 +203,10 @@ class Spares:
         spare = self._spares.get(local_rank)
         if spare is not None and free < SHORT:
             log.warning("device %d is short of memory: its spare rank is given up", device)
-            self._spares.pop(local_rank).close()
+            self._spares.pop(local_rank).give_up()
             self._wanted = False
+        elif spare is not None and spare.late:
+            spare.kill()
         elif spare is None and free > NEEDS and self._starters.standby_ready.is_set():
             await self.fork(local_rank, f"cuda:{device}")
 
@@ -186,8 +218,8 @@ class Spares:
         if self._settings.virtual_local_rank:
             device = "cuda:0" if device != "cpu" else device
         spec = StartSpec(
-            kind="spare", target=device, args=seen.rehearsal, environ=environ, cwd=work.cwd,
-            python=work.python,
+            kind="spare", target=device, args=seen.rehearsal if self._rehearse else (), environ=environ,
+            cwd=work.cwd, python=work.python,
         )  # fmt: skip
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -198,16 +230,21 @@ class Spares:
         with theirs:
             try:
                 pid = await self._starters.fork(spec, {"orders": theirs.fileno()})
-                spare = Spare(pid, ours)
+                spare = Spare(pid, ours, rehearses=bool(spec.args), say=self._unrehearsed)
             except (StartFailed, StarterDied, OSError) as error:
                 ours.close()  # whoever waits at the other end is given up by it
                 log.info("no spare rank: %s", error)
                 return
         if not self._wanted:  # since it was asked for
-            spare.close()
+            spare.give_up()
             return
         self._spares[local_rank] = spare
         spare.ended.add_done_callback(lambda _: self._ended(local_rank, spare))
+
+    def _unrehearsed(self, why: str) -> None:
+        if why not in self._said:
+            self._said.add(why)
+            log.info("a spare rank has %s", why)
 
     def _ended(self, local_rank: int, spare: Spare) -> None:
         spare.close()
@@ -215,11 +252,16 @@ class Spares:
         if self._spares.get(local_rank) is not spare:
             return
         del self._spares[local_rank]
-        if not spare.ready:
+        if not spare.was_ready and not spare.rehearses:
             self._unready += 1  # what it warms up may end it, and would again
         if spare.failed:
             log.info("no spare ranks: %s", spare.failed)
             self._wanted = False
+        elif not spare.was_ready and spare.rehearses:
+            log.warning(
+                "spare ranks rehearse no more: one ended, or took too long, before it was ready"
+            )
+            self._rehearse = False
         elif self._unready == MOST_UNREADY:
             log.warning("no spare ranks any more: %d ended before they were ready", MOST_UNREADY)
             self._wanted = False
@@ -229,7 +271,7 @@ class Spares:
     def take(self, local_rank: int) -> Spare | None:
         """The spare of `local_rank`, if it is ready; it is the caller's from now on."""
         spare = self._spares.get(local_rank)
-        if spare is None or not spare.ready or spare.ended.done():
+        if spare is None or not spare.was_ready or spare.ended.done():
             return None
         self._taken.add(spare)
         return self._spares.pop(local_rank)
@@ -252,7 +294,7 @@ class Spares:
         )
         self._wanted = False
         for spare in self._spares.values():
-            spare.close()
+            spare.give_up()
         self._spares.clear()
 
     async def room(self) -> None:
@@ -268,6 +310,5 @@ class Spares:
     def kill(self) -> None:
         """For good; who sweeps reaps them."""
         for spare in self._spares.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(spare.pid, signal.SIGKILL)
+            spare.kill()
         self._gpus.close()

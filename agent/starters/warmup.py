@@ -22,13 +22,17 @@ WATCHED = (
 then has, or be a part of the profile of its job (PGO); or be compiled anew each time."""
 
 
-def device(device: str) -> None:
+LEFT = 2 << 30
+"""Bytes of a device that a rehearsal leaves free: ranks train there meanwhile."""
+
+
+def device(name: str) -> None:
     """Context, cuBLAS, the allocator and NCCL. Raises RuntimeError, where memory is short say."""
     torch = sys.modules["torch"]
-    if device == "cpu":
+    if name == "cpu":
         return
-    torch.cuda.set_device(device)
-    square = torch.zeros(64, 64, device=device)
+    torch.cuda.set_device(name)
+    square = torch.zeros(64, 64, device=name)
     torch.mm(square, square)
     half = square.to(torch.bfloat16)
     torch.mm(half, half)
@@ -61,10 +65,27 @@ def rehearsal(spec: StartSpec) -> str:
         rehearse(function, argument, spec.target)
         why = ""
     except BaseException as error:  # noqa: BLE001 - then it is done when it is needed
-        why = f"{type(error).__name__}: {error}"
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
     gc.collect()  # its frames had the model, and the collector is off here
     _forget(spec.target)
     return why
+
+
+def rehearse(function: str, argument: str, device: str) -> None:
+    """Call what the script has named (`session.set_rehearsal`). Raises what it raises."""
+    torch = sys.modules["torch"]
+    module, _, name = function.partition(":")
+    devices, excepthook = [] if device == "cpu" else [device], sys.excepthook
+    try:
+        with (
+            _limited(device),
+            _quiet(),
+            warnings.catch_warnings(action="ignore"),
+            torch.random.fork_rng(devices),
+        ):
+            getattr(importlib.import_module(module), name)(argument, device)
+    finally:
+        sys.excepthook = excepthook  # which a process group makes say the rank's number
 
 
 def _watched() -> str:
@@ -101,35 +122,33 @@ def _small(matrix: Any) -> Any:
     return (product * product.sigmoid() - product.mean(-1, keepdim=True)).square().sum()
 
 
-def rehearse(function: str, argument: str, device: str) -> None:
-    """Call what the script has named (`session.rehearse_by`). Ranks train on the device meanwhile, so that it gets half of
-    what is free there. Raises what it raises."""
-    torch = sys.modules["torch"]
-    module, _, name = function.partition(":")
-    devices, hook = [] if device == "cpu" else [device], sys.excepthook
-    for one in devices:
-        free, total = torch.cuda.mem_get_info(one)
-        torch.cuda.set_per_process_memory_fraction(free / total / 2, one)
+@contextlib.contextmanager
+def _limited(device: str) -> Iterator[None]:
+    """In a part of the memory that the device has free."""
+    cuda = sys.modules["torch"].cuda
+    if device == "cpu":
+        yield
+        return
+    free, total = cuda.mem_get_info(device)
+    before = cuda.get_per_process_memory_fraction(device)
+    cuda.set_per_process_memory_fraction(max(0, min(free / 2, free - LEFT)) / total, device)
     try:
-        with (
-            _quiet(),
-            warnings.catch_warnings(action="ignore"),
-            torch.random.fork_rng(devices),
-        ):
-            getattr(importlib.import_module(module), name)(argument, device)
+        yield
     finally:
-        sys.excepthook = hook  # which a process group makes say the rank's number
-        for one in devices:
-            torch.cuda.set_per_process_memory_fraction(1.0, one)
+        cuda.set_per_process_memory_fraction(before, device)
 
 
 def _forget(device: str) -> None:
-    """Memory that is free; and a variable that Inductor sets once a process, for the rank has another environment."""
+    """Memory that is free, and how much it was; and a variable that Inductor sets once a process, for the rank has
+    another environment."""
     tasks: Any = sys.modules.get("torch._inductor.runtime.compile_tasks")
     if tasks is not None:
         tasks._set_triton_ptxas_path.cache_clear()
     if device != "cpu":
-        sys.modules["torch"].cuda.empty_cache()
+        cuda = sys.modules["torch"].cuda
+        cuda.empty_cache()
+        cuda.reset_peak_memory_stats(device)
+        cuda.reset_accumulated_memory_stats(device)
 
 
 @contextlib.contextmanager

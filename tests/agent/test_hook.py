@@ -59,7 +59,7 @@ def test_what_is_ours_is_among_the_modules_and_what_spares_rehearse(
     agent: SmallAgent, tmp_path: Path
 ) -> None:
     begin = "import elastic.trainer.schedules\nfrom elastic import session\n"
-    begin += "session.rehearse_by('package:function', 'what')\n"
+    begin += "session.set_rehearsal('package:function', 'what')\n"
     _, _, modules, _ = agent.start("spawner", target=write(tmp_path, begin + TRAIN))["link"]
     assert modules["rehearsal"] == ["package:function", "what"]
     ours = [name for name in modules["modules"] if name.split(".")[0] == "elastic"]

@@ -99,3 +99,16 @@ def test_rank_unit(agent: SmallAgent, tmp_path: Path) -> None:
 def test_impossible_unit() -> None:
     with pytest.raises(UsageError, match="1 or more"):
         session.declare_rank_unit(0)
+
+
+@pytest.mark.parametrize(
+    "function", ["", "package", "package.module:", ":function", "a:b:c", "a b:c"]
+)
+def test_a_rehearsal_that_no_spare_could_find(function: str) -> None:
+    with pytest.raises(UsageError, match=r"package\.module:function"):
+        session.set_rehearsal(function, "")
+
+
+def test_a_rehearsal_with_too_much_to_say() -> None:
+    with pytest.raises(UsageError, match="up to 65536 bytes"):
+        session.set_rehearsal("package:function", "\u00e9" * 40_000)

@@ -5,8 +5,9 @@ choice; the fused kernels of a job cannot change behind its back.
 """
 
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +17,14 @@ from torch.backends.cuda import (
     can_use_cudnn_attention,
     can_use_efficient_attention,
     can_use_flash_attention,
+    cudnn_sdp_enabled,
     enable_cudnn_sdp,
     enable_flash_sdp,
     enable_math_sdp,
     enable_mem_efficient_sdp,
+    flash_sdp_enabled,
+    math_sdp_enabled,
+    mem_efficient_sdp_enabled,
 )
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
@@ -35,6 +40,13 @@ _CAN_USE: Mapping[Kernel, Callable[[SDPAParams, bool], bool]] = {
     "cudnn": can_use_cudnn_attention,
     "efficient": can_use_efficient_attention,
 }
+_SWITCHES: Mapping[Kernel, tuple[Callable[[], bool], Callable[[bool], object]]] = {
+    "flash": (flash_sdp_enabled, enable_flash_sdp),
+    "cudnn": (cudnn_sdp_enabled, enable_cudnn_sdp),
+    "efficient": (mem_efficient_sdp_enabled, enable_mem_efficient_sdp),
+    "math": (math_sdp_enabled, enable_math_sdp),
+}
+"""torch's, which hold for the process, compiled code included: how one stands, and what turns it."""
 _SPARSE = 128
 """Positions of a block of flex's mask."""
 _mask: BlockMask | None = None
@@ -94,6 +106,19 @@ def use(
         f"no fused attention takes {config.head_width} channels a head in {dtype} on {device.type} "
         f"({said}): take another --attention-backend, bf16, or --attention-backend unfused"
     )
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """What `use` has chosen for the process is as it was, afterwards."""
+    global _mask
+    mask, stood = _mask, {name: stands() for name, (stands, _) in _SWITCHES.items()}
+    try:
+        yield
+    finally:
+        _mask = mask
+        for name, (_, switch) in _SWITCHES.items():
+            switch(stood[name])
 
 
 def _against(
@@ -171,11 +196,5 @@ def _tiles(width: int) -> Any:  # keys that torch takes, but does not type
 
 
 def _leave_only(kernel: Kernel) -> None:
-    """torch's switches hold for the process, compiled code included."""
-    switches = {
-        "flash": enable_flash_sdp, "cudnn": enable_cudnn_sdp,
-        "efficient": enable_mem_efficient_sdp, "math": enable_math_sdp,
-    }  # fmt: skip
-    assert switches.keys() == set(get_args(Kernel)) - {"flex"}
-    for name, switch in switches.items():
+    for name, (_, switch) in _SWITCHES.items():
         switch(name == kernel)

@@ -1,7 +1,9 @@
 """What a job fixes of its kernels, so that they end with the same bits in every process and every world."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch._inductor.config
@@ -20,6 +22,22 @@ def deterministic(device: torch.device) -> None:
         torch.backends.cudnn.benchmark = False
     # Inductor would choose some of a reduction's parameters by timing them.
     torch._inductor.config.deterministic = True
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """What `deterministic` switches for the process is as it was, afterwards."""
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    filling: Any = torch.utils.deterministic
+    fill, benchmark = filling.fill_uninitialized_memory, torch.backends.cudnn.benchmark
+    try:
+        with torch._inductor.config.patch(deterministic=torch._inductor.config.deterministic):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        filling.fill_uninitialized_memory = fill
+        torch.backends.cudnn.benchmark = benchmark
 
 
 def ring() -> None:

@@ -1,17 +1,17 @@
 """What a spare of a rank does before it is needed: one step of a shallow model, by itself.
 
 All blocks of a model have one graph between them, and a graph is the process's. So the rank that the spare becomes has
-traced what it compiles, and loaded the kernels, which otherwise are most of its first step.
+traced what it compiles, and loaded the kernels, which otherwise are most of its first step. It is `pretrain_gpt`'s model
+and step, whatever script the rank runs: nothing of a team's is imported by a process that is to run it later. What theirs
+does otherwise is traced when it is met.
 """
 
 import gc
-import importlib
 import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -22,75 +22,53 @@ import torch.distributed as dist
 
 from elastic import session
 from elastic.proto.env import process_environment
-from elastic.trainer.arguments.parse import Provider, parse
+from elastic.trainer.arguments.parse import parse
 from elastic.trainer.arguments.settings import Settings
 from elastic.trainer.current import set_current
+from elastic.trainer.model import attention
 from elastic.trainer.model.tensor_parallel import local
+from elastic.trainer.parallel import kernels
 from elastic.trainer.parallel.layout import Laid
-from elastic.trainer.parallel.program import ForwardStep
 from elastic.trainer.run import begin
-from elastic.trainer.run.begin import ModelProvider
 from elastic.trainer.watch.phases import NoClock
 
 LAYERS = 2
 """A first one and another: what their inputs need is not the same."""
 LEAVES = 2
-"""The first gradients are kept, others added to them."""
+"""At most: the first gradients are kept, others added to them."""
+TOLD = ("model", "schedules", "tokenizer", "optimizer", "layout")
+"""Of the settings, what says how a step computes."""
 
 
-def announce(
-    provider: ModelProvider,
-    forward_step: ForwardStep,
-    extra_args: Provider | None,
-    defaults: Mapping[str, Any] | None,
-) -> None:
-    """Have spares of this rank rehearse, if they can import what the script has given to `pretrain`."""
-    given: list[Any] = [provider, forward_step, *([extra_args] if extra_args else ())]
-    if told := argument(sys.argv[1:], given, defaults):
-        session.rehearse_by(f"{__name__}:rehearse", told)
+def announce(settings: Settings) -> None:
+    """Have spares of this rank rehearse, where that saves anything and one process can do it."""
+    layout = settings.parallel()
+    if layout.compile and layout.pp == 1:  # stages wait for one another
+        session.set_rehearsal(f"{__name__}:rehearse", argument(settings))
 
 
-def argument(
-    argv: Sequence[str], functions: Sequence[Any], defaults: Mapping[str, Any] | None
-) -> str:
-    """For `rehearse`; functions: for the model, a step, and perhaps more arguments. Empty where another process cannot
-    import one of them."""
-    names = [_name(one) for one in functions]
-    told = {
-        "argv": list(argv), "functions": names, "defaults": dict(defaults or {}),
-        "threads": torch.get_num_threads(),
-    }  # fmt: skip
-    return json.dumps(told, default=str) if all(names) else ""
+def argument(settings: Settings) -> str:
+    """For `rehearse`."""
+    subjects = [getattr(settings, name) for name in TOLD]
+    told = {one.name: getattr(subject, one.name) for subject in subjects for one in fields(subject)}
+    told["reset_position_ids"] = settings.data.reset_position_ids
+    return json.dumps({"settings": told, "threads": torch.get_num_threads()}, default=str)
 
 
 def rehearse(argument: str, device: str) -> None:
     """In a spare; argument: as `argument` makes it. Raises whatever stands in the way."""
+    global _rehearsed
     told = json.loads(argument)
-    provider, forward_step, *extra_args = (_function(name) for name in told["functions"])
-    settings = parse(told["argv"], next(iter(extra_args), None), told["defaults"])
-    layout = settings.parallel()
-    if not layout.compile or layout.pp > 1:
-        return  # stages wait for one another
+    settings = parse([], args_defaults=told["settings"])
     settings = replace(settings, model=replace(settings.model, num_layers=LAYERS))
     torch.set_num_threads(told["threads"])  # which graphs are guarded by
     # What DTensor keeps by thread, with the mesh that it was made for, goes with this one.
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(_run, settings, provider, forward_step, torch.device(device)).result()
-
-
-def _run(
-    settings: Settings, provider: ModelProvider, forward_step: ForwardStep, device: torch.device
-) -> None:
-    variables = process_environment()
-    rank, size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    with (
-        _alone(rank, size),
-        torch._inductor.config.patch(compile_threads=1),
-    ):  # no pool of processes
-        begin.introduce(settings, world_size=size, rank=rank)
-        _step(settings, provider, forward_step, device)
+        try:
+            _rehearsed = thread.submit(_run, settings, torch.device(device)).result()
+        except BaseException:
+            torch._dynamo.reset()  # nobody knows of which half
+            raise
 
 
 _rehearsed: list[Any] | None = None
@@ -118,6 +96,20 @@ def _compilers() -> list[dict[str, Any]]:
     return found
 
 
+def _run(settings: Settings, device: torch.device) -> list[Any]:
+    """Returns what is fixed (`_fixed`)."""
+    variables = process_environment()
+    rank, size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    with ExitStack() as stack:
+        for kept in (kernels.kept(), attention.kept(), _alone(rank, size)):
+            stack.enter_context(kept)
+        stack.enter_context(torch._inductor.config.patch(compile_threads=1))  # else it has a pool
+        begin.introduce(settings, world_size=size, rank=rank)
+        return _step(settings, device)
+
+
 @contextmanager
 def _alone(rank: int, size: int) -> Iterator[None]:
     """In a world whose collectives do nothing."""
@@ -132,36 +124,25 @@ def _alone(rank: int, size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _step(
-    settings: Settings, provider: ModelProvider, forward_step: ForwardStep, device: torch.device
-) -> None:
-    plan = begin.plan_of(settings, settings.parallel())
-    global _rehearsed
-    laid = begin.model(plan, settings.parallel(), provider, forward_step, device, NoClock())
-    _rehearsed = _fixed(laid)
+def _step(settings: Settings, device: torch.device) -> list[Any]:
+    from elastic.trainer import pretrain_gpt  # which imports what imports this
+
+    plan, layout = begin.plan_of(settings, settings.parallel()), settings.parallel()
+    provider, forward_step = pretrain_gpt.model_provider, pretrain_gpt.forward_step
+    laid = begin.model(plan, layout, provider, forward_step, device, NoClock())
+    fixed = _fixed(laid)
     for parameter in laid.model.parameters():
         local(parameter.detach()).zero_()  # else their gradients may have no exact sum
-    shape = (plan.leaf_size * LEAVES, settings.schedules.seq_length)
+    leaves = min(LEAVES, plan.cut(plan.sizes.largest).per_rank(laid.grid.dp))
+    shape = (plan.leaf_size * leaves, settings.schedules.seq_length)
     ids = torch.zeros(shape, dtype=torch.int64, device=device)
     batch = {"tokens": ids, "labels": ids, "position_ids": ids, "dataset_id": ids[:, 0]}
     batch["loss_mask"] = torch.ones(shape, device=device)
-    keys = None if laid.dropout is None else laid.dropout.of(range(LEAVES))
+    keys = None if laid.dropout is None else laid.dropout.of(range(leaves))
     gradients, adam = laid.gradients, begin.optimizer(settings, laid)
     gradients.begin()
-    laid.runner.run(batch, torch.ones(LEAVES, device=device), keys)
+    laid.runner.run(batch, torch.ones(leaves, device=device), keys)
     gradients.exact()
     gradients.scale(gradients.norm())
     adam.step()
-
-
-def _name(function: Any) -> str:
-    """`module:function`, by which another process finds it; empty where none does."""
-    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "<")
-    if module == "__main__":
-        module = getattr(sys.modules[module].__spec__, "name", "")  # of `python -m`
-    return f"{module}:{name}" if module and name.isidentifier() else ""
-
-
-def _function(name: str) -> Any:
-    module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)
+    return fixed

@@ -12,21 +12,21 @@ from pathlib import Path
 
 from elastic.agent import children, hook, prctl
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
-from elastic.agent.starters.spares import Spares
+from elastic.agent.starters.spares import NEEDS, Spares
 from elastic.agent.starters.spec import StartSpec
 from elastic.agent.starters.starters import Starters
 from elastic.proto import slot
 from elastic.proto.link import ModulesNote
 from elastic.proto.security import Security
 
+ROOT = str(Path(__file__).parents[3])
 DEADLINE = 240.0
 SLOT_BYTES = (40 << 20) + slot.PAGE
 """Of three parts, which are registered one by one."""
 
 
 def settings(script: Path) -> AgentSettings:
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environ["PYTHONPATH"] = f"{environ['PYTHONPATH']}:{script.parent}"
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{script.parent}"}
     work = Workload(
         kind="script", entry=str(script), python=sys.executable, environ=environ, cwd="/"
     )
@@ -73,6 +73,26 @@ async def known_until(done: asyncio.Task[None], spares: Spares, pid: int) -> boo
     return known
 
 
+async def after(node: AgentSettings, starters: Starters, name: str, *, late: bool = False) -> bool:
+    """Whether a spare gets ready once another did not, for what it had to rehearse."""
+    spares = Spares(node, starters)
+    environ = dict(node.workload.environ)
+    told = ModulesNote(modules=(), environ=environ, rehearsal=(f"rehearsed:{name}", ""))
+    spares.note(0, environ, told)
+    await spares.fork(0, "cpu")
+    if late:
+        (spare,) = spares._spares.values()
+        spare._late = 0.0
+        await spares._match(0, 0, NEEDS)
+    while spares.pids:
+        await asyncio.sleep(0.01)
+    await spares.fork(0, "cpu")
+    await ready(spares)
+    found = spares.complete(1)
+    spares.kill()
+    return found
+
+
 async def main(script: Path) -> dict[str, object]:
     prctl.set_child_subreaper()
     node = settings(script)
@@ -91,6 +111,8 @@ async def main(script: Path) -> dict[str, object]:
         await spares.fork(0, "cpu")
         await asyncio.sleep(0.01)
     await ready(spares)
+    seen["after one that hung"] = await after(node, starters, "hangs", late=True)
+    seen["after one that died"] = await after(node, starters, "dies")
     (waiting,) = spares.pids
     os.kill(waiting, signal.SIGKILL)
     while spares.pids:

@@ -41,6 +41,7 @@ sys.exit(5)
 """
 REHEARSED = """
 import os
+import threading
 import torch
 done = []
 def act(argument, device):
@@ -48,6 +49,10 @@ def act(argument, device):
     print("to nowhere")
     torch.rand(1)
     raise RuntimeError("which harms nobody")
+def hangs(argument, device):
+    threading.Event().wait()
+def dies(argument, device):
+    os._exit(3)
 """
 THREAD = (
     "import os, threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
@@ -71,10 +76,14 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "a spare rank has not rehearsed: RuntimeError: which harms nobody\n" in done.stderr
+    said = "a spare rank has not rehearsed: RuntimeError: which harms nobody\n"
+    assert done.stderr.count(said) == 1  # of five spares
+    assert done.stderr.count("spare ranks rehearse no more") == 2
     seen = json.loads(done.stdout)
     pid = seen.pop("pid")
     assert seen == {
+        "after one that hung": True,
+        "after one that died": True,
         "taken after its death": False,
         "took no orders": -signal.SIGKILL,
         "known while it gets its orders": True,

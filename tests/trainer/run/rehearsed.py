@@ -1,5 +1,5 @@
-"""`-m tests.trainer.run.rehearsed [--rehearse] ARGUMENT ...`: `pretrain`, in ranks that have rehearsed it before, or not.
-Prints what is found of that, and the graphs of each step, as JSON lines."""
+"""`-m tests.trainer.run.rehearsed [--rehearse] ARGUMENT ...`: `pretrain` of a script's own model, in ranks that have
+rehearsed before, or not. Prints what is found of that, and the graphs of each step, as JSON lines."""
 
 import functools
 import gc
@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 
 from elastic.agent.starters import warmup
 from elastic.trainer import current, pretrain_gpt
+from elastic.trainer.arguments.parse import parse
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.pretrain import pretrain
 from elastic.trainer.run import rehearsal
@@ -27,14 +28,12 @@ def tell(**found: Any) -> None:
 
 
 def model_provider(pre_process: bool = True, post_process: bool = True) -> torch.nn.Module:
-    """A script's own, which is found by its module's name though that runs as `__main__`."""
     return pretrain_gpt.model_provider(pre_process, post_process)
 
 
 def rehearse(argv: list[str]) -> None:
     before = standing()
-    functions = [model_provider, pretrain_gpt.forward_step]
-    told = rehearsal.argument(argv, functions, None)
+    told = rehearsal.argument(parse(argv))
     warmup.rehearse("elastic.trainer.run.rehearsal:rehearse", told, "cpu")
     tell(
         graphs=counters["stats"]["unique_graphs"],
@@ -48,7 +47,14 @@ def rehearse(argv: list[str]) -> None:
 def standing() -> tuple[object, ...]:
     """What a rank begins with; that the compiler has a daemon for its progress bar is known."""
     threads = [one for one in threading.enumerate() if not one.daemon]
-    return threads, torch.get_rng_state().tolist(), sys.stdout, torch.is_grad_enabled()
+    untyped: Any = torch
+    switches = (
+        untyped.is_grad_enabled(), untyped.are_deterministic_algorithms_enabled(),
+        untyped.backends.cuda.flash_sdp_enabled(), untyped.backends.cuda.math_sdp_enabled(),
+        untyped.backends.cudnn.benchmark, untyped.utils.deterministic.fill_uninitialized_memory,
+        untyped._inductor.config.deterministic,
+    )  # fmt: skip
+    return threads, torch.get_rng_state().tolist(), sys.stdout, sys.excepthook, switches
 
 
 if __name__ == "__main__":

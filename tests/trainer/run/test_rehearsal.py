@@ -5,14 +5,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch._dynamo.utils import counters
 
-from elastic.trainer import pretrain_gpt
+from elastic.agent.starters import warmup
+from elastic.trainer.arguments.parse import parse
+from elastic.trainer.arguments.settings import subjects
 from elastic.trainer.run import rehearsal
-from tests.trainer.launch import ROOT, finish, start, steps
+from tests.trainer.arguments.effects import OPS, SHOWN
+from tests.trainer.arguments.observed import words_of
+from tests.trainer.arguments.tiny import SMALL as TINY
+from tests.trainer.launch import ROOT, SMALL, TIMEOUT, finish, start, steps, training
 
 SCRIPT = ("-m", "tests.trainer.run.rehearsed")
 TP2 = ("--tensor-model-parallel-size=2", "--sequence-parallel", "--reduction=fast")
@@ -74,23 +82,69 @@ def test_who_shares_layers_in_another_place_compiles_anew(tmp_path: Path) -> Non
     assert steps(tmp_path, "rehearsed") == steps(tmp_path, "plain")
 
 
-OWN = """
-from elastic.trainer import pretrain_gpt
-from elastic.trainer.run import rehearsal
-def own(): ...
-assert rehearsal.argument([], [pretrain_gpt.model_provider, own], {}) == ""
-"""
+def test_a_spare_rehearses_and_the_rank_that_it_becomes_compiles_nothing(tmp_path: Path) -> None:
+    """A real standby, spare and orders; the rest of the file knows the rehearsal alone."""
+    flags = ("--compile", "--bf16", "--train-iters=3")
+    plain = run(tmp_path, "plain", 1, "--num-layers=2")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.trainer.run.spared", *training(tmp_path, "spared", *flags, script=())],
+        cwd=ROOT,
+        env={name: one for name, one in os.environ.items() if name not in warmup.WATCHED},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "rehearse" not in done.stderr, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [one["graphs"] for one in found] == [0] * 3, (found, plain)
+    assert steps(tmp_path, "spared") == steps(tmp_path, "plain")
 
 
-def test_what_another_process_cannot_import_is_not_rehearsed(tmp_path: Path) -> None:
-    def local() -> None: ...
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own
+def test_what_fails_midway_leaves_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could say of which of its settings the rest is."""
+    before, made = _graphs(), []
 
-    functions = [pretrain_gpt.model_provider, pretrain_gpt.forward_step]
-    assert "pretrain_gpt:forward_step" in rehearsal.argument([], functions, {})
-    assert not rehearsal.argument([], [*functions, local], {})
-    assert not rehearsal.argument([], [*functions, lambda parser: parser], {})
-    script = tmp_path / "train.py"
-    script.write_text(OWN)
-    subprocess.run(
-        [sys.executable, str(script)], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    def fails(*_: object) -> None:
+        torch.compile(_twice)(torch.ones(2))
+        made.append(_graphs() - before)
+        raise MemoryError
+
+    monkeypatch.setattr(rehearsal, "_run", fails)
+    with pytest.raises(MemoryError):
+        rehearsal.rehearse(rehearsal.argument(parse(FLAGS)), "cpu")
+    torch.compile(_twice)(torch.ones(2))
+    assert made == [1]
+    assert _graphs() == before + 2
+
+
+def _graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def _twice(one: torch.Tensor) -> torch.Tensor:
+    return one + one
+
+
+FLAGS = (*SMALL, "--train-iters=3", "--compile", "--bf16")
+TOLD = {one.name for name in rehearsal.TOLD for one in fields(subjects()[name])}
+
+
+@pytest.mark.parametrize("name", sorted(TOLD & SHOWN.keys()))
+def test_what_a_spare_is_told_is_how_the_rank_computes(name: str, tmp_path: Path) -> None:
+    shown = SHOWN[name]
+    words = f"{TINY} {shown.beside} {shown.more}".replace(OPS, "")
+    settings = parse(words_of(words, tmp_path))
+    told = json.loads(rehearsal.argument(settings))["settings"]
+    again = parse([], args_defaults=told)
+    for subject in rehearsal.TOLD:
+        assert getattr(again, subject) == getattr(settings, subject)
+
+
+def test_positions_are_reset_in_a_rehearsal_and_no_data_are_named() -> None:
+    data = ("--mock-data=false", "--data-path", "p", "--data-storage-options", '{"key": "secret"}')
+    argument = rehearsal.argument(parse([*FLAGS, *data, "--reset-position-ids"]))
+    assert "secret" not in argument
+    assert parse([], args_defaults=json.loads(argument)["settings"]).data.reset_position_ids
