@@ -1,19 +1,21 @@
 """All that is tried on one device, in one process, since to import torch takes longer than the rest.
 
-Each line of standard input names what to do next; each is answered by a line. It says `torch` by
-itself, once that is imported. A step that hangs is known by the answer that does not come.
+Each line of standard input names what to do next; each is answered by a line, but for the first one, `context`: from now on
+it may be on the device. It says `torch` by itself, once that is imported. A step that hangs is known by the answer that
+does not come.
 """
 
 import contextlib
 import ctypes
-import itertools
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 from elastic.agent.probes.program import Clock, ask, begin, parser, tell
+
+CONTEXT = "context"
 
 
 class Device:
@@ -28,7 +30,7 @@ class Device:
         """Of the parts of the step that is done now."""
 
     def torch(self) -> dict[str, float]:
-        """Nothing of it makes a context on the device."""
+        """Nothing of it makes a context on the device, but once it may."""
         self._driver = threading.Thread(target=self._open_driver, daemon=True, name="driver")
         self._driver.start()
         with self.clock.part("import"):
@@ -46,16 +48,26 @@ class Device:
         return {"threads": float(torch.get_num_threads())}
 
     def _open_driver(self) -> None:
-        """It opens for one process after the other, which takes as long as an import of torch: beside that."""
-        if not self._name.startswith("cuda"):
-            return
-        with contextlib.suppress(OSError):  # of which torch will tell
-            ctypes.CDLL("libcuda.so.1").cuInit(0)
+        """It opens for one process after the other, and makes their contexts so, which takes as long as an import of
+        torch: beside that."""
+        driver = None
+        if self._name.startswith("cuda"):
+            with contextlib.suppress(OSError), self.clock.part("driver"):  # torch will tell
+                driver = ctypes.CDLL("libcuda.so.1")
+                driver.cuInit(0)
+        told = sys.stdin.readline().strip()
+        if driver is not None and told == CONTEXT:
+            with self.clock.part("driver's context"):  # of which torch has nothing to make any more
+                driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
+
+    def steps(self) -> Iterator[str]:
+        """What to do, one after the other."""
+        yield "torch"
+        self._driver.join()
+        yield from map(str.strip, sys.stdin)
 
     def device(self) -> dict[str, float]:
         """A context on it, and the start of a meeting with its siblings."""
-        with self.clock.part("driver"):
-            self._driver.join()
         with self.clock.part("context"):
             self._device = self._matmul.use(self._name)
         if self._meeting is not None:
@@ -92,7 +104,7 @@ def main(argv: list[str]) -> None:
     }  # fmt: skip
     answers = begin(args.parent)
     device = Device(args.device, args.level, group)
-    for probe in itertools.chain(("torch",), map(str.strip, sys.stdin)):
+    for probe in device.steps():
         answer = ask(probe, partial(device.do, probe))
         tell(answers, replace(answer, parts=device.clock.take()))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.agent.probes.answers import Answer
+from elastic.agent.probes.device import CONTEXT
 from elastic.agent.probes.process import ONE_THREAD, Program
 from elastic.agent.probes.verdicts import NodeVerdict, Part, ProbeVerdict, compared, of_answer
 
@@ -166,13 +167,15 @@ class Prober:
             if free is not None:
                 await free
             began = time.monotonic()
-            # What the second asks was started by `prepare`.
+            # What the second asks was started by `prepare`, which goes on.
             beside += [
                 look := asyncio.create_task(self._look()),
                 use := asyncio.create_task(self._ask_use()),
             ]
-            await preparing
             await use  # then what NVML has seen on a GPU is not ours
+            for program in self._programs.values():
+                program.say(CONTEXT)
+            await preparing
             beside.append(counters := asyncio.create_task(self._ask_counters()))
             await _at_once(*(self._open(device) for device in self._alive()))
             await look  # then nothing takes the time that is measured

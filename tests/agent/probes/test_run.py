@@ -134,6 +134,36 @@ def test_nvml_is_asked_who_is_on_a_gpu_before_we_are(tmp_path: Path) -> None:
     assert all(part.began + part.seconds <= first for part in asked)
 
 
+NOTED = """
+def note(what):
+    with open({!r}, "a") as file:
+        file.write(what + "\\n")
+"""
+ASKED = """
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    note("asked")
+    return []
+"""
+MAY = """
+if in_probe("device"):
+    import sys
+    class Told:
+        def readline(self, inner=sys.stdin):
+            note(line := inner.readline().strip())
+            return line
+        __iter__ = sys.stdin.__iter__
+    sys.stdin = Told()
+"""
+
+
+def test_nobody_is_on_a_gpu_before_all_were_asked_for(tmp_path: Path) -> None:
+    noted = NOTED.format(str(tmp_path / "noted"))
+    site = with_nvml(tmp_path, noted + ASKED, noted + MAY)
+    verdict, _ = probe(site, devices=GPUS)
+    assert verdict.state == "ok", verdict
+    assert (tmp_path / "noted").read_text().split() == ["asked"] * 2 + ["context"] * 2
+
+
 def test_where_nvml_says_nothing_its_gpu_is_tried_all_the_same(tmp_path: Path) -> None:
     silent = "def nvmlInit():\n    raise NVMLError('no driver')\n"
     verdict, left = probe(with_nvml(tmp_path, silent), devices=GPUS)
