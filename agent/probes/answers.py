@@ -10,6 +10,8 @@ from elastic.proto.errors import CodecError
 
 LONGEST = 1 << 16
 """Bytes of a line."""
+CONTEXT = "context"
+"""Said to `device.py`: from now on it may be on its device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

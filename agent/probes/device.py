@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
+from elastic.agent.probes.answers import CONTEXT
 from elastic.agent.probes.program import Clock, ask, begin, parser, tell
-
-CONTEXT = "context"
 
 
 class Device:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elastic.agent.probes.answers import Answer
-from elastic.agent.probes.device import CONTEXT
+from elastic.agent.probes.answers import CONTEXT, Answer
 from elastic.agent.probes.process import ONE_THREAD, Program
 from elastic.agent.probes.verdicts import NodeVerdict, Part, ProbeVerdict, compared, of_answer
 
