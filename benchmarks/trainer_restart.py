@@ -3,7 +3,7 @@
 The model is one of `benchmarks.mfu`, in exact mode, compiled; it goes on from memory, with the caches that the first
 start has filled and, on GPUs, the spare ranks that a job has after its first half minute. Each kill's seconds are told by what the slowest rank went through: until its script began
 (the loss is found, the other ranks are ended, new ones are forked), its imports, the process group, the model,
-the restore, and the first step.
+the restore, and the first step, with the most graphs that one of them traced in it.
 """
 
 import argparse
@@ -105,8 +105,9 @@ def kill(job: Job) -> dict[str, float]:
         raise SystemExit(f"what was restored: {restored}")
     slowest = max(job.starts(began), key=lambda start: start["step"])
     marks = [began, *(slowest[part] for part in PARTS)]
+    graphs = max(line["value"] for line in job.notes(began) if line["what"] == "step")
     found = {part: end - at for part, at, end in zip(PARTS, marks, marks[1:], strict=False)}
-    return {"all": marks[-1] - began} | found
+    return {"all": marks[-1] - began} | found | {"graphs": graphs}
 
 
 def main() -> int:
@@ -131,13 +132,13 @@ def main() -> int:
                 again = time.time()
                 job.until(partial(job.trains, again))
                 print(
-                    "  ".join(f"{name} {spent:.2f}" for name, spent in rows[-1].items()), flush=True
+                    "  ".join(f"{name} {found:.4g}" for name, found in rows[-1].items()), flush=True
                 )
         finally:
             job.launcher.terminate()
             job.launcher.wait()
     middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-    print("median: " + "  ".join(f"{name} {spent:.2f}" for name, spent in middle.items()))
+    print("median: " + "  ".join(f"{name} {found:.4g}" for name, found in middle.items()))
     if args.out:
         with args.out.open("a") as file:
             file.write(json.dumps({"model": args.name, "ranks": args.ranks, "rows": rows}) + "\n")

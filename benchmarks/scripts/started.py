@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch._dynamo.utils import counters
+
 from elastic.checkpoint import Checkpointer
 from elastic.trainer import pretrain, pretrain_gpt
 from elastic.trainer.run import begin
@@ -52,7 +54,7 @@ if __name__ == "__main__":
     noted(begin, "model", "lay out")
     noted(states, "resume", "restore", lambda _, found: found[0])
     noted(Checkpointer, "save", "save", lambda checkpoint, _: checkpoint.ready)
-    noted(Loop, "_step", "step")
+    noted(Loop, "_step", "step", lambda *_: counters["stats"]["unique_graphs"])
     pretrain.pretrain(
         pretrain_gpt.train_valid_test_datasets_provider,
         pretrain_gpt.model_provider,
