@@ -50,11 +50,12 @@ def joining() -> Iterator[Any]:
 if __name__ == "__main__":
     note("begin", BEGAN)
     note("import")
+    rehearsed = counters["stats"]["unique_graphs"]
     vars(pretrain)["joined"] = joining
     noted(begin, "model", "lay out")
     noted(states, "resume", "restore", lambda _, found: found[0])
     noted(Checkpointer, "save", "save", lambda checkpoint, _: checkpoint.ready)
-    noted(Loop, "_step", "step", lambda *_: counters["stats"]["unique_graphs"])
+    noted(Loop, "_step", "step", lambda *_: counters["stats"]["unique_graphs"] - rehearsed)
     pretrain.pretrain(
         pretrain_gpt.train_valid_test_datasets_provider,
         pretrain_gpt.model_provider,
