@@ -133,8 +133,8 @@ def set_rehearsal(function: str, argument: str) -> None:
 
     The last call before the first step counts. Raises `UsageError` where a spare could make nothing of it.
     """
-    names = [part for one in function.partition(":")[::2] for part in one.split(".")]
-    if ":" not in function or not all(name.isidentifier() for name in names):
+    module, _, name = function.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), name)):
         raise UsageError(f'set_rehearsal takes "package.module:function", not {function!r}')
     if len(argument.encode(errors="surrogatepass")) > MOST_ARGUMENT:
         raise UsageError(f"set_rehearsal takes an argument of up to {MOST_ARGUMENT} bytes")

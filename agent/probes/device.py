@@ -26,7 +26,7 @@ class Device:
         self._level = level
         self._meeting = group
         self.clock = Clock()
-        """Of the parts of the step that is done now."""
+        """Of the parts of the step that is done now, and of what the driver did beside."""
 
     def torch(self) -> dict[str, float]:
         """Nothing of it makes a context on the device, but once it may."""

@@ -173,10 +173,10 @@ def prepare(request: Request) -> dict[str, str]:
 
 def _place(spec: StartSpec) -> None:
     if spec.cpus is not None:
-        for thread in os.listdir(
-            "/proc/self/task"
-        ):  # a spare may have others: torch's for backward
-            os.sched_setaffinity(int(thread), spec.cpus)
+        # A spare may have other threads, torch's for backward say, and one of them may end now.
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), spec.cpus)
     if spec.open_files is not None:
         limit_open_files(spec.open_files)
     os.chdir(spec.cwd)

@@ -32,7 +32,7 @@ MOST_UNREADY = 3
 """Spares of a node that may end by themselves before they are ready, those that were to rehearse not counted: after
 the first one of these none rehearses any more."""
 MOST_SECONDS = 120.0
-"""That a spare may take to be ready."""
+"""That a spare may take to be ready, from its fork."""
 PATIENCE = 3.0
 """Seconds that a spare gets to say that it has its orders, which may find it in the driver; to start another one
 takes longer."""
@@ -58,7 +58,7 @@ class Spare:
         self._shown: list[int] = []
         """Inodes."""
         self._orders, self._say = orders, say
-        self._late = asyncio.get_running_loop().time() + MOST_SECONDS
+        self._late = asyncio.get_running_loop().call_later(MOST_SECONDS, self.kill)
         self._taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(orders, self._readable)
 
@@ -75,7 +75,9 @@ class Spare:
         if data == SLOTS:
             self.registered = True
             return
-        self.was_ready = self.was_ready or data == READY
+        if data == READY:
+            self.was_ready = True
+            self._late.cancel()
         if data != READY and not self._taken.done():
             self._taken.set_result(data == TAKEN)
         if not data:
@@ -122,11 +124,6 @@ class Spare:
         """It waits for its orders."""
         return self.was_ready and self._orders.fileno() >= 0
 
-    @property
-    def late(self) -> bool:
-        """It has taken too long to be ready."""
-        return not self.was_ready and asyncio.get_running_loop().time() > self._late
-
     def kill(self) -> None:
         """Whatever it does."""
         with contextlib.suppress(ProcessLookupError):
@@ -140,6 +137,7 @@ class Spare:
 
     def close(self) -> None:
         """Give it up, unless it has its orders."""
+        self._late.cancel()
         if self._orders.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._orders)
             self._orders.close()
@@ -201,12 +199,12 @@ class Spares:
 
     async def _match(self, local_rank: int, device: int, free: int) -> None:
         spare = self._spares.get(local_rank)
-        if spare is not None and free < SHORT:
+        if spare is not None and free < SHORT and spare.rehearses and not spare.was_ready:
+            spare.kill()  # which may be what takes it: the next one does not rehearse
+        elif spare is not None and free < SHORT:
             log.warning("device %d is short of memory: its spare rank is given up", device)
             self._spares.pop(local_rank).give_up()
             self._wanted = False
-        elif spare is not None and spare.late:
-            spare.kill()
         elif spare is None and free > NEEDS and self._starters.standby_ready.is_set():
             await self.fork(local_rank, f"cuda:{device}")
 
@@ -242,8 +240,9 @@ class Spares:
         spare.ended.add_done_callback(lambda _: self._ended(local_rank, spare))
 
     def _unrehearsed(self, why: str) -> None:
-        if why not in self._said:
-            self._said.add(why)
+        kind = ":".join(why.split(":")[:2])  # a message may have numbers
+        if kind not in self._said:
+            self._said.add(kind)
             log.info("a spare rank has %s", why)
 
     def _ended(self, local_rank: int, spare: Spare) -> None:
@@ -258,9 +257,10 @@ class Spares:
             log.info("no spare ranks: %s", spare.failed)
             self._wanted = False
         elif not spare.was_ready and spare.rehearses:
-            log.warning(
-                "spare ranks rehearse no more: one ended, or took too long, before it was ready"
-            )
+            if self._rehearse:
+                log.warning(
+                    "spare ranks rehearse no more: one ended, or took too long, before it was ready"
+                )
             self._rehearse = False
         elif self._unready == MOST_UNREADY:
             log.warning("no spare ranks any more: %d ended before they were ready", MOST_UNREADY)
@@ -271,7 +271,7 @@ class Spares:
     def take(self, local_rank: int) -> Spare | None:
         """The spare of `local_rank`, if it is ready; it is the caller's from now on."""
         spare = self._spares.get(local_rank)
-        if spare is None or not spare.was_ready or spare.ended.done():
+        if spare is None or not spare.ready or spare.ended.done():
             return None
         self._taken.add(spare)
         return self._spares.pop(local_rank)

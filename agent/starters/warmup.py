@@ -75,7 +75,8 @@ def rehearse(function: str, argument: str, device: str) -> None:
     """Call what the script has named (`session.set_rehearsal`). Raises what it raises."""
     torch = sys.modules["torch"]
     module, _, name = function.partition(":")
-    devices, excepthook = [] if device == "cpu" else [device], sys.excepthook
+    devices = [] if device == "cpu" else [device]
+    before = sys.excepthook, sys.stdout, sys.stderr
     try:
         with (
             _limited(device),
@@ -84,8 +85,13 @@ def rehearse(function: str, argument: str, device: str) -> None:
             torch.random.fork_rng(devices),
         ):
             getattr(importlib.import_module(module), name)(argument, device)
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
+                raise RuntimeError("it left a process group")
     finally:
-        sys.excepthook = excepthook  # which a process group makes say the rank's number
+        sys.excepthook, sys.stdout, sys.stderr = (
+            before  # a process group makes the first say the rank's number
+        )
 
 
 def _watched() -> str:
@@ -146,6 +152,7 @@ def _forget(device: str) -> None:
         tasks._set_triton_ptxas_path.cache_clear()
     if device != "cpu":
         cuda = sys.modules["torch"].cuda
+        cuda.synchronize(device)  # what went wrong there ends this process, rather than the rank
         cuda.empty_cache()
         cuda.reset_peak_memory_stats(device)
         cuda.reset_accumulated_memory_stats(device)
@@ -161,8 +168,9 @@ def _quiet() -> Iterator[None]:
             os.dup2(nowhere, number)
         yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # it may be closed, or none
+                stream.flush()
         for number, before in zip((1, 2), kept, strict=True):
             os.dup2(before, number)
             os.close(before)

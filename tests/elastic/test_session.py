@@ -102,7 +102,7 @@ def test_impossible_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    "function", ["", "package", "package.module:", ":function", "a:b:c", "a b:c"]
+    "function", ["", "package", "package.module:", ":function", "a:b:c", "a b:c", "a:B.c"]
 )
 def test_a_rehearsal_that_no_spare_could_find(function: str) -> None:
     with pytest.raises(UsageError, match=r"package\.module:function"):

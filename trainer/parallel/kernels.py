@@ -31,13 +31,14 @@ def kept() -> Iterator[None]:
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     filling: Any = torch.utils.deterministic
     fill, benchmark = filling.fill_uninitialized_memory, torch.backends.cudnn.benchmark
-    try:
-        with torch._inductor.config.patch(deterministic=torch._inductor.config.deterministic):
+    compiler = torch._inductor.config
+    with compiler.patch(deterministic=compiler.deterministic):  # which torch's switch turns, too
+        try:
             yield
-    finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-        filling.fill_uninitialized_memory = fill
-        torch.backends.cudnn.benchmark = benchmark
+        finally:
+            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+            filling.fill_uninitialized_memory = fill
+            torch.backends.cudnn.benchmark = benchmark
 
 
 def ring() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,24 +145,28 @@ def nvmlDeviceGetComputeRunningProcesses(handle):
     note("asked")
     return []
 """
-MAY = """
+DRIVER = """
 if in_probe("device"):
-    import sys
-    class Told:
-        def readline(self, inner=sys.stdin):
-            note(line := inner.readline().strip())
-            return line
-        __iter__ = sys.stdin.__iter__
-    sys.stdin = Told()
+    import ctypes
+    class Driver:
+        def cuInit(self, flags):
+            note("init")
+        def cuDevicePrimaryCtxRetain(self, context, device):
+            note("context")
+    def load(name, *args, inner=ctypes.CDLL, **kwargs):
+        return Driver() if name == "libcuda.so.1" else inner(name, *args, **kwargs)
+    ctypes.CDLL = load
 """
 
 
 def test_nobody_is_on_a_gpu_before_all_were_asked_for(tmp_path: Path) -> None:
+    """With a stand-in for CUDA's driver, of which torch has nothing."""
     noted = NOTED.format(str(tmp_path / "noted"))
-    site = with_nvml(tmp_path, noted + ASKED, noted + MAY)
-    verdict, _ = probe(site, devices=GPUS)
-    assert verdict.state == "ok", verdict
-    assert (tmp_path / "noted").read_text().split() == ["asked"] * 2 + ["context"] * 2
+    site = with_nvml(tmp_path, noted + ASKED, noted + DRIVER)
+    verdict, _ = probe(site, devices=[replace(gpu, torch="cuda:0") for gpu in GPUS])
+    words = (tmp_path / "noted").read_text().split()
+    assert words.count("init") == 2, verdict
+    assert [word for word in words if word != "init"] == ["asked"] * 2 + ["context"] * 2
 
 
 def test_where_nvml_says_nothing_its_gpu_is_tried_all_the_same(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from elastic.agent import children, hook, prctl
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
-from elastic.agent.starters.spares import NEEDS, Spares
+from elastic.agent.starters import spares as spares_module
+from elastic.agent.starters.spares import Spares
 from elastic.agent.starters.spec import StartSpec
 from elastic.agent.starters.starters import Starters
 from elastic.proto import slot
@@ -79,11 +80,10 @@ async def after(node: AgentSettings, starters: Starters, name: str, *, late: boo
     environ = dict(node.workload.environ)
     told = ModulesNote(modules=(), environ=environ, rehearsal=(f"rehearsed:{name}", ""))
     spares.note(0, environ, told)
+    limit = spares_module.MOST_SECONDS
+    spares_module.MOST_SECONDS = 0.0 if late else limit
     await spares.fork(0, "cpu")
-    if late:
-        (spare,) = spares._spares.values()
-        spare._late = 0.0
-        await spares._match(0, 0, NEEDS)
+    spares_module.MOST_SECONDS = limit
     while spares.pids:
         await asyncio.sleep(0.01)
     await spares.fork(0, "cpu")

@@ -16,6 +16,8 @@ from torch._dynamo.utils import counters
 from elastic.agent.starters import warmup
 from elastic.trainer.arguments.parse import parse
 from elastic.trainer.arguments.settings import subjects
+from elastic.trainer.model import attention
+from elastic.trainer.parallel import kernels
 from elastic.trainer.run import rehearsal
 from tests.trainer.arguments.effects import OPS, SHOWN
 from tests.trainer.arguments.observed import words_of
@@ -118,6 +120,17 @@ def test_what_fails_midway_leaves_no_graph(monkeypatch: pytest.MonkeyPatch) -> N
     torch.compile(_twice)(torch.ones(2))
     assert made == [1]
     assert _graphs() == before + 2
+
+
+def test_the_switches_of_a_rehearsal_are_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._inductor.config, "deterministic", True)
+    with kernels.kept(), attention.kept():
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch._inductor.config.deterministic = False
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+    assert torch._inductor.config.deterministic
 
 
 def _graphs() -> int:
