@@ -129,7 +129,7 @@ def test_the_switches_of_a_rehearsal_are_as_they_were(monkeypatch: pytest.Monkey
         torch.backends.cuda.enable_flash_sdp(False)
         torch._inductor.config.deterministic = False
     assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
     assert torch._inductor.config.deterministic
 
 
