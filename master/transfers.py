@@ -44,7 +44,9 @@ def taken_in(group: Group, seconds: float, *, least: float, deviations: float) -
         return group
     if not isfinite(group.usual):
         group = replace(group, usual=median_low(known))
-    noise = max(group.noise, robust.jitter(known)) if not group.slow else group.noise
+    # Of the older half where that is less: one level becoming another over some intervals is no noise.
+    moves = min(robust.jitter(known), robust.jitter(known[: robust.WINDOW // 2 + 1]))
+    noise = max(group.noise, moves) if not group.slow else group.noise
     bound = max(least, deviations * noise)
     if group.longer > (robust.STAYS * bound if group.slow else bound):
         above = [one - group.usual > bound / 2 for one in group.window]

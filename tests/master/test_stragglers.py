@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elastic.master.intervals import Report, Seat, Times
@@ -327,6 +327,7 @@ def test_transfers_that_are_a_little_slower_are_no_matter() -> None:
     st.lists(st.floats(0.0, 1.0), max_size=3),
     st.lists(st.floats(-0.01, 0.01), min_size=40, max_size=40),
 )
+@example(before=5, between=[0.25, 0.5, 0.75], noise=[0.0] * 40)
 def test_however_a_link_becomes_slow_it_is_seen(
     before: int, between: list[float], noise: list[float]
 ) -> None:
