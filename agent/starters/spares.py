@@ -199,9 +199,10 @@ class Spares:
 
     async def _match(self, local_rank: int, device: int, free: int) -> None:
         spare = self._spares.get(local_rank)
-        if spare is not None and free < SHORT and spare.rehearses and not spare.was_ready:
-            spare.kill()  # which may be what takes it: the next one does not rehearse
-        elif spare is not None and free < SHORT:
+        if spare is not None and free < SHORT:
+            if spare.rehearses and not spare.was_ready:
+                spare.kill()  # which may be what takes it: the next one does not rehearse
+                return
             log.warning("device %d is short of memory: its spare rank is given up", device)
             self._spares.pop(local_rank).give_up()
             self._wanted = False
@@ -251,22 +252,25 @@ class Spares:
         if self._spares.get(local_rank) is not spare:
             return
         del self._spares[local_rank]
-        if not spare.was_ready and not spare.rehearses:
-            self._unready += 1  # what it warms up may end it, and would again
         if spare.failed:
             log.info("no spare ranks: %s", spare.failed)
             self._wanted = False
-        elif not spare.was_ready and spare.rehearses:
+        elif (
+            not spare.was_ready and spare.rehearses
+        ):  # what it rehearses may end it, and would again
             if self._rehearse:
                 log.warning(
                     "spare ranks rehearse no more: one ended, or took too long, before it was ready"
                 )
             self._rehearse = False
-        elif self._unready == MOST_UNREADY:
-            log.warning("no spare ranks any more: %d ended before they were ready", MOST_UNREADY)
-            self._wanted = False
         else:
             log.info("the spare of local rank %d ended before it was taken", local_rank)
+            self._unready += not spare.was_ready  # so may what it warms up
+            if self._unready == MOST_UNREADY and self._wanted:
+                log.warning(
+                    "no spare ranks any more: %d ended before they were ready", MOST_UNREADY
+                )
+                self._wanted = False
 
     def take(self, local_rank: int) -> Spare | None:
         """The spare of `local_rank`, if it is ready; it is the caller's from now on."""

@@ -7,7 +7,7 @@ choice; the fused kernels of a job cannot change behind its back.
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -196,5 +196,6 @@ def _tiles(width: int) -> Any:  # keys that torch takes, but does not type
 
 
 def _leave_only(kernel: Kernel) -> None:
+    assert _SWITCHES.keys() == set(get_args(Kernel)) - {"flex"}
     for name, (_, switch) in _SWITCHES.items():
         switch(name == kernel)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from elastic.agent import children, hook, prctl
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
-from elastic.agent.starters import spares as spares_module
-from elastic.agent.starters.spares import Spares
+from elastic.agent.starters.spares import MOST_SECONDS, Spares
 from elastic.agent.starters.spec import StartSpec
 from elastic.agent.starters.starters import Starters
 from elastic.proto import slot
@@ -80,12 +79,16 @@ async def after(node: AgentSettings, starters: Starters, name: str, *, late: boo
     environ = dict(node.workload.environ)
     told = ModulesNote(modules=(), environ=environ, rehearsal=(f"rehearsed:{name}", ""))
     spares.note(0, environ, told)
-    limit = spares_module.MOST_SECONDS
-    spares_module.MOST_SECONDS = 0.0 if late else limit
     await spares.fork(0, "cpu")
-    spares_module.MOST_SECONDS = limit
+    loop = asyncio.get_running_loop()
+    clock = loop.time
+    if late:
+        while not (Path(node.workload.entry).parent / "hangs").exists():
+            await asyncio.sleep(0.01)
+        loop.time = lambda: clock() + MOST_SECONDS  # type: ignore[method-assign]
     while spares.pids:
         await asyncio.sleep(0.01)
+    loop.time = clock  # type: ignore[method-assign]
     await spares.fork(0, "cpu")
     await ready(spares)
     found = spares.complete(1)

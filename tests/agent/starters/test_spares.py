@@ -50,6 +50,7 @@ def act(argument, device):
     torch.rand(1)
     raise RuntimeError("which harms nobody")
 def hangs(argument, device):
+    open(os.path.join(os.path.dirname(__file__), "hangs"), "w").close()
     threading.Event().wait()
 def dies(argument, device):
     os._exit(3)
