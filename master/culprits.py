@@ -204,7 +204,7 @@ class Patience:
 def find(seen: Mapping[int, tuple[Seen, ...]], quiet: float, patience: Patience) -> Found | None:
     """seen: looks by rank, oldest first; quiet: seconds since the round moved."""
     looks = {rank: found for rank, found in seen.items() if len(found) > 1}
-    last = {rank: found[-1] for rank, found in looks.items()}
+    last = {rank: _newest(found) for rank, found in looks.items()}
     if stopped := _stopped(looks):
         return _found(stopped, last, "is stopped")
     if starved := _starved(looks):
@@ -234,7 +234,7 @@ def find_without_steps(
     """The same where no rank ever had a step; since: what `unmoved` says of these looks; begun: all nodes have ranks,
     so that those that are seen may not be waiting for others."""
     looks = {rank: found for rank, found in seen.items() if len(found) > 1}
-    last = {rank: found[-1] for rank, found in looks.items()}
+    last = {rank: _newest(found) for rank, found in looks.items()}
     if stopped := _stopped(looks):
         return _found(stopped, last, "is stopped")
     if not last:
@@ -260,6 +260,13 @@ def unmoved(
         else:
             since[rank] = before.get(rank, older[-1].at)
     return since
+
+
+def _newest(looks: tuple[Seen, ...]) -> Seen:
+    """The last look; what it has issued as it told before, where it did not answer now and has not moved since."""
+    last = looks[-1]
+    told = next((look for look in reversed(looks) if look.collectives is not None), last)
+    return last if _moved((told, last)) else replace(last, collectives=told.collectives)
 
 
 def _goes_on(before: Seen, after: Seen) -> bool:
@@ -290,7 +297,7 @@ def _starved(looks: Mapping[int, tuple[Seen, ...]]) -> list[Seen]:
 
 def _all_wait(last: Mapping[int, Seen], quiet: float, patience: Patience) -> Found | None:
     """And none of them moves."""
-    odd = _odd(last)
+    odd = _odd(last, ignoring=quiet >= patience.long)
     if odd and (quiet >= patience.long or not any(patience.named(s) for s in last.values())):
         return _found(odd, last, "waits apart")
     late = _not_begun(last)
@@ -367,15 +374,18 @@ def _pending(last: Mapping[int, Seen]) -> list[dict[int, Collective]]:
     return list(groups.values())
 
 
-def _odd(last: Mapping[int, Seen]) -> list[Seen]:
+def _odd(last: Mapping[int, Seen], *, ignoring: bool) -> list[Seen]:
     """The few whose pending collective is another than that of the many in the same group; all of them, where
-    none are many. Stages of a pipeline wait in groups of their own."""
+    none are many. Stages of a pipeline wait in groups of their own. ignoring: ranks that did not answer what they have
+    issued; else nobody is named of whom they could say otherwise."""
+    silent = 0 if ignoring else sum(one.collectives is None for one in last.values())
     for pending in _pending(last):
         kinds = Counter((one.seq, one.op, one.sizes) for one in pending.values())
         if len(kinds) > 1:
             (many, count), (_, second) = kinds.most_common(2)
             few = [rank for rank, o in pending.items() if (o.seq, o.op, o.sizes) != many]
-            return [last[rank] for rank in (few if count > second else pending)]
+            if count > second + silent or not silent:
+                return [last[rank] for rank in (few if count > second else pending)]
     return []
 
 

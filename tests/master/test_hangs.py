@@ -412,6 +412,21 @@ def test_of_two_that_wait_apart_nobody_can_say_which() -> None:
     assert ranks(seen(0), seen(1, collectives=(other,))) == (0, 1)
 
 
+@pytest.mark.parametrize("unheard", [(), (0,), (0, 1)])
+def test_nobody_waits_apart_of_whom_ranks_that_were_not_heard_may_say_otherwise(
+    unheard: tuple[int, ...],
+) -> None:
+    """On a busy node ranks answer late, what they have issued too."""
+    apart = seen(3, collectives=(replace(REDUCE, seq=42),))
+    all_of_them = [*WAITING, apart]
+    late = [replace(one, collectives=None) if one.rank in unheard else one for one in all_of_them]
+    assert ranks(*late) == (None if unheard else (3,))
+    assert ranks(*late, before={one.rank: one for one in all_of_them}) == (3,), "heard before"
+    moved = {rank: seen(rank, ticks=39) for rank in unheard}
+    assert ranks(*late, before=moved) == (None if unheard else (3,))
+    assert ranks(*late, quiet=LONG) == ((2, 3) if len(unheard) == 2 else (3,))
+
+
 def test_all_wait_in_the_same_collective_for_too_long() -> None:
     one = found(*WAITING, seen(3), quiet=LONG)
     assert one is not None
