@@ -5,6 +5,7 @@ One life of this program may serve several times: a job that is suspended goes o
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import sys
@@ -87,7 +88,7 @@ class JobMaster:
 
     async def run(self) -> JobState | None:
         """Until the job has ended; returns what was said last. None: another master has taken over, or is to."""
-        living = asyncio.ensure_future(_beside(self._live(), self._jobs.run()))
+        living = asyncio.ensure_future(_beside(self._live, self._jobs.run))
 
         def leave() -> None:
             """As its node, or its operator, has it. Where the garbage collector does, who is deleting its job in the
@@ -122,7 +123,8 @@ class JobMaster:
                 log.warning("this job has ended: its operator had not heard of it")
                 return self._last
             supplier = self._supplier(uid, read(accepted.spec))
-            if await _beside(self._serve(uid, accepted, supplier), supplier.watch()):
+            serving = functools.partial(self._serve, uid, accepted, supplier)
+            if await _beside(serving, supplier.watch):
                 return self._told
 
     # --- what the operator says ------------------------------------------------------------------
@@ -392,9 +394,12 @@ def _going(accepted: Accepted, *, begun: bool) -> State:
     return "Suspending" if accepted.wanted == "Suspend" else "Stopping"
 
 
-async def _beside(work: Coroutine[Any, Any, T], watch: Coroutine[Any, Any, None]) -> T:
-    """The work, and what it goes by, which has no end of its own: a bug in that ends both."""
-    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(watch)
+async def _beside(
+    work: Callable[[], Coroutine[Any, Any, T]], watch: Callable[[], Coroutine[Any, Any, None]]
+) -> T:
+    """The work, and what it goes by, which has no end of its own: a bug in that ends both. They are called here, since
+    this may be cancelled before it begins."""
+    working, watching = asyncio.ensure_future(work()), asyncio.ensure_future(watch())
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

@@ -470,7 +470,7 @@ def test_a_bug_in_a_watch_ends_what_goes_by_it() -> None:
             raise KeyError("a bug")
 
         with pytest.raises(KeyError, match="a bug"):
-            await asyncio.wait_for(_beside(work(), watch()), DEADLINE)
+            await asyncio.wait_for(_beside(work, watch), DEADLINE)
         assert ended == ["work"]
 
     asyncio.run(body())

@@ -5,8 +5,10 @@ none of that when asked; no agents run, and a kubelet takes its time with pods t
 
 import asyncio
 import contextlib
+import gc
 import random
 import secrets
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -254,6 +256,25 @@ def test_everything_goes_wrong_at_once(tmp_path: Path) -> None:
         asyncio.run(act_while(KINDS, tmp_path, seed))
     except* AssertionError as errors:
         raise AssertionError(f"seed {seed}: {errors.exceptions}") from errors
+
+
+def test_a_master_that_is_ended_as_it_begins_leaves_nothing_unawaited(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serve() as server, server.api() as api:
+            place = Serving(
+                namespace=SPACE, name=NAME, folder=tmp_path, pod=f"{NAME}-master-r1", address="127.0.0.1:1"
+            )  # fmt: skip
+            master = asyncio.create_task(JobMaster(api, place, Security(), make).run())
+            await asyncio.sleep(0)  # it has begun, and what it waits for has not
+            master.cancel()
+            await asyncio.wait([master])
+            assert master.cancelled()
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        asyncio.run(main())
+        gc.collect()
+    assert [str(one.message) for one in said] == []
 
 
 def test_a_pod_that_came_and_went_while_no_watch_told_it_is_replaced(tmp_path: Path) -> None:
