@@ -43,6 +43,8 @@ from tests.trainer.program import forward_step
 
 LEAVES = Leaves(batch_size=8, leaf_size=1)
 STD = 0.02
+FP16_SCALE = 4096.0
+"""Of losses, of whose gradients none then vanishes or overflows."""
 _reference = cache(sdpa_kernel(SDPBackend.MATH)(partial(reference, leaves=LEAVES, std=STD)))
 SMALL = GPTConfig(num_layers=4, hidden_size=64, num_attention_heads=4, seq_length=32, vocab_size=512)  # fmt: skip
 LARGE = GPTConfig(
@@ -95,6 +97,7 @@ def _of(tp: int, pp: int, dp: int) -> Iterator[Case]:
     base = replace(PLAIN, tp=tp, pp=pp)
     several = {"virtual": 2}
     changes: dict[str, dict[str, Any]] = {"": {}, "bf16": {"compute": torch.bfloat16}}
+    changes |= {"fp16": {"compute": torch.float16}}
     changes |= {"full": {"recompute": FULL}, "compile": {"compile": True}}
     if tp > 1:
         changes |= {"sp": {"sequence": True}, "sp-full": {"sequence": True, "recompute": FULL}}
@@ -169,12 +172,13 @@ def measured(case: Case, config: GPTConfig, device: torch.device) -> dict[str, A
     optimizer = optimizers.build(laid.model, betas=(0.9, 0.999), eps=1e-8, on_host=on_host)
     optimizers.set_rates(optimizer, 1e-4, 1e-2)
     mine = share(leaves, laid.place.dp, laid.grid.dp, config, device)
-    loss, norm = step(stepper, mine, leaves)
+    scale = FP16_SCALE if case.layout.compute == torch.float16 else 1.0
+    loss, norm = step(stepper, mine, leaves, scale)
     first = {n: whole(p.grad) for n, p in laid.model.named_parameters() if p.grad is not None}
     optimizer.step()
     optimizer.zero_grad()
     began = time.perf_counter()
-    later = step(stepper, mine, leaves)
+    later = step(stepper, mine, leaves, scale)
     optimizer.step()
     seconds = time.perf_counter() - began
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
@@ -194,10 +198,10 @@ def measured(case: Case, config: GPTConfig, device: torch.device) -> dict[str, A
     }
 
 
-def step(stepper: Stepper, mine: Share, leaves: Leaves) -> tuple[float, float]:
-    """A step's loss and norm; the gradients are those of the mean."""
-    sums = stepper.accumulate(mine, leaves)
-    norm = stepper.clip(sums, leaves, 0.0)
+def step(stepper: Stepper, mine: Share, leaves: Leaves, scale: float) -> tuple[float, float]:
+    """A step's loss and norm; the gradients are those of the mean. scale: of losses, for backward."""
+    sums = stepper.accumulate(mine, leaves, loss_scale=scale)
+    norm = stepper.clip(sums, leaves, 0.0, loss_scale=scale)
     return float(sums.loss["lm loss"]), float(norm)
 
 

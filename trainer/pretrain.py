@@ -62,7 +62,6 @@ def pretrain(
     """
     try:
         settings = parse(sys.argv[1:], extra_args_provider, args_defaults)
-        _check_embeddings(settings, get_embedding_ranks, get_position_embedding_ranks)
         writes = settings.logging.tensorboard_dir is not None
         non_loss = NonLoss(
             process=process_non_loss_data_func if writes else None,
@@ -71,7 +70,8 @@ def pretrain(
         )
         non_loss.check(settings.parallel().pp)
         rehearsal.announce(settings)
-        _pretrain(settings, train_valid_test_dataset_provider, model_provider, non_loss)
+        asked = (get_embedding_ranks, get_position_embedding_ranks)
+        _pretrain(settings, train_valid_test_dataset_provider, model_provider, non_loss, asked)
     except (UsageError, CheckpointError) as error:
         mistakes.tell(error)
         raise SystemExit(2) from None
@@ -99,17 +99,21 @@ def print_rank_0(message: object) -> None:
         say(str(message))
 
 
-def _check_embeddings(settings: Settings, words: EmbeddingRanks, positions: EmbeddingRanks) -> None:
-    """Raises `UsageError` where a pipeline's ranks 0, 1, ... are to have embeddings otherwise than here."""
-    ranks = list(range(settings.parallel().pp))
+def check_embeddings(words: EmbeddingRanks, positions: EmbeddingRanks) -> None:
+    """Raises `UsageError` where a pipeline's ranks 0, 1, ... are to have embeddings otherwise than in this run."""
+    run = current()
+    ranks = list(range(run.settings.parallel().pp))
+    first, ends = {ranks[0]}, {ranks[0], ranks[-1]}
+    # The last one has a head of its own where it is not tied; scripts count that, or do not.
+    of_words = (ends,) if run.config.tied else (first, ends)
     for name, function, ours in (
-        ("get_embedding_ranks", words, {ranks[0], ranks[-1]}),
-        ("get_position_embedding_ranks", positions, {ranks[0]}),
+        ("get_embedding_ranks", words, of_words),
+        ("get_position_embedding_ranks", positions, (first,)),
     ):
-        if function is not None and set(found := function(ranks)) != ours:
+        if function is not None and set(found := function(ranks)) not in ours:
             raise UsageError(
                 f"{name}: of pipeline ranks {ranks} it wants {list(found)} to have an embedding, and here "
-                f"{sorted(ours)} have: leave it out"
+                f"{sorted(ours[0])} have: leave it out"
             )
 
 
@@ -118,6 +122,7 @@ def _pretrain(
     datasets: Datasets,
     provider: ModelProvider,
     non_loss: NonLoss,
+    embeddings: tuple[EmbeddingRanks, EmbeddingRanks],
 ) -> None:
     layout = settings.parallel()
     session.declare_rank_unit(layout.tp * layout.pp)
@@ -130,6 +135,7 @@ def _pretrain(
         for note in settings.notes:
             print_rank_0(note)
         begin.introduce(settings, world_size=world.size, rank=world.rank)
+        check_embeddings(*embeddings)
         multiple = settings.tokenizer.make_vocab_size_divisible_by
         print_rank_0(tokenizers.padding_line(current().tokenizer.vocab_size, multiple))
         with contextlib.ExitStack() as stack:

@@ -14,7 +14,7 @@ from elastic.trainer.arguments.settings import Settings, subjects
 _DEFAULTS: Mapping[str, Any] = {
     "transformer_impl": "local", "use_mcore_models": True, "use_legacy_models": False, "spec": None,
     "optimizer": "adam",
-    "context_parallel_size": 1, "expert_model_parallel_size": 1, "num_experts": None,
+    "context_parallel_size": 1, "hybrid_context_parallel": False, "expert_model_parallel_size": 1, "num_experts": None,
     "fp8": None, "dataloader_type": "single", "create_attention_mask_in_dataloader": False,
     "reset_attention_mask": False, "distributed_backend": "nccl", "ckpt_format": "torch_dist",
     "no_load_rng": None, "no_save_rng": None, "no_save_optim": None, "async_save": None, "mmap_bin_files": True,

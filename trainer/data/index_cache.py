@@ -135,7 +135,7 @@ def _get(kept: _Kept, make: Callable[[], list[NDArray[Any]]]) -> list[NDArray[An
             return _mapped(kept) or found
     except OSError as error:
         raise UsageError(
-            f"cannot keep the data's indices in {kept.directory}: {error.strerror}; "
+            f"cannot keep the data's indices in {kept.directory}: {error.strerror or error}; "
             "give another folder for them"
         ) from error
 

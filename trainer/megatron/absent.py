@@ -19,6 +19,8 @@ PAGE = "docs/trainer-megatron.md lists what is here"
 
 _SPECS = "there is one model: leave --spec out, and build GPTModel from a spec of gpt_layer_specs"
 _OTHERS = "there is one model, GPTModel"
+_PACKED = "samples are not packed: attention is causal"
+_TOKENIZER = "take get_tokenizer()"
 _DATA = "see --data-path, --train-data-path and --mock-data"
 _YAML = "--yaml-cfg is read before the script is asked: take core_transformer_config_from_args"
 
@@ -40,8 +42,12 @@ _NAMES: Mapping[str, tuple[str, str]] = {
         "TransformerConfig MLATransformerConfig",
         "the model's shape follows from the arguments: take core_transformer_config_from_args",
     ),
-    "core.packed_seq_params": ("PackedSeqParams", "samples are not packed: attention is causal"),
-    "core.tokenizers.text.utils.build_tokenizer": ("build_tokenizer", "take get_tokenizer()"),
+    "core.packed_seq_params": ("PackedSeqParams", _PACKED),
+    "core.tokenizers.text.utils.build_tokenizer": ("build_tokenizer", _TOKENIZER),
+    "core.tokenizers.utils.build_tokenizer": ("build_tokenizer", _TOKENIZER),
+    "core.utils": (
+        "get_thd_batch_on_this_cp_rank get_batch_on_this_hybrid_cp_rank", _PACKED,
+    ),
     "legacy.model": ("GPTModel", "take megatron.core.models.gpt.GPTModel"),
     "training.datasets.fim_dataset": ("GPTFIMDataset GPTFIMDatasetConfig", _DATA),
     "training.datasets.sft_dataset": ("SFTDataset", _DATA),

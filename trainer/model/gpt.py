@@ -142,6 +142,7 @@ class GPT(nn.Module):
         labels: Tensor | None = None,
         *,
         loss_mask: Tensor | None = None,
+        packed_seq_params: None = None,
     ) -> Tensor:
         """The residual stream [B, s, H]; of a part with the head, each token's cross entropy in nats
         [B, S] fp32, or without labels this rank's logits [B, S, v].
@@ -152,6 +153,8 @@ class GPT(nn.Module):
         """
         if attention_mask is not None:
             raise UsageError("attention is causal here: give no attention_mask")
+        if packed_seq_params is not None:
+            raise UsageError("samples are not packed here: give no packed_seq_params")
         hidden = self.stream(input_ids, position_ids)
         if self.head is None:
             return hidden

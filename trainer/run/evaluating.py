@@ -1,6 +1,7 @@
 """The model on samples that it is not trained on."""
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -28,11 +29,11 @@ def evaluate(
 
     leaves: how a batch is cut; workers: threads that read. Raises UsageError for an empty set.
     """
-    batches = list(pieces(reading, leaves, laid.place.dp, laid.grid.dp))
-    feed = Feed(dataset, _leaves(batches), device=laid.device, workers=workers)
+    batches = functools.partial(pieces, reading, leaves, laid.place.dp, laid.grid.dp)
+    feed = Feed(dataset, _leaves(batches()), device=laid.device, workers=workers)
     totals: dict[str, Tensor] = {}
     try:
-        for share, mine in zip(feed, batches, strict=True):
+        for share, mine in zip(feed, batches(), strict=True):
             sums = stepper.evaluate(_counted(share, mine), leaves)
             for name, total in sums.totals.items():
                 totals[name] = totals.get(name, torch.zeros_like(total)) + total
@@ -53,7 +54,7 @@ def probe(
         feed.close()
 
 
-def _leaves(batches: Sequence[Sequence[Piece]]) -> Iterator[list[Leaf]]:
+def _leaves(batches: Iterable[Sequence[Piece]]) -> Iterator[list[Leaf]]:
     for mine in batches:
         yield [Leaf(number=one.number, places=one.ids, weight=1.0) for one in mine]
 

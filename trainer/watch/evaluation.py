@@ -68,16 +68,17 @@ def pieces(reading: Reading, leaves: Leaves, rank: int, size: int) -> Iterator[l
     """
     if reading.length < 1:
         raise UsageError("a validation or test set has no samples: look at --split")
-    for batch in range(reading.batches(leaves.batch_size)):
-        mine = leaves.of(batch * leaves.batch_size, rank, size)
-        yield [
+    return (
+        [
             Piece(
                 number=leaf.number,
                 ids=(reading.first + leaf.places) % reading.length,
                 counts=((leaf.places < reading.samples) * (leaf.weight > 0)).astype(np.float32),
             )
-            for leaf in mine
+            for leaf in leaves.of(batch * leaves.batch_size, rank, size)
         ]
+        for batch in range(reading.batches(leaves.batch_size))
+    )
 
 
 def suffixes(sets: int, names: Sequence[str] = ()) -> list[str]:

@@ -1,7 +1,10 @@
 import hashlib
 import re
-from collections.abc import Callable
+import resource
+import signal
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
@@ -112,6 +115,28 @@ def test_a_folder_that_takes_no_files_is_named(tmp_path: Path) -> None:
         UsageError, match=r"indices in .*file/cache: Not a directory; give another folder"
     ):
         cached(tmp_path / "file" / "cache", "train", LENGTHS, REQUEST)
+
+
+def test_a_disk_that_is_full_is_named(tmp_path: Path) -> None:
+    """numpy says so without an error's number."""
+    with (
+        small_files(1 << 14),
+        pytest.raises(UsageError, match=r"indices in .*: (?!None)\w.*; give another"),
+    ):
+        cached(tmp_path, "train", LENGTHS, replace(REQUEST, samples=40000))
+
+
+@contextmanager
+def small_files(most: int) -> Iterator[None]:
+    """No file takes more bytes than that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    kept = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, kept)
 
 
 def test_an_impossible_request_writes_nothing(tmp_path: Path) -> None:

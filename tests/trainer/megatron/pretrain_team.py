@@ -19,8 +19,14 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_mtp_block_spec,
 )
 from megatron.core.rerun_state_machine import get_rerun_state_machine
+from megatron.core.tokenizers.text.utils.build_tokenizer import build_tokenizer
+from megatron.core.transformer.multi_token_prediction import get_mtp_ranks, mtp_on_this_rank
 from megatron.core.transformer.spec_utils import import_module
-from megatron.core.utils import StragglerDetector, get_attr_wrapped_model
+from megatron.core.utils import (
+    StragglerDetector,
+    get_attr_wrapped_model,
+    get_thd_batch_on_this_cp_rank,
+)
 from megatron.training import get_args, get_timers, get_tokenizer, pretrain, print_rank_0
 from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.utils import (
@@ -95,11 +101,18 @@ def model_provider(
 
 
 def get_batch(data_iterator: Iterator[Any], vp_stage: int | None) -> Any:
-    """tokens, labels, loss_mask, attention_mask, position_ids"""
-    if not is_first_or_last_pipeline_stage(vp_stage):
-        return None, None, None, None, None
-    batch = get_batch_on_this_tp_rank(data_iterator)
-    return get_batch_on_this_cp_rank(batch).values()
+    """tokens, labels, loss_mask, attention_mask, position_ids, packed_seq_params"""
+    predicts = mtp_on_this_rank(
+        core_transformer_config_from_args(get_args()), ignore_virtual=False, vp_stage=vp_stage
+    )
+    if not is_first_or_last_pipeline_stage(vp_stage) and not predicts:
+        return None, None, None, None, None, None
+    batch = get_batch_on_this_tp_rank(data_iterator, mtp_on_this_rank=predicts)
+    lengths = batch.pop("cu_seqlens", None)
+    if lengths is None:
+        return *get_batch_on_this_cp_rank(batch).values(), None
+    batch, packed = get_thd_batch_on_this_cp_rank(batch, lengths)
+    return *batch.values(), packed
 
 
 def loss_func(
@@ -140,13 +153,15 @@ def forward_step(data_iterator: Iterator[Any], model: GPTModel) -> Any:
     timers("batch-generator", log_level=2).start()
     with stimer(bdata=True):
         vp_stage = get_attr_wrapped_model(model, "vp_stage")
-        tokens, labels, mask, attention_mask, positions = get_batch(data_iterator, vp_stage)
+        tokens, labels, mask, attention_mask, positions, packed = get_batch(data_iterator, vp_stage)
     timers("batch-generator").stop()
     with stimer:
         if args.loss_style == "mean":
             output = model(tokens, positions, attention_mask, labels=labels)
         else:
-            output = model(tokens, positions, attention_mask, labels=labels, loss_mask=mask)
+            output = model(
+                tokens, positions, attention_mask, labels=labels, loss_mask=mask, packed_seq_params=packed
+            )  # fmt: skip
     return output, partial(loss_func, mask)
 
 
@@ -156,6 +171,7 @@ def is_dataset_built_on_rank(vp_stage: int | None = None) -> Any:
 
 def core_gpt_dataset_config_from_args(args: Any) -> GPTDatasetConfig:
     blend, blend_per_split = get_blend_and_blend_per_split(args)
+    tokenizer = get_tokenizer() if args.legacy_tokenizer else build_tokenizer(args)
     return GPTDatasetConfig(
         random_seed=args.seed,
         sequence_length=args.seq_length,
@@ -167,13 +183,17 @@ def core_gpt_dataset_config_from_args(args: Any) -> GPTDatasetConfig:
         num_dataset_builder_threads=args.num_dataset_builder_threads,
         path_to_cache=args.data_cache_path,
         mmap_bin_files=args.mmap_bin_files,
-        tokenizer=get_tokenizer(),
+        tokenizer=tokenizer,
         reset_position_ids=args.reset_position_ids,
         reset_attention_mask=args.reset_attention_mask,
         eod_mask_loss=args.eod_mask_loss,
         create_attention_mask=args.create_attention_mask_in_dataloader,
         object_storage_cache_path=args.object_storage_cache_path,
         mid_level_dataset_surplus=args.mid_level_dataset_surplus,
+        context_parallel_size=args.context_parallel_size,
+        data_parallel_size=args.data_parallel_size,
+        sequence_parallel_size=args.tensor_model_parallel_size * args.sequence_parallel,
+        hybrid_context_parallel=args.hybrid_context_parallel,
     )
 
 
@@ -197,6 +217,14 @@ def look(model: list[GPTModel]) -> list[torch.Tensor]:
     return [whole(words, None, None).float().max()]
 
 
+def get_embedding_ranks(pp_ranks: list[int]) -> list[int]:
+    args = get_args()
+    found = {pp_ranks[0], *get_mtp_ranks(pp_ranks, core_transformer_config_from_args(args))}
+    if not args.untie_embeddings_and_output_weights:
+        found.add(pp_ranks[-1])
+    return sorted(found)
+
+
 if __name__ == "__main__":
     train_valid_test_datasets_provider.is_distributed = True  # type: ignore[attr-defined]
     pretrain(
@@ -208,4 +236,5 @@ if __name__ == "__main__":
         non_loss_data_func=look if os.environ.get("TEAM_LOOKS") else None,
         extra_args_provider=team_arguments,
         args_defaults={"tokenizer_type": "GPT2BPETokenizer"},
+        get_embedding_ranks=get_embedding_ranks,
     )

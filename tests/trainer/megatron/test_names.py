@@ -1,5 +1,6 @@
 """Megatron's names: what is here, and what is said of the rest."""
 
+import contextlib
 import importlib
 import inspect
 import re
@@ -44,22 +45,24 @@ from elastic.trainer.megatron.training.utils import (
 )
 from elastic.trainer.model.tensor_parallel import TensorParallel
 from elastic.trainer.parallel.layout import Part
+from elastic.trainer.pretrain import check_embeddings, get_args
 from elastic.trainer.watch.timers import Timers
 from tests.trainer.arguments.test_effects import BASE
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = "elastic.trainer.megatron"
+UNTIED = "--untie-embeddings-and-output-weights"
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Current]:
     """A run of a world of one, as `pretrain` has it when it makes the model."""
 
-    def made(*flags: str) -> Current:
+    def made(*flags: str, world_size: int = 1) -> Current:
         settings = parse(f"{BASE} --vocab-size 100 {' '.join(flags)}".split())
         words = tokenizers.build(settings.tokenizer)
         config = settings.config(vocab_size=128)
-        args = namespace(settings, world_size=1, rank=0, padded_vocab_size=128)
+        args = namespace(settings, world_size=world_size, rank=0, padded_vocab_size=128)
         part = Part(tp=TensorParallel(), layers=range(4), first=True, last=True)
         found = Current(
             settings=settings, tokenizer=words, config=config, args=args, timers=Timers(), part=part
@@ -101,6 +104,9 @@ def test_every_name_that_the_page_lists_is_there() -> None:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
+        ("core.tokenizers.utils.build_tokenizer", "build_tokenizer"),
+        ("core.transformer.spec_utils", "import_module"),
+        ("core.utils", "get_thd_batch_on_this_cp_rank"),
         ("core.models.mamba", "MambaModel"),
         ("core.models.gpt.gpt_layer_specs", "get_gpt_mtp_block_spec"),
         ("core.tokenizers.text.utils.build_tokenizer", "build_tokenizer"),
@@ -347,13 +353,31 @@ def _never(*_: Any) -> Any:
     raise AssertionError("nothing is started")
 
 
+@pytest.mark.parametrize(
+    ("flag", "words", "places", "wanted"),
+    [
+        ("", "03", "0", ""),
+        ("", "0", "0", r"get_embedding_ranks: of pipeline ranks \[0, 1, 2, 3\] it wants \[0\] to have an"),
+        (UNTIED, "0", "0", ""),
+        (UNTIED, "03", "0", ""),
+        (UNTIED, "01", "0", r"get_embedding_ranks: .* it wants \[0, 1\] .* and here \[0\] have: leave"),
+        ("", "03", "01", r"get_position_embedding_ranks: .* it wants \[0, 1\] .* and here \[0\] have"),
+    ],
+)  # fmt: skip
 def test_embeddings_are_on_the_ranks_that_they_are_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flag: str, words: str, places: str, wanted: str, run: Callable[..., Current]
 ) -> None:
-    said = {"get_embedding_ranks": lambda ranks: [ranks[0], ranks[-1]]}  # passed over
-    said["get_position_embedding_ranks"] = lambda ranks: ranks[:2]
-    wanted = "get_position_embedding_ranks: of pipeline ranks [0, 1, 2, 3] it wants [0, 1] to have an emb"
-    assert refused(monkeypatch, capsys, **said).startswith(wanted)
+    found = run("--mock-data --pipeline-model-parallel-size 4", flag, world_size=4)
+
+    def ranks(which: str) -> Callable[[list[int]], list[int]]:
+        def function(pipeline: list[int]) -> list[int]:
+            assert get_args() is found.args, "it may ask for the run"
+            return [pipeline[int(one)] for one in which]
+
+        return function
+
+    with pytest.raises(UsageError, match=wanted) if wanted else contextlib.nullcontext():
+        check_embeddings(ranks(words), ranks(places))
 
 
 def test_a_pipelines_other_data_are_refused(

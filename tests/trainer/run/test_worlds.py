@@ -1,11 +1,12 @@
 """In exact mode no number of replicas, and no schedule, changes a bit."""
 
+import math
 from typing import Any
 
 import pytest
 
 from tests.trainer import forks
-from tests.trainer.run.worlds import ALIKE, SIZES, STEPS, UNLIKE, WORLDS
+from tests.trainer.run.worlds import ALIKE, OVERFLOWN, SIZES, STEPS, UNLIKE, WORLDS
 
 pytestmark = pytest.mark.xdist_group("worlds")  # one run for all of them
 
@@ -36,7 +37,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 def test_each_world_is_compared_with_another() -> None:
-    assert set.union(*ALIKE, UNLIKE) == WORLDS.keys()
+    assert set.union(*ALIKE, OVERFLOWN, UNLIKE) == WORLDS.keys()
 
 
 @pytest.mark.parametrize("alike", ALIKE, ids=lambda alike: min(alike))
@@ -46,6 +47,15 @@ def test_losses_norms_and_parameters_are_the_same_bits(told: Told, alike: set[st
     for other in others:
         assert told.steps(other) == told.steps(first), other
         assert told.parameters(other) == told.parameters(first), other
+
+
+def test_what_overflows_is_left_out_by_every_rank(told: Told) -> None:
+    one, other = OVERFLOWN
+    assert told.parameters(one) == told.parameters(other), "as both began"
+    assert told.parameters(one) != told.parameters("fp16-dp1")
+    for name in OVERFLOWN:
+        norms = [float.fromhex(step.split()[1]) for step in told.steps(name)]
+        assert not any(map(math.isfinite, norms)), name
 
 
 def test_in_fast_mode_worlds_differ(told: Told) -> None:

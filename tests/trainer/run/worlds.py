@@ -19,6 +19,7 @@ from elastic.trainer.model.recompute import Recompute
 from elastic.trainer.parallel.layout import Layout, lay_out
 from elastic.trainer.parallel.pipeline import legal
 from elastic.trainer.run.host_adamw import HostAdamW
+from elastic.trainer.run.loss_scale import LossScale, Policy
 from elastic.trainer.run.step import Share, Stepper
 from elastic.trainer.watch.phases import HostStamps, PhaseClock
 from tests.trainer.forks import main, whole
@@ -34,6 +35,8 @@ class World(NamedTuple):
     layout: Layout = Layout()
     layers: int = 2
     dropout: float = 0.0
+    scale: float = 1.0
+    """What losses are multiplied by at first."""
 
 
 FP32 = Layout(compute=torch.float32)
@@ -44,6 +47,9 @@ ZERO_BUBBLE = Layout(pp=2, virtual=2, schedule="zero-bubble")
 SELECTIVE = Recompute(granularity="selective")
 FULL = Recompute(granularity="full")
 COMPILED = replace(FP32, compile=True)
+FP16 = Layout(compute=torch.float16)
+FP16_3D = replace(FP16, tp=2, sequence=True, pp=2)
+FINE, TOO_MUCH = 2.0**12, 2.0**40
 IN_TWOS = Recompute(granularity="full", num_layers=2)
 WORLDS = {
     "dp1": World(1),
@@ -76,6 +82,12 @@ WORLDS = {
     "pp2-zb-dp2-selective": World(2, replace(ZERO_BUBBLE, recompute=SELECTIVE), 4),
     "tp2-pp2-dp1": World(1, THREE_D),
     "tp2-pp2-dp2": World(2, THREE_D),
+    "fp16-dp1": World(1, FP16, scale=FINE),
+    "fp16-dp3-zero3": World(3, replace(FP16, zero=3), scale=FINE),
+    "fp16-tp2-pp2-dp1": World(1, FP16_3D, scale=FINE),
+    "fp16-tp2-pp2-dp2-recompute": World(2, replace(FP16_3D, recompute=FULL), scale=FINE),
+    "fp16-overflows": World(1, FP16, scale=TOO_MUCH),
+    "fp16-tp2-pp2-dp2-overflows": World(2, FP16_3D, scale=TOO_MUCH),
     "compiled-dp1": World(1, COMPILED),
     "compiled-dp3-recompute": World(3, replace(COMPILED, recompute=FULL)),
     "dropped-dp1": World(1, FP32, 4, 0.1),
@@ -111,10 +123,14 @@ ALIKE = [
     },
     {"tp2-pp2-dp1", "tp2-pp2-dp2"},
     {"compiled-dp1", "compiled-dp3-recompute"},
+    {"fp16-dp1", "fp16-dp3-zero3"},
+    {"fp16-tp2-pp2-dp1", "fp16-tp2-pp2-dp2-recompute"},
     {"dropped-dp1", "dropped-dp3-recompute"},
     {"dropped-pp2-dp1", "dropped-pp2-zb-dp2-selective"},
 ]
 """Which end with the same bits."""
+OVERFLOWN = {"fp16-overflows", "fp16-tp2-pp2-dp2-overflows"}
+"""Which leave every step out."""
 UNLIKE = {"fp32-dp1-fast", "fp32-dp3-fast"}
 """Which do not, without the grid."""
 
@@ -147,13 +163,16 @@ def train(world: World) -> dict[str, object]:
     stepper = Stepper(laid, leaf_tokens=2 * config.seq_length)
     kind = HostAdamW if world.layout.offload == "optimizer" else torch.optim.AdamW
     optimizer = kind(laid.model.parameters(), lr=1e-2)
+    scale = LossScale(Policy(initial=world.scale))
     told: list[str] = []
     for step in range(STEPS):
         clock.begin(step + 1)
         mine = share(leaves.of(step * leaves.batch_size, laid.place.dp, laid.grid.dp))
-        sums = stepper.accumulate(mine, leaves)
-        norm = stepper.clip(sums, leaves, 0.5)
-        optimizer.step()
+        by = scale.value
+        sums = stepper.accumulate(mine, leaves, loss_scale=by)
+        norm = stepper.clip(sums, leaves, 0.5, loss_scale=by)
+        if scale.update(norm):
+            optimizer.step()
         optimizer.zero_grad()
         loss = sums.loss["lm loss"]
         told.append(f"{float(loss).hex()} {float(norm).hex()}")
