@@ -42,7 +42,7 @@ def tensors(save: Path, step: int) -> dict[tuple[str, str], torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", ["plain", "fsdp2"])
+@pytest.mark.parametrize("name", ["plain", pytest.param("fsdp2", marks=pytest.mark.soak)])
 def test_a_killed_rank_leaves_no_trace_in_what_is_learnt(job: Job, name: str) -> None:
     start(job, name, job.folder / "whole")
     job.ends(0)

@@ -167,7 +167,7 @@ def kill_at_random(job: Job, count: int) -> Run:
 @pytest.mark.parametrize(
     "count",
     [
-        pytest.param(30, marks=pytest.mark.timeout(900)),
+        pytest.param(len(VICTIMS), marks=pytest.mark.timeout(900)),
         *(pytest.param(many, marks=pytest.mark.soak) for many in (100, 1000)),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_master_that_dies_during_a_partition(job: Job, network: Network) -> No
     job.ends(0)
 
 
-@pytest.mark.parametrize("name", ["", "node0"])
+@pytest.mark.parametrize("name", [pytest.param("", marks=pytest.mark.soak), "node0"])
 def test_a_dns_server_that_says_nothing_costs_no_start(job: Job, name: str) -> None:
     """Torch's sockets ask for the names of addresses; each question would take 5 s. The endpoint's
     name is in a file, and nobody asks for it."""

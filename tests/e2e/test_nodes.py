@@ -102,7 +102,7 @@ def test_others_train_on_while_a_node_gets_a_new_agent(job: Job) -> None:
     job.ends(0)
 
 
-@pytest.mark.parametrize("start", ["auto", "fork"])
+@pytest.mark.parametrize("start", ["auto", pytest.param("fork", marks=pytest.mark.soak)])
 def test_a_node_that_waits_or_comes_back_starts_its_ranks_by_fork(job: Job, start: str) -> None:
     """It has imported torch by then, though no rank ever ran there; nobody stops for it before."""
     flags = ("--last-call", "0.1", "--preparation", "600", "--rank-start", start)

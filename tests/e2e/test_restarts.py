@@ -11,9 +11,8 @@ MOST = 5.0
 """Seconds from a fault to the first step of every rank."""
 
 
-@pytest.mark.parametrize("start", ["auto", "spawn"])
-def test_restarts_in_a_row(job: Job, start: str) -> None:
-    restarts(job, 20 if start == "auto" else 4, start)
+def test_restarts_in_a_row(job: Job) -> None:
+    restarts(job, 20, "auto")
 
 
 @pytest.mark.soak

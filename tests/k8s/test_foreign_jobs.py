@@ -83,8 +83,8 @@ PASTED = (
     [
         pytest.param(pytorchjob, PASTED, "job-master-0", "", id="PyTorchJob"),
         pytest.param(elastic_pytorchjob, (), "job-worker-0", "", id="PyTorchJob, elastic"),
-        pytest.param(trainjob, (), "job", "job-node-0-0", id="TrainJob"),
-        pytest.param(platform, PASTED, "job-master-0", "", id="platform"),
+        pytest.param(trainjob, (), "job", "job-node-0-0", id="TrainJob", marks=pytest.mark.soak),
+        pytest.param(platform, PASTED, "job-master-0", "", id="platform", marks=pytest.mark.soak),
     ],
 )
 def test_two_nodes_of_somebody_elses_job(

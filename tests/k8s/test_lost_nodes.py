@@ -12,7 +12,9 @@ from tests.k8s.operated import SCRIPT
 from tests.k8s.test_launcher import supplied
 
 
-@pytest.mark.parametrize("fault", ["crash", "frozen", "deleted"])
+@pytest.mark.parametrize(
+    "fault", ["crash", pytest.param("frozen", marks=pytest.mark.soak), "deleted"]
+)
 def test_training_goes_on_and_is_whole_again_elsewhere(
     cluster: Cluster, tmp_path: Path, fault: str
 ) -> None:

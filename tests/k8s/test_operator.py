@@ -137,7 +137,9 @@ def test_what_is_wrong_with_a_spec_is_a_condition_and_a_running_job_stays_as_it_
     assert bad.pods("master") == []
 
 
-@pytest.mark.parametrize("policy", ["Background", "Foreground"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param("Background", marks=pytest.mark.soak), "Foreground"]
+)
 def test_a_deleted_job_saves_first_and_everything_of_it_goes(
     replica: Operator, cluster: Cluster, tmp_path: Path, policy: str
 ) -> None:

@@ -46,7 +46,7 @@ SOAK = {
     "launch_use_env_underscore", "redirects_map", "log_dir_null", "log_dir_relative", "prefix",
     "filter_ranks", "duplicate_filters", "log_attempts", "exit_256", "sighup", "sigint",
     "sigquit", "sigusr1_handled", "sigterm_ignored", "c10d_range", "bad_rdzv_conf",
-    "missing_script", "launch_no_python", "nproc_gpu", "no_python",
+    "missing_script", "launch_no_python", "nproc_gpu", "no_python", "cloud_two",
 }  # fmt: skip
 """What is run only with -m soak: close relatives of cases that are run by default."""
 

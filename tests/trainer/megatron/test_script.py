@@ -74,6 +74,7 @@ def test_losses_are_told_by_the_sources_of_what_is_read(base: Path) -> None:
     assert min(first.values()) < loss < max(first.values())
 
 
+@pytest.mark.soak
 def test_a_script_that_reduces_its_reports_itself_trains_to_the_same_bits(base: Path) -> None:
     """With ZeRO 3, under which `non_loss_data_func` finds the model's parts gathered all the same."""
     output = team(base, "reduced", "--loss-style=reduced", "--zero-stage=3", TEAM_LOOKS="1")
