@@ -29,8 +29,9 @@ def follow(page: PageWriter) -> None:
     library.Work.wait = clock.timed(library.Work.wait)
     distributed._broadcast_coalesced = clock.timed(distributed._broadcast_coalesced)
     autograd._engine_run_backward = clock.asleep(autograd._engine_run_backward)
-    for way in ("send", "recv"):
-        setattr(library.ProcessGroup, way, clock.noted(getattr(library.ProcessGroup, way), way))
+    for way, rank in (("send", "dstRank"), ("recv", "srcRank")):
+        function = getattr(library.ProcessGroup, way)
+        setattr(library.ProcessGroup, way, clock.noted(function, way, rank))
 
 
 class _Clock:
@@ -40,7 +41,7 @@ class _Clock:
         self._words = page.words
         self._pid = page.pid
         self._main = threading.main_thread().ident
-        self._stage = set[tuple[str, int]]()
+        self._stage = set[tuple[str, object]]()
         self._schedstat = f"/proc/{page.pid}/task/{page.pid}/schedstat"
 
     def _counts(self) -> bool:
@@ -93,15 +94,19 @@ class _Clock:
         except (OSError, ValueError):
             return 0
 
-    def noted(self, function: Callable[..., Any], way: str) -> Callable[..., Any]:
-        """To whom it sends, and from whom it receives: in a pipeline, that tells stages apart."""
+    def noted(self, function: Callable[..., Any], way: str, rank: str) -> Callable[..., Any]:
+        """To whom it sends, and from whom it receives: in a pipeline, that tells stages apart. rank: what the function
+        calls the other one."""
 
         @functools.wraps(function)
-        def call(group: Any, tensors: Any, peer: int, *args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            peer = (
+                args[2] if len(args) > 2 else kwargs.get(rank)
+            )  # behind the group and its tensors
             if (way, peer) not in self._stage and self._counts():
                 self._stage.add((way, peer))
                 self._words[STAGE] = zlib.crc32(repr(sorted(self._stage)).encode()) | 1 << 32
-            return function(group, tensors, peer, *args, **kwargs)
+            return function(*args, **kwargs)
 
         return call
 

@@ -1,4 +1,4 @@
-"""dlrover-run's flags: each is honoured, said to have no effect yet, or refused with what to use.
+"""dlrover-run's flags: each is honoured, said to have no effect, or refused with what to use.
 
 None is dropped in silence, so a dlrover-run command line either means here what it meant there or
 stops with a sentence. `--node_unit` is one of ours (`elastic/flags.py`).
@@ -14,14 +14,22 @@ NVIDIA = "nvidia.com/gpu"
 
 FLAGS = (
     Flag(name="network-check", switch=True, help="As --precheck quick."),
-    Flag(name="comm-perf-test", switch=True, help="Accepted; health checks come later."),
+    Flag(
+        name="comm-perf-test",
+        switch=True,
+        help="Accepted, and of no effect: --precheck tests nodes two by two, and the report has what it found.",
+    ),
     Flag(
         name="exclude-straggler",
         switch=True,
         help="Keep out what --precheck finds slow beside other nodes, too, and drain a node that computes longer than its "
         "peers while training, where that pays: a spare takes its place, or the others get more done without it.",
     ),
-    Flag(name="save-at-breakpoint", switch=True, help="Accepted; checkpoints come later."),
+    Flag(
+        name="save-at-breakpoint",
+        switch=True,
+        help="Accepted, and of no effect: the newest step is always in memory, and on storage at a job's end.",
+    ),
     Flag(
         name="auto-config",
         switch=True,
@@ -37,7 +45,7 @@ FLAGS = (
 
 _PRECHECKS = {"0": "off", "1": "quick", "2": "full"}
 
-_NO_EFFECT_YET = (
+_NO_EFFECT = (
     "comm_perf_test",
     "save_at_breakpoint",
 )
@@ -72,7 +80,7 @@ def apply(args: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
         args.numa_binding = "node"
     if args.auto_config:
         _auto_config(args, environ)
-    return [_flag(dest) for dest in _NO_EFFECT_YET if getattr(args, dest)]
+    return [_flag(dest) for dest in _NO_EFFECT if getattr(args, dest)]
 
 
 def _auto_config(args: argparse.Namespace, environ: Mapping[str, str]) -> None:

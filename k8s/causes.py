@@ -178,6 +178,10 @@ _IMAGE = frozenset(
 )  # fmt: skip
 _NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
 """Its last words are the container runtime's."""
+_NO_DEVICE = re.compile(
+    r"nvidia-container|device driver|nvidia driver|libcuda|libnvidia", re.IGNORECASE
+)
+"""What it says where a node has no device to give, or no driver for it."""
 _HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull", "SignatureValidationFailed"})
 _AUTH = re.compile(r"unauthorized|authentication required|access denied|forbidden", re.IGNORECASE)
 
@@ -300,6 +304,8 @@ def _by_number(pod: Pod, code: int, told: Ending | None, past: Past) -> Verdict:
         words = told.reason
     elif pod.ended in _NOT_STARTED and (said := short(pod.last_words)):
         words = f"{words}: {said}"
+        if _NO_DEVICE.search(said):
+            return _of(pod, Cause.HARDWARE, Action.REPLACE_ELSEWHERE, False, words)
     if cause is Cause.CRASHED and (before := _crashes(past, pod)) >= CRASHES:
         action, words = Action.REPLACE_ELSEWHERE, f"{words}, {before + 1} times in a row"
     again = past.same >= SAME - 1 and past.fingerprint == _fingerprint(pod, told, cause)

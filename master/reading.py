@@ -113,6 +113,12 @@ def _of_kind(failure: RankFailure) -> Said | None:
     return None
 
 
+def of_machine(failure: RankFailure) -> bool:
+    """Its node's kernel says that the machine is at fault: a device, or memory of the host."""
+    found = _of_kernel(failure)
+    return found is not None and found.label not in ("cgroup_oom", "host_oom")
+
+
 def _of_kernel(failure: RankFailure) -> Found | None:
     """What its node's kernel recorded, which outranks what a process says."""
     lines = failure.kernel_log

@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from elastic.master.events import Failed, RankFailure
 from elastic.master.policy import Policy
-from elastic.master.reading import Observed, Weight, describe, ends, root_of
+from elastic.master.reading import Observed, Weight, describe, ends, of_machine, root_of
 
 __all__ = [
     "COUNTED", "FREE", "REGROW", "UNIT_TRIES", "Cause", "Fail", "Hold", "Observed", "Recovery",
@@ -143,6 +143,8 @@ def classify(failure: RankFailure) -> Cause:
     label, weight = ends(failure)
     if label in _CAUSES:
         return _CAUSES[label]
+    if of_machine(failure):
+        return Cause.HARDWARE
     kind = failure.error_type.rpartition(".")[2]
     told = kind == "RuntimeError" or (not kind and failure.exit_code == -signal.SIGABRT)
     if kind in _NETWORK_TYPES or (told and weight <= Weight.WAITED):

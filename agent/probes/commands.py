@@ -43,6 +43,10 @@ def probe(context: Context, argv: Sequence[str]) -> int:
         help="where they meet; HOST is one of them, and shows the table",
     )  # fmt: skip
     parser.add_argument(
+        "--exclude-straggler", action="store_true",
+        help="call those faulty, too, that are slow beside the others",
+    )  # fmt: skip
+    parser.add_argument(
         "-v", "--verbose", action="store_true", help="also what took how long, of this machine"
     )
     args = parser.parse_args(argv)
@@ -55,7 +59,10 @@ def probe(context: Context, argv: Sequence[str]) -> int:
             parser.error("--verbose goes without --nnodes")
         if args.folder:
             parser.error("--folder goes without --nnodes: of several machines $TMPDIR is tried")
-        return _several(context, args.level, args.nnodes, args.rdzv_endpoint)
+        extra = ("--exclude-straggler",) * args.exclude_straggler
+        return _several(context, args.level, args.nnodes, args.rdzv_endpoint, extra)
+    if args.exclude_straggler:
+        parser.error("--exclude-straggler wants --nnodes N: slow is who is slower than others")
     environ = dict(env.process_environment())
     verdict = asyncio.run(
         run.probe(
@@ -74,14 +81,14 @@ def probe(context: Context, argv: Sequence[str]) -> int:
     return 1 if verdict.faults else 0
 
 
-def _several(context: Context, level: str, nodes: int, endpoint: str) -> int:
-    """A job that only tries its nodes."""
+def _several(context: Context, level: str, nodes: int, endpoint: str, extra: Sequence[str]) -> int:
+    """A job that only tries its nodes. extra: more of its flags."""
     with tempfile.TemporaryDirectory(prefix="elastic-probe-") as folder:
         report = Path(folder, "report.json")
         job = ("--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
         flags = ("--rdzv-id", "probe", "--state-dir", folder, "--report", str(report))
         command = [sys.executable, "-m", "elastic.run", *job, *flags, "--probe-only"]
-        code = _launch([*command, "--precheck", level, "-"])
+        code = _launch([*command, "--precheck", level, *extra, "-"])
         if report.exists():  # here was the master
             found = json.loads(report.read_text())["checks"]
             if context.out.json:

@@ -65,6 +65,13 @@ if os.fork() == 0:
 os.wait()
 """
 PIPELINE = "(dist.recv if rank else dist.send)(torch.ones(1), 1 - rank)\n"
+BY_NAME = """
+group = dist.group.WORLD
+if rank:
+    group.recv(tensors=[torch.ones(1)], srcRank=0, tag=0).wait()
+else:
+    group.send([torch.ones(1)], dstRank=1, tag=0).wait()
+"""
 
 
 def told(folder: Path, script: str) -> Sequence[dict[str, Any]]:
@@ -97,6 +104,7 @@ def test_other_threads_and_forks_wait_for_themselves(tmp_path: Path) -> None:
     assert [rank["waited"] for rank in told(tmp_path, THREAD)] == [0, 0]
 
 
-def test_stages_of_a_pipeline_are_known_by_whom_they_send_to(tmp_path: Path) -> None:
-    first, last = told(tmp_path, PIPELINE)
+@pytest.mark.parametrize("script", [PIPELINE, BY_NAME])
+def test_stages_of_a_pipeline_are_known_by_whom_they_send_to(tmp_path: Path, script: str) -> None:
+    first, last = told(tmp_path, script)
     assert 0 != first["stage"] != last["stage"] != 0

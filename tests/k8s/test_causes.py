@@ -100,6 +100,23 @@ def test_the_runtimes_words_are_told_of_a_container_that_it_could_not_start() ->
     assert judge(ran, Past()).reason == "gpt-worker-3-r0: its container could not be started"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "OCI runtime create failed: error running hook: nvidia-container-cli: initialization error: nvml error: driver not loaded",
+        'could not select device driver "nvidia" with capabilities: [[gpu]]',
+    ],
+)  # fmt: skip
+def test_a_node_without_a_device_or_its_driver_is_avoided(said: str) -> None:
+    verdict = judge(over(128, ended="StartError", last_words=said), Past())
+    assert (verdict.cause, verdict.action, verdict.counts) == (
+        Cause.HARDWARE, Action.REPLACE_ELSEWHERE, False,
+    )  # fmt: skip
+    assert said[:80] in verdict.reason
+    ran = over(128, ended="Error", last_words=said)
+    assert judge(ran, Past()).cause is Cause.USER_ERROR, "its script's words"
+
+
 def test_sigbus_has_a_hint() -> None:
     assert "/dev/shm" in judge(over(135), Past()).reason
 

@@ -27,6 +27,7 @@ from elastic.master.recovery import (
 from tests.master.builders import BUG, CLOSED, KILLED, failure
 
 FALLEN = ("NVRM: Xid (PCI:0000:03:00): 79, pid=0, GPU has fallen off the bus.",)
+INITIALISATION = "NVRM: Xid (PCI:0000:03:00): 143, pid=0, GPU Initialization Failed"
 KERNEL_KILLS = ("Out of memory: Killed process 7899 (python) total-vm:26184840kB",)
 WATCHDOG = "[rank0]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)"
 
@@ -39,6 +40,15 @@ CASES = [
     (failure(exit_code=1, kernel_log=KERNEL_KILLS), Cause.ERROR),
     (failure(error_type="AcceleratorError", kernel_log=FALLEN), Cause.HARDWARE),
     (failure(exit_code=-6, kernel_log=FALLEN), Cause.HARDWARE),
+    (
+        failure(exit_code=-7, kernel_log=("Memory failure: 0x1f3a: recovery action",)),
+        Cause.HARDWARE,
+    ),
+    (
+        failure(exit_code=-7, kernel_log=("mce: [Hardware Error]: Machine check: corrected",)),
+        Cause.CRASH,
+    ),
+    (failure(error_type="AcceleratorError", kernel_log=(INITIALISATION,)), Cause.HARDWARE),
     (failure(exit_code=-9, what=Failed.TIMER), Cause.ERROR),
     (failure(exit_code=-11), Cause.CRASH),
     (failure(exit_code=-6), Cause.CRASH),

@@ -91,6 +91,7 @@ def test_several_machines_meet_somewhere() -> None:
         ("--rdzv-endpoint h:1", "--rdzv-endpoint wants --nnodes N"),
         ("--nnodes 2 --rdzv-endpoint h:1 --folder /tmp", "--folder goes without --nnodes"),
         ("--nnodes 2 --rdzv-endpoint h:1 -v", "--verbose goes without --nnodes"),
+        ("--exclude-straggler", "--exclude-straggler wants --nnodes N"),
     ],
 )
 def test_usage(line: str, hint: str) -> None:
