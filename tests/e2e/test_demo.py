@@ -18,7 +18,7 @@ SMALL = (
     "--corpus-bytes=60000",
 )  # fmt: skip
 TRAINER = (
-    "--num-layers=2",
+    "--num-layers=1",
     "--hidden-size=64",
     "--num-attention-heads=2",
     "--seq-length=32",

@@ -12,6 +12,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the rest of the test."""
     monkeypatch.setattr(writes, "FIRST", 0.001)
     monkeypatch.setattr(writes, "MOST", 0.01)
-    monkeypatch.setattr(writes, "EXPECTED", 3.0)
+    monkeypatch.setattr(writes, "EXPECTED", 10.0)
     monkeypatch.setattr(reflector, "PAUSE", 0.01)
     monkeypatch.setattr(reflector, "LONG_PAUSE", 0.05)
