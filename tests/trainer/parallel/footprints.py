@@ -66,14 +66,21 @@ PIPELINES = {
     "gpt interleaved": pipeline(schedule="interleaved", virtual=2),
     "llama interleaved of 5 layers": pipeline(LLAMA, layers=5, schedule="interleaved", virtual=2),
     "gpt zero-bubble": pipeline(schedule="zero-bubble"),
-    "gpt zero-bubble twice": pipeline(schedule="zero-bubble", virtual=2, compute=torch.bfloat16),
     "llama zero-bubble fast": pipeline(LLAMA, schedule="zero-bubble", exact=False),
 }  # fmt: skip
-SIZES = {"whole": dict.fromkeys(CASES, 1), "pipelines": dict.fromkeys(PIPELINES, 2)}
+IN_BF16 = {
+    "gpt zero-bubble twice": pipeline(schedule="zero-bubble", virtual=2, compute=torch.bfloat16)
+}
+"""Of which the formula is 4.2 % above in fp32."""
+SIZES = {
+    "whole": dict.fromkeys(CASES, 1),
+    "pipelines": dict.fromkeys(PIPELINES, 2),
+    "in bf16": dict.fromkeys(IN_BF16, 2),
+}
 
 
 def find(name: str) -> dict[str, Any]:
-    case = (CASES | PIPELINES)[name]
+    case = (CASES | PIPELINES | IN_BF16)[name]
     if name in CASES:
         believe_in(case.dp * case.layout.tp)
     passes.clear()

@@ -1,3 +1,5 @@
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +11,7 @@ from elastic.trainer.parallel.grid import Grid, Place
 from elastic.trainer.parallel.layout import Layout
 from elastic.trainer.parallel.order import order
 from tests.trainer.forks import told
-from tests.trainer.parallel.footprints import CASES, PIPELINES, SIZES
+from tests.trainer.parallel.footprints import CASES, IN_BF16, PIPELINES, SIZES
 
 pytestmark = pytest.mark.xdist_group("footprint")  # one run for all of them
 
@@ -28,9 +30,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     return _told(tmp_path_factory, "whole")
 
 
+Ranks = Callable[[str], list[Any]]
+NAMES = [*PIPELINES, *(pytest.param(name, marks=pytest.mark.soak) for name in IN_BF16)]
+
+
 @pytest.fixture(scope="module")
-def pipelines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    return _told(tmp_path_factory, "pipelines")
+def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """What the ranks of a pipeline found; those in bf16 run where one of them is wanted."""
+    ran = functools.cache(functools.partial(_told, tmp_path_factory))
+    return lambda name: ran("in bf16" if name in IN_BF16 else "pipelines")[name]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -39,19 +47,17 @@ def test_the_formula_is_within_4_percent_of_the_peak(whole: dict[str, Any], name
     assert one["formula"] == pytest.approx(one["peak"], rel=0.04)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_so_it_is_of_each_rank_of_a_pipeline(pipelines: dict[str, Any], name: str) -> None:
-    assert len(pipelines[name]) == 2
-    for one in pipelines[name]:
+@pytest.mark.parametrize("name", NAMES)
+def test_so_it_is_of_each_rank_of_a_pipeline(pipelines: Ranks, name: str) -> None:
+    assert len(pipelines(name)) == 2
+    for one in pipelines(name):
         assert one["formula"] == pytest.approx(one["peak"], rel=0.04)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_passes_are_in_the_order_that_torch_runs_them_in(
-    pipelines: dict[str, Any], name: str
-) -> None:
-    layout = PIPELINES[name].layout
-    for rank, one in enumerate(pipelines[name]):
+@pytest.mark.parametrize("name", NAMES)
+def test_passes_are_in_the_order_that_torch_runs_them_in(pipelines: Ranks, name: str) -> None:
+    layout = (PIPELINES | IN_BF16)[name].layout
+    for rank, one in enumerate(pipelines(name)):
         said = order(layout.schedule, rank=rank, pp=2, virtual=layout.virtual, leaves=4)
         ran = [tuple(a_pass) for a_pass in one["passes"]]
         assert ran[-len(said) :] == [(a_pass.kind, a_pass.stage, a_pass.leaf) for a_pass in said]
