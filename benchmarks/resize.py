@@ -2,12 +2,14 @@
 
 Both train exact, compiled, in bf16. The one runs on all devices; the other's parts run on the numbers of
 devices that `--worlds` names, with a SIGKILL in forward, backward, optimizer, save and restore. Then losses,
-norms and parameters are compared bit for bit.
+norms and parameters are compared bit for bit; and what was restored behind a kill came from memory, but where the
+kill was in a part's first restore, from storage.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,8 @@ import torch
 from elastic.trainer.checkpoints import load_model, opened
 from elastic.trainer.watch import jsonl
 
+RESTORED = re.compile(r"round (\d+) (begins anew|goes on from [^\n]*)")
+"""What the launcher says of a round."""
 PHASES = ("forward", "backward", "optimizer", "save", "restore")
 MODEL = (
     "--num-layers=12", "--hidden-size=768", "--num-attention-heads=12", "--seq-length=1024",
@@ -32,8 +36,8 @@ MODEL = (
 
 def run(
     out: Path, name: str, ranks: int, flags: Sequence[str], faults: str, more: Mapping[str, str]
-) -> float:
-    """Seconds that it took."""
+) -> tuple[float, list[str]]:
+    """Seconds that it took, and from where each round but the first went on."""
     folder = out / f"{name}-faults"
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "elastic.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -50,7 +54,8 @@ def run(
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     if done.returncode:
         raise SystemExit(f"{name}: {done.stdout[-800:]}{done.stderr[-4000:]}")
-    return time.perf_counter() - began
+    _, *later = dict(RESTORED.findall(done.stderr)).values()
+    return time.perf_counter() - began, later
 
 
 def steps(out: Path, name: str) -> dict[int, tuple[float, float]]:
@@ -77,6 +82,7 @@ def main() -> int:
         found["parameters that differ"] == 0
         and found["losses and norms equal"] == found["steps"]
         and found["faults that struck"] == len(PHASES)
+        and found["restored from memory"] == len(PHASES) - 1
     )
     return 0 if good else 1
 
@@ -86,15 +92,17 @@ def measure(
 ) -> dict[str, object]:
     """Both runs, and how far apart they end."""
     flags = [f"--train-iters={count}", f"--global-batch-size={8 * leaves}", *more]
-    alone = run(out, "whole", max(worlds), flags, "", {})
-    seconds, faults = [], ""
+    alone, _ = run(out, "whole", max(worlds), flags, "", {})
+    seconds, restores, faults = [], list[str](), ""
     ends = [count * (number + 1) // len(worlds) for number in range(len(worlds))]
     for number, (ranks, end) in enumerate(zip(worlds, ends, strict=True)):
         begin = ends[number - 1] if number else 0
         for nth, phase in enumerate(PHASES[number :: len(worlds)]):
             faults += f" {phase}@{0 if phase == 'restore' else begin + 2 + nth}:{ranks - 1}"
         part = [*flags, f"--exit-interval={end}"]
-        seconds.append(round(run(out, "resized", ranks, part, faults, {}), 1))
+        took, later = run(out, "resized", ranks, part, faults, {})
+        seconds.append(round(took, 1))
+        restores += later
     one, other = steps(out, "whole"), steps(out, "resized")
     struck = sorted(note.name for note in (out / "resized-faults").iterdir())
     same = [one[step] == other.get(step) for step in one]
@@ -107,6 +115,8 @@ def measure(
         "worlds": list(worlds), "steps": len(one), "losses and norms equal": sum(same),
         "parameters": sum(one.numel() for one in left.values()), "parameters that differ": differ,
         "faults that struck": len(struck), "struck": struck,
+        "restored from memory": sum(one.endswith(", in memory") for one in restores),
+        "restores": restores,
         "seconds of the whole run": round(alone, 1), "seconds of the parts": seconds,
     }  # fmt: skip
 
