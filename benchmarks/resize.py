@@ -47,6 +47,7 @@ def run(
         **os.environ,
         **more,
         "PYTHONFAULTHANDLER": "1",
+        "ELASTIC_LOGLEVEL": "INFO",
         "FAULTS": faults,
         "FAULTS_FOLDER": str(folder),
     }
@@ -54,8 +55,8 @@ def run(
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     if done.returncode:
         raise SystemExit(f"{name}: {done.stdout[-800:]}{done.stderr[-4000:]}")
-    _, *later = dict(RESTORED.findall(done.stderr)).values()
-    return time.perf_counter() - began, later
+    took = time.perf_counter() - began
+    return took, list(dict(RESTORED.findall(done.stderr)).values())[1:]
 
 
 def steps(out: Path, name: str) -> dict[int, tuple[float, float]]:
@@ -82,7 +83,7 @@ def main() -> int:
         found["parameters that differ"] == 0
         and found["losses and norms equal"] == found["steps"]
         and found["faults that struck"] == len(PHASES)
-        and found["restored from memory"] == len(PHASES) - 1
+        and found["restored from storage"] in (0, 1)
     )
     return 0 if good else 1
 
@@ -115,7 +116,7 @@ def measure(
         "worlds": list(worlds), "steps": len(one), "losses and norms equal": sum(same),
         "parameters": sum(one.numel() for one in left.values()), "parameters that differ": differ,
         "faults that struck": len(struck), "struck": struck,
-        "restored from memory": sum(one.endswith(", in memory") for one in restores),
+        "restored from storage": sum(not one.endswith(", in memory") for one in restores),
         "restores": restores,
         "seconds of the whole run": round(alone, 1), "seconds of the parts": seconds,
     }  # fmt: skip
