@@ -41,7 +41,7 @@ class _Clock:
         self._words = page.words
         self._pid = page.pid
         self._main = threading.main_thread().ident
-        self._stage = set[tuple[str, object]]()
+        self._stage = set[tuple[str, int]]()
         self._schedstat = f"/proc/{page.pid}/task/{page.pid}/schedstat"
 
     def _counts(self) -> bool:
@@ -100,13 +100,12 @@ class _Clock:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            peer = (
-                args[2] if len(args) > 2 else kwargs.get(rank)
-            )  # behind the group and its tensors
+            found = function(*args, **kwargs)
+            peer: int = kwargs[rank] if rank in kwargs else args[2]  # behind group and tensors
             if (way, peer) not in self._stage and self._counts():
                 self._stage.add((way, peer))
                 self._words[STAGE] = zlib.crc32(repr(sorted(self._stage)).encode()) | 1 << 32
-            return function(*args, **kwargs)
+            return found
 
         return call
 

@@ -1,10 +1,7 @@
 import hashlib
 import re
-import resource
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
@@ -19,6 +16,7 @@ from elastic.trainer.data import index_cache
 from elastic.trainer.data.blend import by_weight
 from elastic.trainer.data.index_cache import blended, cached
 from elastic.trainer.data.samples import Indices, Request, build
+from tests.full_disk import files_of_at_most
 
 LENGTHS = np.arange(1, 301, dtype=np.int32)
 REQUEST = Request(sequences=range(10, 290), samples=4000, seq_length=16)
@@ -120,23 +118,10 @@ def test_a_folder_that_takes_no_files_is_named(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_is_named(tmp_path: Path) -> None:
     """numpy says so without an error's number."""
     with (
-        small_files(1 << 14),
+        files_of_at_most(1 << 14),
         pytest.raises(UsageError, match=r"indices in .*: (?!None)\w.*; give another"),
     ):
         cached(tmp_path, "train", LENGTHS, replace(REQUEST, samples=40000))
-
-
-@contextmanager
-def small_files(most: int) -> Iterator[None]:
-    """No file takes more bytes than that."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    kept = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, kept)
 
 
 def test_an_impossible_request_writes_nothing(tmp_path: Path) -> None:

@@ -6,12 +6,10 @@ import errno
 import gzip
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +30,7 @@ from elastic.trainer.data.indexed import Indexed
 from elastic.trainer.data.preprocess import Done, preprocess
 from elastic.trainer.data.tokenizers import TextTokenizer, build
 from tests.elastic.asking import Answer, Ask
+from tests.full_disk import files_of_at_most
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -192,19 +191,6 @@ def test_damaged_and_missing_input_is_named(tmp_path: Path) -> None:
     for name in ("empty", "none", "no*"):
         with pytest.raises(UsageError, match=f"--input .*{name[:2]}.*: there is no such file"):
             lines.files([str(tmp_path / name)])
-
-
-@contextlib.contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Writes beyond it fail, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_disk_that_takes_no_more_is_one_sentence(tmp_path: Path) -> None:

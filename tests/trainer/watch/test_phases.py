@@ -1,6 +1,5 @@
 import contextlib
 import json
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from elastic.proto.errors import UsageError
 from elastic.trainer.watch import phases
 from elastic.trainer.watch.phases import HostStamps, NoClock, PhaseClock, Span, Trace
+from tests.full_disk import files_of_at_most
 
 
 class Told(HostStamps):
@@ -101,14 +101,10 @@ def test_a_disk_that_is_full_ends_no_training(
 ) -> None:
     trace = Trace(tmp_path, 0)
     (path,) = tmp_path.iterdir()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
-    try:
+    with files_of_at_most(path.stat().st_size):
         for step in range(3):
             trace.add(Span(step, "forward", 0.0, 1.0))
         trace.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [one.getMessage() for one in caplog.records] == [f"{path} ends here: File too large"]
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError
 from tests.elastic.asking import Ask, columns
 from tests.elastic.checkpoint.steps import flip, written
+from tests.full_disk import files_of_at_most
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -422,13 +422,9 @@ def test_places_that_cannot_be(
 
 
 def test_a_full_disk_is_said_and_nothing_stays(path: Path, tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
-        with pytest.raises(OSError, match=r"File too large: .*/hf/model-00001-of-00001"):
-            convert.to_safetensors(str(path), 7, str(tmp_path / "hf"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = r"File too large: .*/hf/model-00001-of-00001"
+    with files_of_at_most(100), pytest.raises(OSError, match=said):
+        convert.to_safetensors(str(path), 7, str(tmp_path / "hf"))
     assert not (tmp_path / "hf").exists()
 
 
