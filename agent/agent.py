@@ -392,8 +392,7 @@ class Agent:
                 unit = pb.UnitDeclared(round=self._ranks.round, unit=self._unit)
                 self._uplink.send(pb.FromAgent(unit=unit))
             if self._stepped and self._ranks is not None and not self._busy_looking():
-                look = self._spares.look(self._ranks.pids)
-                self._looking = self._spawn(look)
+                self._looking = self._spawn(self._spares.look(partial(_training, self._ranks)))
                 self._show_slots()
 
     async def _say_prepared(self) -> None:
@@ -514,6 +513,11 @@ class Agent:
             raise error or RuntimeError("the stream to the master ended")
         log.error("%s", error)
         return self._last_words.gave_up(error)
+
+
+def _training(ranks: Ranks) -> dict[int, int]:
+    """Those that run, as long as their round is not being ended."""
+    return {} if ranks.stopping else ranks.pids
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:

@@ -1,9 +1,10 @@
 """SIGKILL of a rank of the trainer to its next finished step: `python -m benchmarks.trainer_restart [NAME]`.
 
 The model is one of `benchmarks.mfu`, in exact mode, compiled; it goes on from memory, with the caches that the first
-start has filled and, on GPUs, the spare ranks that a job has after its first half minute. Each kill's seconds are told by what the slowest rank went through: until its script began
-(the loss is found, the other ranks are ended, new ones are forked), its imports, the process group, the model,
-the restore, and the first step, with the most graphs that one of them traced in it.
+start has filled and, on GPUs, the spare ranks that a job has after its first half minute. Each kill's seconds are told by
+what the ranks went through, the last of them in each part: until scripts began (the loss is found, the other ranks are
+ended, new ones are forked), their imports, the process group, the model, the restore, and the first step, with the most
+graphs that one of them traced in it.
 """
 
 import argparse
@@ -95,7 +96,7 @@ class Job:
 
 
 def kill(job: Job) -> dict[str, float]:
-    """Seconds of each part of the way to the next step that all ranks have finished."""
+    """Seconds of each part of the way to the next step that all ranks have finished, until the last was through it."""
     pids = {line["rank"]: line["pid"] for line in job.notes(0)}
     began = time.time()
     os.kill(pids[random.randrange(job.ranks)], signal.SIGKILL)
@@ -103,8 +104,8 @@ def kill(job: Job) -> dict[str, float]:
     restored = {line["value"] for line in job.notes(began) if line["what"] == "restore"}
     if len(restored) != 1 or restored == {0}:
         raise SystemExit(f"what was restored: {restored}")
-    slowest = max(job.starts(began), key=lambda start: start["step"])
-    marks = [began, *(slowest[part] for part in PARTS)]
+    starts = job.starts(began)
+    marks = [began, *(max(start[part] for start in starts) for part in PARTS)]
     graphs = max(line["value"] for line in job.notes(began) if line["what"] == "step")
     found = {part: end - at for part, at, end in zip(PARTS, marks, marks[1:], strict=False)}
     return {"all": marks[-1] - began} | found | {"graphs": graphs}

@@ -174,13 +174,15 @@ class Spares:
             log.info("no spare ranks: the script chooses its devices by CUDA_VISIBLE_DEVICES")
         self._seen[local_rank] = seen
 
-    async def look(self, pids: Mapping[int, int]) -> None:
-        """Note what the ranks (local rank to pid) hold; fork spares that lack, give up surplus.
+    async def look(self, running: Callable[[], Mapping[int, int]]) -> None:
+        """Note what the ranks hold; fork spares that lack, give up surplus.
 
-        Called now and then while ranks train.
+        Called now and then while ranks train. running: those of this round that run (local rank to pid); once
+        they are others than at first, nothing is forked: the driver would serve it beside the next round's ranks.
         """
         if not self._wanted or not self._gpus.works:
             return
+        pids = dict(running())
         held = await self._gpus.used_by(pids.values())
         for local_rank, pid in pids.items():
             if pid in held:
@@ -188,6 +190,8 @@ class Spares:
                 self._used[local_rank] = (device, max(size, self._used.get(local_rank, (0, 0))[1]))
         free = await self._gpus.free()
         for local_rank, (device, _) in self._used.items():
+            if running() != pids:
+                return
             if local_rank in pids and device < len(free):
                 await self._match(local_rank, device, free[device])
 

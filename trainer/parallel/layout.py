@@ -87,7 +87,7 @@ class Laid:
     grid: Grid
     place: Place
     mesh: DeviceMesh
-    """The groups of ranks: `dp`, `pp` and `tp`."""
+    """The groups of ranks: `dp`, and `pp` and `tp` where these are more than one."""
     model: nn.Module
     """All that it has of the model, under the names of the whole: for checkpoints and optimizers."""
     programs: Sequence[Program]
@@ -102,6 +102,17 @@ class Laid:
     """What its masks are drawn by; None: nothing is dropped."""
     clock: Clock
     """Of the phases of a step."""
+    _alone: dict[str, dist.ProcessGroup] = field(default_factory=dict)
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """Of the ranks along `axis` (dp, pp or tp). That of this rank alone is made once it is asked for."""
+        if axis in (self.mesh.mesh_dim_names or ()):
+            return self.mesh[axis].get_group()
+        if axis not in self._alone:
+            alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+            assert isinstance(alone, dist.ProcessGroup)
+            self._alone[axis] = alone
+        return self._alone[axis]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,9 +158,7 @@ def lay_out(
     count = layout.pp * layout.virtual
     stages = cut(config.num_layers, count)
     place = grid.place(dist.get_rank())
-    mesh = init_device_mesh(
-        device.type, (grid.dp, grid.pp, grid.tp), mesh_dim_names=("dp", "pp", "tp")
-    )
+    mesh = _mesh(grid, device)
     tp = TensorParallel(mesh=mesh["tp"] if layout.tp > 1 else None, sequence=layout.sequence)
     programs = []
     for number in range(place.pp, count, layout.pp):
@@ -174,11 +183,19 @@ def lay_out(
     return Laid(
         grid=grid, place=place, mesh=mesh,
         model=_merged([program.model for program in programs]), programs=programs,
-        runner=_runner(programs, config, layout, mesh["pp"], leaf_size=leaf_size),
+        runner=_runner(programs, config, layout, mesh, leaf_size=leaf_size),
         gradients=gradients, device=device, attention=kernel,
         dropout=Keys(seed=seed, layers=config.num_layers, device=device) if config.drops else None,
         clock=clock,
     )  # fmt: skip
+
+
+def _mesh(grid: Grid, device: torch.device) -> DeviceMesh:
+    """Without groups of one rank but FSDP's, since NCCL takes its time for these, too; that of the whole world is
+    there already."""
+    every = {"dp": grid.dp, "pp": grid.pp, "tp": grid.tp}
+    sizes = {name: size for name, size in every.items() if name == "dp" or size > 1}
+    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
 def _prepare(program: Program, layout: Layout, mesh: DeviceMesh, device: torch.device) -> None:
@@ -203,13 +220,12 @@ def _runner(
     *,
     leaf_size: int,
 ) -> Pipeline | Whole:
-    """mesh: of pipeline parallelism."""
     tokens = leaf_size * config.seq_length
     if layout.pp == 1:
         return Whole(programs[0], stage=layout.zero, tokens=tokens)
     length = config.seq_length // (layout.tp if layout.sequence else 1)
     return Pipeline(
-        programs, mesh, schedule=layout.schedule, hidden=(leaf_size, length, config.hidden_size),
+        programs, mesh["pp"], schedule=layout.schedule, hidden=(leaf_size, length, config.hidden_size),
         dtype=layout.compute, tokens=tokens,
     )  # fmt: skip
 

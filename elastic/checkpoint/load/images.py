@@ -1,10 +1,11 @@
 """Images in this node's slots, as a rank reads them."""
 
+import functools
 from collections.abc import Sequence
 
 from elastic.checkpoint.load.source import Mapped, Source
 from elastic.checkpoint.memory import host
-from elastic.checkpoint.state.image import header_bytes, parse
+from elastic.checkpoint.state.image import Image, header_bytes, parse
 from elastic.proto import slot
 from elastic.proto.errors import CheckpointError, ProtocolMismatch, SlotError
 from elastic.proto.moment import Moment
@@ -31,8 +32,13 @@ def sources(fds: Sequence[int], moment: Moment) -> tuple[dict[int, Source], dict
 
 def _source(where: str, snapshot: slot.Snapshot) -> Source:
     length = header_bytes(snapshot.image[:8])
-    image = parse(bytes(snapshot.image[:length]), len(snapshot.image))
+    image = _parsed(bytes(snapshot.image[:length]), len(snapshot.image))
     source = Source(where=where, image=image, reader=Mapped(snapshot.image), chunks=snapshot.chunks)
     if not source.intact(0, len(image.header)):
         raise CheckpointError("its header is damaged")
     return source
+
+
+@functools.lru_cache(maxsize=8)  # a run looks at what it goes on from before it loads it
+def _parsed(header: bytes, size: int) -> Image:
+    return parse(header, size)

@@ -27,7 +27,7 @@ from elastic.checkpoint.state.collect import (
     unwrap,
 )
 from elastic.checkpoint.state.image import Piece
-from elastic.checkpoint.state.tensors import Part
+from elastic.checkpoint.state.tensors import Part, Tensors
 from elastic.checkpoint.storage.protocol import lasting
 from elastic.proto.errors import CheckpointError
 
@@ -159,7 +159,10 @@ class Restore:
             made = torch.empty(
                 piece.shape, dtype=dtype, device=like.device if same and like is not None else None
             )
-        self._made += collect({name: made}, self._place).parts.values()
+        store = Tensors(self._place.rank, {}, {})
+        with torch.no_grad():
+            store(made, name)
+        self._made += store.parts.values()
         return made
 
     def one(self, name: str) -> torch.Tensor:

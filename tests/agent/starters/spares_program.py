@@ -7,12 +7,14 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from elastic.agent import children, hook, prctl
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
-from elastic.agent.starters.spares import MOST_SECONDS, Spares
+from elastic.agent.starters.gpus import Gpus
+from elastic.agent.starters.spares import MOST_SECONDS, NEEDS, Spares
 from elastic.agent.starters.spec import StartSpec
 from elastic.agent.starters.starters import Starters
 from elastic.proto import slot
@@ -96,6 +98,39 @@ async def after(node: AgentSettings, starters: Starters, name: str, *, late: boo
     return found
 
 
+class Busy(Gpus):
+    """One device, with room, whose driver answers once it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def used_by(self, pids: Collection[int]) -> dict[int, tuple[int, int]]:
+        return {pid: (0, 1) for pid in pids}
+
+    async def free(self) -> list[int]:
+        self.asked.set()
+        await self.answers.wait()
+        return [2 * NEEDS]
+
+
+async def forked(node: AgentSettings, starters: Starters, *, round_ends: bool) -> bool:
+    """Whether a look forks a spare, where the driver is long in answering."""
+    spares, gpus, pids = Spares(node, starters), Busy(), {0: os.getpid()}
+    spares._gpus = gpus
+    looking = asyncio.create_task(spares.look(pids.copy))
+    await gpus.asked.wait()
+    if round_ends:
+        pids.clear()
+    gpus.answers.set()
+    await looking
+    found = bool(spares.pids)
+    spares.kill()
+    while spares.pids:
+        await asyncio.sleep(0.01)
+    return found
+
+
 async def main(script: Path) -> dict[str, object]:
     prctl.set_child_subreaper()
     node = settings(script)
@@ -114,6 +149,9 @@ async def main(script: Path) -> dict[str, object]:
         await spares.fork(0, "cpu")
         await asyncio.sleep(0.01)
     await ready(spares)
+    seen["forked where the driver is slow"] = [
+        await forked(node, starters, round_ends=ends) for ends in (False, True)
+    ]
     seen["after one that hung"] = await after(node, starters, "hangs", late=True)
     seen["after one that died"] = await after(node, starters, "dies")
     (waiting,) = spares.pids

@@ -83,6 +83,7 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
     seen = json.loads(done.stdout)
     pid = seen.pop("pid")
     assert seen == {
+        "forked where the driver is slow": [True, False],  # but not once its round is over
         "after one that hung": True,
         "after one that died": True,
         "taken after its death": False,

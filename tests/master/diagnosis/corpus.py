@@ -1,7 +1,7 @@
 """The labelled failures under corpus/: what the master heard of each, and what had happened.
 
 `load("known")` is for whoever writes a classifier, `load("held_out")` for who judges it, and for
-nobody before. `python -m tests.master.diagnosis.corpus FILE...` adds cases (JSON, one or a list) and
+nobody before; `load("devices")` came after it was written. `python -m tests.master.diagnosis.corpus FILE...` adds cases (JSON, one or a list) and
 splits anew: which side a case is on follows from its label and a hash of its id.
 """
 
@@ -25,6 +25,8 @@ MAX_TEXT = 4096
 
 Side = Literal["known", "held_out"]
 SIDES: tuple[Side, Side] = ("known", "held_out")
+DEVICES: Literal["devices"] = "devices"
+"""Recorded on GPUs, on no side."""
 
 LABELS: Mapping[str, str] = ACTIONS
 """Every label, and what an operator does about it; two that call for the same would be one."""
@@ -64,8 +66,8 @@ class Case:
         return same and self.culprit.rank in (None, first.failure.rank)
 
 
-def load(side: Side, folder: Path = FOLDER) -> tuple[Case, ...]:
-    """All cases of one side. Raises CorpusError."""
+def load(side: Side | Literal["devices"], folder: Path = FOLDER) -> tuple[Case, ...]:
+    """All cases of one side, or those of devices. Raises CorpusError."""
     cases: list[Case] = []
     for path in sorted((folder / side).glob("*.jsonl")):
         for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -166,7 +168,8 @@ def save(bodies: Iterable[Mapping[str, Any]], folder: Path = FOLDER) -> None:
 
 def main(paths: list[str]) -> None:
     bodies = {}
-    for path in [*sorted(FOLDER.glob("*/*.jsonl")), *map(Path, paths)]:
+    split_before = [path for side in SIDES for path in (FOLDER / side).glob("*.jsonl")]
+    for path in [*sorted(split_before), *map(Path, paths)]:
         text = path.read_text()
         found = [json.loads(x) for x in text.splitlines()] if path.suffix == ".jsonl" else None
         loaded = json.loads(text) if found is None else found

@@ -21,6 +21,8 @@ class Plan:
     """Seconds that the failing rank takes to exit, its process group closed."""
     late: float = 0.0
     """Seconds by which what the culprit's node tells is late at the master."""
+    after: float = 7.0
+    """Seconds for which the rest is listened to, once the first failure was heard."""
     timeout: float = 30.0
     """Of the process group, in seconds."""
     flags: tuple[str, ...] = ()
@@ -44,6 +46,7 @@ class Plan:
     """The network between the nodes is cut once all ranks train; each node has a namespace."""
     cwd_gone: bool = False
     environ: tuple[tuple[str, str], ...] = ()
+    cuda: bool = False
 
     @property
     def id(self) -> str:
@@ -53,6 +56,7 @@ class Plan:
         parts += [f"s{self.signal}"] if self.signal else []
         parts += [name for name in ("linger", "late", "silent", "spawn") if getattr(self, name)]
         parts += ["debug"] if self.environ else []
+        parts += ["cuda"] if self.cuda else []
         return "-".join(part.replace("_", "-") for part in parts if part)
 
 
@@ -263,3 +267,30 @@ PLANS: list[Plan] = [
     Plan(fault="", label="start_failed", kind="program", entry="./no-execute.sh"),
 ]  # fmt: skip
 """In the order in which they are run."""
+
+
+def _on_devices(label: str, fault: str, variant: int = 0, **more: object) -> Plan:
+    """Ranks with a GPU each, over NCCL."""
+    wanted = {"nodes": (1, 1), "on": 1, "timeout": 10.0, **more}
+    flags = ("--device=cuda", *(("--alone",) if wanted["nodes"] == (1,) else ()))
+    return Plan(fault=fault, variant=variant, label=label, flags=flags, cuda=True, **wanted)  # type: ignore[arg-type]
+
+
+DEVICE_PLANS: list[Plan] = [
+    _on_devices("device_oom", "out_of_memory", nodes=(1,), on=0),
+    _on_devices("device_oom", "out_of_memory", 1, nodes=(2,)),
+    _on_devices("device_oom", "out_of_memory", on=0, late=2.0),
+    _on_devices("device_assert", "index_out_of_range", nodes=(1,), on=0),
+    _on_devices("device_assert", "index_out_of_range", 1),
+    _on_devices("device_assert", "index_out_of_range", nodes=(2,), on=0),
+    _on_devices("device_illegal_access", "illegal_access", nodes=(1,), on=0),
+    _on_devices("device_illegal_access", "illegal_access", nodes=(2,)),
+    _on_devices("peer_hung", "hangs"),
+    _on_devices("peer_hung", "hangs", 1, nodes=(2,), on=0),
+    _on_devices("peer_hung", "hangs", 2, on=0),
+    _on_devices("killed", "waits", signal=9, after=120.0),
+    _on_devices("script_error", "value_error", after=120.0),
+    _on_devices("script_error", "value_error", 1, nodes=(2,), on=0, after=120.0),
+    _on_devices("node_lost", "waits", signal=9, silent=True),
+]
+"""What needs two GPUs, whose failures are kept in a folder of their own: the verdicts were tuned before there were any."""

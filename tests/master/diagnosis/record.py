@@ -1,9 +1,9 @@
-"""`python -m tests.master.diagnosis.record FOLDER [WORD]`: run jobs that fail, and keep how.
+"""`python -m tests.master.diagnosis.record FOLDER [WORD] [--cuda]`: run jobs that fail, and keep how.
 
 Every plan of plans.py (those with WORD in their id) is run with the agent's own parts, a few nodes
 in this one process: real starters, real ranks, real stores, and `Ranks.failure` for what the master
 hears. Needs Linux, root, a C compiler and version 1 of the memory cgroup; it runs in namespaces of
-its own. Writes FOLDER/ID.json for each.
+its own. Writes FOLDER/ID.json for each. --cuda: what needs two GPUs, and nothing but these.
 """
 
 import argparse
@@ -38,20 +38,21 @@ from elastic.proto.security import Security
 from tests.master.diagnosis import native
 from tests.master.diagnosis.machine import Kernel, limited
 from tests.master.diagnosis.networks import Networks
-from tests.master.diagnosis.plans import PLANS, Plan
+from tests.master.diagnosis.plans import DEVICE_PLANS, PLANS, Plan
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[3]
-AFTER = 7.0
-"""Seconds for which the rest is listened to, once the first failure was heard."""
-MOST = 45.0
+MOST, MOST_CUDA = 45.0, 150.0
+"""Seconds until it is heard; torch's watchdog of NCCL waits for others' records before it ends a process."""
 
 
 def environment() -> dict[str, str]:
     """Ours, without what tells where we run."""
     drop = ("PYTEST_", "ELASTIC_", "PYTHON", "OMP_", "VIRTUAL_ENV", "TORCH")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
-    return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ours = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return kept | ours | {"PYTHONPATH": path}
 
 
 def settings(name: str, slots: int, folder: Path, plan: Plan) -> AgentSettings:
@@ -170,10 +171,10 @@ class Case:
             await asyncio.gather(*starting)
             acting = asyncio.create_task(self._act(store))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(MOST):
+                async with asyncio.timeout(MOST_CUDA if plan.cuda else MOST):
                     await self._first.wait()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(AFTER):
+                async with asyncio.timeout(plan.after):
                     await self._over.wait()
                     await asyncio.sleep(max(0.0, plan.late) + 0.1)
             acting.cancel()
@@ -196,7 +197,8 @@ class Case:
 
     def _prepare(self) -> None:
         shutil.copytree(SCRIPTS, self._folder / "job")
-        native.build(self._folder / "job")
+        if not self._plan.cuda:
+            native.build(self._folder / "job")
         if self._plan.logs_full:
             for number in range(len(self._plan.nodes)):
                 disk = self._folder / "logs" / f"node-{number}"
@@ -256,6 +258,7 @@ class Case:
 
     def _hear(self, node: str, told: pb.RankFailure) -> None:
         failure = dataclasses.asdict(messages.failure(told))
+        del failure["kernel_log"]  # a case has that of each host
         at = round(self._loop.time() - self._began, 3)
         self._heard.append({"node_id": node, "at": at} | failure)
         self._first.set()
@@ -290,7 +293,7 @@ class Case:
             culprit = {"node_id": "node-0", "rank": None} if plan.kills_store else None
         if plan.label == "node_lost":
             culprit = {"node_id": self._culprit, "rank": None}
-        said = [f"torch {version('torch')}, Gloo, Python {platform.python_version()}"]
+        said = [f"torch {version('torch')}, {_backend(plan)}, Python {platform.python_version()}"]
         said += [f"{len(plan.nodes)} nodes of {plan.nodes} ranks in one process"]
         if plan.late:
             said.append(f"what {self._culprit} tells comes {plan.late:g} s late")
@@ -329,6 +332,15 @@ class Case:
         return re.sub(r"/process_api/[0-9a-f]+/elastic-record", "/job", text)
 
 
+def _backend(plan: Plan) -> str:
+    if not plan.cuda:
+        return "Gloo"
+    import torch
+
+    found = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return f"CUDA {torch.version.cuda}, NCCL {found}, {torch.cuda.get_device_name()}"
+
+
 def _ignore(rank: Rank, message: link.Message) -> None:
     """No message of a rank's matters here."""
 
@@ -350,18 +362,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("word", nargs="?", default="")
+    parser.add_argument("--cuda", action="store_true", help="the plans that need two GPUs")
     parser.add_argument("--inside", action="store_true", help="we are in our namespaces")
     parser.add_argument("--limited", action="store_true", help="run the one plan in a cgroup")
     args = parser.parse_args()
     module = [sys.executable, "-m", __spec__.name]
-    if not args.inside:
+    if not args.inside and not args.cuda:
         command = ["unshare", "--mount", "--net", *module, *sys.argv[1:], "--inside"]
         raise SystemExit(subprocess.run(command, check=False).returncode)
     for number in (signal.SIGINT, signal.SIGHUP):  # ranks inherit what we ignore
         signal.signal(number, signal.SIG_DFL)
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    if args.inside:
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     args.out.mkdir(parents=True, exist_ok=True)
-    chosen = [p for p in PLANS if args.word in p.id and not (args.out / f"{p.id}.json").exists()]
+    plans = DEVICE_PLANS if args.cuda else PLANS
+    chosen = [p for p in plans if args.word in p.id and not (args.out / f"{p.id}.json").exists()]
     if args.limited:
         chosen = [plan for plan in chosen if plan.id == args.word]
     size = chosen[0].memory if args.limited else 0

@@ -11,7 +11,7 @@ from elastic.master.diagnosis import Diagnosis, Host, diagnose
 from elastic.master.events import Failed, NodeId, RankFailure
 from elastic.master.reading import Observed, Weight, ends, read
 from elastic.master.symptoms import ACTIONS
-from tests.master.diagnosis.corpus import Case, load
+from tests.master.diagnosis.corpus import DEVICES, Case, load
 
 A, B = NodeId("node-0"), NodeId("node-1")
 CLOSED = "[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:25513."
@@ -58,6 +58,13 @@ def test_of_the_cases_held_out_90_of_100_are_right() -> None:
     named, placed = wrong(cases)
     assert len(named) <= 0.1 * len(cases), f"{len(named)} of {len(cases)} are named wrongly"
     assert len(placed) <= 0.1 * len(cases), f"{len(placed)} of {len(cases)} are placed wrongly"
+
+
+def test_what_was_recorded_on_devices_is_right() -> None:
+    cases = load(DEVICES)
+    assert {case.label for case in cases} >= {"device_oom", "device_assert"}
+    assert wrong(cases) == ([], [])
+    assert wrong([as_told(case) for case in cases]) == ([], [])
 
 
 def test_every_verdict_has_evidence() -> None:

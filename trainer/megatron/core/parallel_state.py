@@ -23,7 +23,7 @@ def _group(axis: str) -> dist.ProcessGroup:
     laid = current().laid
     if laid is None:
         raise UsageError("there are groups of ranks once the model is laid out, not before")
-    return laid.mesh[axis].get_group()
+    return laid.group(axis)
 
 
 # --- how many, and which of them -----------------------------------------------------------------

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 
-MODULES = ("faults_python", "faults_data", "faults_system", "faults_group")
+MODULES = ("faults_python", "faults_data", "faults_system", "faults_group", "faults_device")
 
 
 def find(name: str) -> object:
@@ -36,6 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--variant", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     return parser.parse_args()
 
@@ -79,7 +80,12 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
+    backend = "gloo"
+    if args.device == "cuda":  # ranks of several nodes share one machine
+        backend = "nccl"
+        torch.cuda.set_device(rank)
+        torch.set_default_device("cuda")
+    dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))
     torch.manual_seed(rank)
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
