@@ -115,7 +115,13 @@ class Supplied:
         self._there.fold(
             ev.Removed(
                 tuple(
-                    ev.Removal(node_id=NodeId(name), cause=_charged(verdict), reason=verdict.reason)
+                    ev.Removal(
+                        node_id=NodeId(name),
+                        cause=_charged(verdict),
+                        reason=verdict.reason,
+                        exit_code=verdict.exit_code,
+                        out_of_memory=verdict.cause is PodCause.OOM,
+                    )
                     for name, verdict in gone
                 )
             )

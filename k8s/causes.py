@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from elastic.k8s.observed import Pod
@@ -88,6 +88,8 @@ class Verdict:
     """One sentence."""
     rule: str = ""
     """Name of the user's rule that decided."""
+    exit_code: int | None = None
+    """Of its container."""
 
     @property
     def proof(self) -> bool:
@@ -192,16 +194,13 @@ def judge(
     """Of a pod that is over, that is being deleted by others, or (`gone`) that is no longer there. step: the job's
     last."""
     told = from_json(pod.last_words)
-    verdict = _own(pod, told, past, step, gone=gone)
+    verdict = replace(_own(pod, told, past, step, gone=gone), exit_code=pod.exit_code)
     for rule in rules if verdict.cause is not Cause.COMPLETED else ():
         if _matches(rule, pod, verdict.cause):
             counts = verdict.counts if rule.counts is None else rule.counts
-            return Verdict(
-                cause=verdict.cause,
-                action=rule.action,
-                counts=counts,
-                reason=f"{verdict.reason} (rule {rule.name})",
-                rule=rule.name,
+            reason = f"{verdict.reason} (rule {rule.name})"
+            return replace(
+                verdict, action=rule.action, counts=counts, reason=reason, rule=rule.name
             )
     return verdict
 

@@ -38,6 +38,8 @@ class Ending:
     """How the job ended with it; empty: it went on."""
     left: str = ""
     """Of the budget that it was charged to, in words."""
+    removed: tuple[ev.Removal, ...] = ()
+    """Nodes of it that the cluster knows to be gone, as far as their containers' exit codes are known."""
 
     @property
     def failed(self) -> bool:
@@ -69,7 +71,20 @@ def endings(job: Job, entries: Iterable[tuple[Event, float]], policy: Policy) ->
             found[ended.number] = told
         if ending := ending_of(before, job, event, now, hung, own or policy):
             found[ending.round] = ending
+        if isinstance(event, ev.Removed) and found:
+            found[max(found)] = _exited(found[max(found)], event)
     return list(found.values())
+
+
+def _exited(ending: Ending, event: ev.Removed) -> Ending:
+    """It may be heard of a machine's end only once the round has ended of it."""
+    known = {one.node_id for one in ending.removed}
+    more = [
+        one
+        for one in event.nodes
+        if one.exit_code and one.node_id in ending.nodes and one.node_id not in known
+    ]
+    return replace(ending, removed=(*ending.removed, *more))
 
 
 def ending_of(
@@ -136,7 +151,7 @@ def verdict(ending: Ending) -> Diagnosis | None:
             evidence=tuple(filter(None, (hung.reason, hung.place))),
             confidence=CERTAIN if hung.ranks else LIKELY,
         )
-    if ending.cause in (Cause.NODE_LOST, Cause.AGENT_LOST):
+    if ending.cause in (Cause.NODE_LOST, Cause.AGENT_LOST) and not ending.removed:
         lost = [n for n in ending.nodes if n in ending.reason.replace(",", " ").split()]
         return Diagnosis(
             label="node_lost",
@@ -145,15 +160,20 @@ def verdict(ending: Ending) -> Diagnosis | None:
             evidence=(ending.reason,),
             confidence=CERTAIN,
         )
-    if not ending.failures:
+    if not ending.failures and not ending.removed:
         return None
     return diagnose(ending.failures, {node_id: _host(ending, node_id) for node_id in ending.nodes})
 
 
 def _host(ending: Ending, node_id: NodeId) -> Host:
-    """What its kernel recorded: each rank that fails tells of it."""
+    """What its kernel recorded, of which each rank that fails tells, and how its container ended."""
     told = (o.failure.kernel_log for o in ending.failures if o.node_id == node_id)
-    return Host(kernel_log=tuple(dict.fromkeys(chain.from_iterable(told))))
+    gone = next((one for one in ending.removed if one.node_id == node_id), None)
+    return Host(
+        kernel_log=tuple(dict.fromkeys(chain.from_iterable(told))),
+        container_exit=gone.exit_code if gone else None,
+        container_oom=gone is not None and gone.out_of_memory,
+    )
 
 
 def document(ending: Ending) -> dict[str, Any]:

@@ -28,6 +28,9 @@ class Host:
     kernel_log: tuple[str, ...] = ()
     """Lines since the round began."""
     container_exit: int | None = None
+    """None: it has one no more, or that is not known."""
+    container_oom: bool = False
+    """There is a record that it was ended for want of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +134,12 @@ def _by_container(readings: Sequence[Reading], hosts: Mapping[NodeId, Host]) -> 
         assert code is not None
         told = next((r for r in readings if r.observed.node_id == node_id), None)
         label = _CONTAINER.get(code, "crash" if code > 128 else "script_error")
-        if told and told.label not in ("start_failed", "network", "peer_hung"):
+        if host.container_oom:
+            label = "cgroup_oom"
+        elif told and told.label not in ("start_failed", "network", "peer_hung"):
             label = told.label
-        line = f"the container of {node_id} exited with {code}"
+        record = ", ended for want of memory" if host.container_oom else ""
+        line = f"the container of {node_id} exited with {code}{record}"
         evidence = _evidence(line, [told] if told else readings)
         return _verdict(label, node_id, None, evidence, LIKELY)
     return None

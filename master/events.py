@@ -340,6 +340,10 @@ class Removal:
     cause: str
     """A `Cause`: who pays for it."""
     reason: str
+    exit_code: int | None = None
+    """Of its container, where that is known."""
+    out_of_memory: bool = False
+    """There is a record that its container was ended for want of memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,11 @@
 """What `elasticctl why` says of a round's end."""
 
+import pytest
+
 from elastic.master import events as ev
 from elastic.master.account import Ending, chosen, document, endings, paragraph
 from elastic.master.events import Event, NodeId
+from elastic.master.recovery import Cause
 from tests.master.builders import (
     BUG,
     CLOSED,
@@ -88,6 +91,29 @@ def test_a_lost_node() -> None:
     assert (found["label"], found["node"], found["rank"]) == ("node_lost", "b", None)
     assert "the node itself on b" in paragraph(told)
     assert "faults left" in paragraph(told)
+
+
+@pytest.mark.parametrize("heard_first", [True, False])
+@pytest.mark.parametrize(
+    ("code", "out_of_memory", "label"),
+    [(128, False, "no_device"), (137, True, "cgroup_oom"), (137, False, "killed"), (None, False, "node_lost")],
+)  # fmt: skip
+def test_a_node_whose_container_ended(
+    code: int | None, out_of_memory: bool, label: str, heard_first: bool
+) -> None:
+    """The cluster tells of it, before its agent is found to be gone or after."""
+    removal = ev.Removal(
+        node_id=NodeId("b"), cause=Cause.NODE_LOST, reason="pod b is gone", exit_code=code,
+        out_of_memory=out_of_memory,
+    )  # fmt: skip
+    gone = (ev.Removed((removal,)), 20.2)
+    lost = [(detached("b"), 20.0), (knocked("b", ev.KnockAnswer.GONE), 20.1)]
+    (told,) = accounts(running("a", "b"), *([gone] if heard_first else [*lost, gone]))
+    found = document(told)
+    assert (found["label"], found["node"], found["rank"]) == (label, "b", None)
+    if code is not None:
+        words = f"the container of b exited with {code}"
+        assert found["evidence"][0] == words + ", ended for want of memory" * out_of_memory
 
 
 def test_nothing_failed() -> None:
