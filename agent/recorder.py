@@ -75,11 +75,18 @@ def _serve(end: "socket.socket") -> None:
 
 
 def told() -> "Told":
-    """Its collectives, its stacks and its device; less than `DATAGRAM` bytes of JSON."""
+    """Its collectives, its transfers, its stacks and its device; less than `DATAGRAM` bytes of JSON."""
     from elastic.agent.device_times import on_device
+    from elastic.agent.waits import transfers
     from elastic.proto.looks import Told
 
-    return Told(collectives=tuple(last_collectives()), threads=stacks(), on_device=on_device())
+    counted = None
+    with contextlib.suppress(Exception):  # it reads tables of torch's own
+        counted = transfers()
+    return Told(
+        collectives=tuple(last_collectives()), threads=stacks(), on_device=on_device(),
+        transfers=counted,
+    )  # fmt: skip
 
 
 def last_collectives() -> Iterator["Collective"]:

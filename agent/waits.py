@@ -4,6 +4,8 @@ What Python waits in is timed: `Work.wait`, and the broadcast of buffers that DD
 backward pass C++ waits, DDP's reducer for its last buckets, and what that takes is the time in which the kernel did
 not want to run the thread: on a CPU whatever it computes keeps it running or waiting for a core. A host of GPUs
 waits for no collective; there it is the device whose waits are told (`device_times.py`).
+
+Sends and receives are counted, by whom they are to and from: torch's flight recorder sees none of Gloo's.
 """
 
 import functools
@@ -13,11 +15,20 @@ import threading
 import zlib
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elastic.proto.page import STAGE, WAITED_NS, PageWriter
 
+if TYPE_CHECKING:
+    from elastic.proto.looks import Transfers
+
 C10D = "torch._C._distributed_c10d"
+MOST_PEERS = 64
+"""Of whom it is told."""
+ANYBODY = -1
+_counts: dict[tuple[str, str, int], int] = {}
+"""Calls, by process group, way and the other's number in the group."""
+_counting = threading.Lock()
 
 
 def follow(page: PageWriter) -> None:
@@ -32,6 +43,8 @@ def follow(page: PageWriter) -> None:
     for way, rank in (("send", "dstRank"), ("recv", "srcRank")):
         function = getattr(library.ProcessGroup, way)
         setattr(library.ProcessGroup, way, clock.noted(function, way, rank))
+    anyones = library.ProcessGroup.recv_anysource
+    library.ProcessGroup.recv_anysource = _counted(anyones)
 
 
 class _Clock:
@@ -100,14 +113,60 @@ class _Clock:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            found = function(*args, **kwargs)
             peer: int = kwargs[rank] if rank in kwargs else args[2]  # behind group and tensors
+            _count(args[0], way, peer)
+            found = function(*args, **kwargs)
             if (way, peer) not in self._stage and self._counts():
                 self._stage.add((way, peer))
                 self._words[STAGE] = zlib.crc32(repr(sorted(self._stage)).encode()) | 1 << 32
             return found
 
         return call
+
+
+def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What it takes may be anybody's."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _count(args[0], "recv", ANYBODY)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _count(group: Any, way: str, peer: int) -> None:
+    key = (group.group_name, way, peer)
+    with _counting:
+        _counts[key] = _counts.get(key, 0) + 1
+
+
+def transfers() -> "tuple[Transfers, ...] | None":
+    """All there were; None where it took anybody's, or too many have a part in them."""
+    from elastic.proto.looks import Transfers
+
+    module: Any = sys.modules["torch.distributed.distributed_c10d"]
+    known = {
+        group.group_name: ranks
+        for group, ranks in [*module._world.pg_group_ranks.items()]
+        if not isinstance(group, int)  # one that it is no member of
+    }
+    with _counting:
+        counts = dict(_counts)
+    found: dict[int, dict[str, int]] = {}
+    for (name, way, peer), count in counts.items():
+        numbers = {in_group: number for number, in_group in known.get(name, {}).items()}
+        if numbers and peer not in numbers:
+            return None
+        if numbers:  # else the group is gone
+            one = found.setdefault(numbers[peer], {"send": 0, "recv": 0})
+            one[way] += count
+    if len(found) > MOST_PEERS:
+        return None
+    return tuple(
+        Transfers(peer=peer, sent=one["send"], received=one["recv"])
+        for peer, one in sorted(found.items())
+    )
 
 
 def _has_gpus() -> bool:

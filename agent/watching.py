@@ -131,7 +131,10 @@ class Watching:
             look = await ask(look, rank.stacks, deadline=deadline)
         look = brief(look)
         if told is not None:
-            look = replace(look, collectives=told.collectives, on_device=told.on_device)
+            look = replace(
+                look, collectives=told.collectives, on_device=told.on_device,
+                transfers=told.transfers,
+            )  # fmt: skip
         return look
 
 

@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from elastic.master.activity import Activity, Doing, OnDevice, is_native, moved, worked
 from elastic.master.events import NodeId
@@ -22,6 +23,8 @@ from elastic.master.tree import Call, bare, merge, odd, ranges, render
 
 LONG, LONG_PATIENCES = 60.0, 20
 """Seconds, and patiences, that a round may stand still for a reason; the larger of them."""
+MOST_OWED = 3
+"""Sends and receives that a verdict names."""
 UNSTEPPED_PATIENCES = 10
 """The same of a round without a step, whose patience is a minute."""
 FOREVER = 600.0
@@ -87,6 +90,8 @@ class Seen:
     cpu: float = 0.0
     """Seconds of it that its main thread used."""
     on_device: OnDevice = OnDevice.UNKNOWN
+    transfers: Mapping[int, tuple[int, int]] | None = None
+    """By rank, how often it has sent to it, and asked to receive from it; None: it did not answer, or does not know."""
     kernel: tuple[str, ...] = ()
     """Of a rank in state D: the kernel's functions, innermost first."""
 
@@ -266,7 +271,9 @@ def _newest(looks: tuple[Seen, ...]) -> Seen:
     """The last look; what it has issued as it told before, where it did not answer now and has not moved since."""
     last = looks[-1]
     told = next((look for look in reversed(looks) if look.collectives is not None), last)
-    return last if _moved((told, last)) else replace(last, collectives=told.collectives)
+    if _moved((told, last)):
+        return last
+    return replace(last, collectives=told.collectives, transfers=told.transfers)
 
 
 def _goes_on(before: Seen, after: Seen) -> bool:
@@ -300,6 +307,10 @@ def _all_wait(last: Mapping[int, Seen], quiet: float, patience: Patience) -> Fou
     odd = _odd(last, ignoring=quiet >= patience.long)
     if odd and (quiet >= patience.long or not any(patience.named(s) for s in last.values())):
         return _found(odd, last, "waits apart")
+    owed = _owed(last, ignoring=quiet >= patience.long)
+    if owed and (quiet >= patience.long or not any(patience.named(s) for s in last.values())):
+        found = _found([last[rank] for rank in _owing(owed)], last, "waits apart")
+        return replace(found, reason=f"{found.reason}; {_in_words(owed)}")
     late = _not_begun(last)
     if late and quiet >= max(patience.of_device(s) for s in late):
         found = _found(late, last, "does not go on", soft=True)
@@ -325,11 +336,15 @@ def _moved(looks: tuple[Seen, ...]) -> bool:
     first = looks[0]
     for look in looks[1:]:
         both = look.collectives is not None and first.collectives is not None
-        if look.ticks != first.ticks or (both and look.collectives != first.collectives):
+        if look.ticks != first.ticks or (both and _issued(look) != _issued(first)):
             return True
         if look.stack and first.stack and moved(first.stack, look.stack):
             return True
     return False
+
+
+def _issued(seen: Seen) -> tuple[object, object]:
+    return seen.collectives, seen.transfers
 
 
 def _held(looks: tuple[Seen, ...]) -> bool:
@@ -387,6 +402,62 @@ def _odd(last: Mapping[int, Seen], *, ignoring: bool) -> list[Seen]:
             if count > second + silent or not silent:
                 return [last[rank] for rank in (few if count > second else pending)]
     return []
+
+
+Owed = Mapping[int, Mapping[int, str]]
+"""By a rank that waits for a send or a receive, who has not done its part yet; and that in words."""
+
+
+def _owed(last: Mapping[int, Seen], *, ignoring: bool) -> Owed:
+    """Who has a collective that is not over may wait in that, and is owed nothing. ignoring: ranks that did not tell;
+    else nothing is said where there are any."""
+    if not ignoring and any(one.transfers is None for one in last.values()):
+        return {}
+    owed: dict[int, dict[int, str]] = {}
+    for rank, seen in last.items():
+        if seen.collectives is None or not all(one.p2p for one in seen.pending):
+            continue
+        for peer, (sent, received) in (seen.transfers or {}).items():
+            its = last[peer].transfers if peer in last else None
+            if its is None:
+                continue
+            back, taken = its.get(rank, (0, 0))
+            if received > back:
+                words = f"rank {rank} receives number {received} from rank {peer}, which has sent {back}"
+            elif sent > taken:
+                words = (
+                    f"rank {rank} sends number {sent} to rank {peer}, which has received {taken}"
+                )
+            else:
+                continue
+            owed.setdefault(rank, {})[peer] = words
+    return owed
+
+
+def _owing(owed: Owed) -> set[int]:
+    """Who is owed nothing itself; else those who wait for one another in a circle."""
+    every = {peer for peers in owed.values() for peer in peers}
+    return every - owed.keys() or {rank for rank in owed if rank in _behind(owed, rank)}
+
+
+def _behind(owed: Owed, rank: int) -> set[int]:
+    """For whom it waits, and those for others, and so on."""
+    found: set[int] = set()
+    left = [*owed.get(rank, ())]
+    while left:
+        if (peer := left.pop()) not in found:
+            found.add(peer)
+            left += owed.get(peer, ())
+    return found
+
+
+def _in_words(owed: Owed) -> str:
+    """Some of what those owe who make it hang."""
+    owing = _owing(owed)
+    said = (
+        words for _, peers in sorted(owed.items()) for peer, words in peers.items() if peer in owing
+    )
+    return "; ".join(islice(said, MOST_OWED))
 
 
 def _not_begun(last: Mapping[int, Seen]) -> list[Seen]:

@@ -379,6 +379,9 @@ def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
         cpu=look.main_cpu_seconds,
         kernel=tuple(line.partition("+")[0] for line in look.kernel_stack),
         on_device=OnDevice(look.on_device.value),
+        transfers=None
+        if look.transfers is None
+        else {one.peer: (one.sent, one.received) for one in look.transfers},
         collectives=None
         if issued is None
         else tuple(

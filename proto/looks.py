@@ -95,6 +95,17 @@ class Collective:
     done: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """What a rank has sent to another one, and asked of it, over all of its process groups: numbers of calls."""
+
+    peer: int
+    """Its number in the job."""
+    sent: int
+    received: int
+    """Also what has not come yet."""
+
+
 class OnDevice(Enum):
     """What a rank's device does with what its script has given it."""
 
@@ -115,6 +126,8 @@ class Told:
     threads: tuple[Thread, ...]
     """As `fit` has them."""
     on_device: OnDevice = OnDevice.UNKNOWN
+    transfers: tuple[Transfers, ...] | None = None
+    """None: they cannot be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +162,7 @@ class Look:
     collectives: tuple[Collective, ...] | None = None
     """None: it did not say."""
     on_device: OnDevice = OnDevice.UNKNOWN
+    transfers: tuple[Transfers, ...] | None = None
 
 
 def frame(function: object, file: object, line: object = 0) -> Frame:

@@ -19,7 +19,7 @@ import torch, torch.distributed as dist
 rank, folder = int(sys.argv[1]), sys.argv[2]
 writer = page.PageWriter.claim(page.create(), os.getpid())
 waits.follow(writer)
-dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=int(sys.argv[3]))
 def waited():
     return writer.words[page.WAITED_NS] / 1e9
 def is_late():
@@ -29,7 +29,7 @@ def is_late():
         pass
 """
 END = """
-print(json.dumps({"waited": waited(), "stage": writer.words[page.STAGE]}))
+print(json.dumps({"waited": waited(), "stage": writer.words[page.STAGE], "counted": globals().get("counted")}))
 dist.barrier()
 """
 COLLECTIVE = "is_late()\ndist.all_reduce(torch.ones(1))\n"
@@ -72,19 +72,40 @@ if rank:
 else:
     group.send([torch.ones(1)], dstRank=1, tag=0).wait()
 """
+COUNTED = """
+late = dist.new_group([1, 2])
+gone = dist.new_group([0, 1])
+def pass_on(source, target, group=None):
+    if rank == source:
+        dist.send(torch.ones(1), target, group=group)
+    elif rank == target:
+        dist.recv(torch.ones(1), source, group=group)
+for _ in range(3):
+    pass_on(0, 1)
+pass_on(2, 1, late)
+pass_on(1, 2)
+if rank < 2:
+    pass_on(0, 1, gone)
+    dist.destroy_process_group(gone)
+counted = [[one.peer, one.sent, one.received] for one in waits.transfers()]
+if rank == 1:
+    dist.recv(torch.ones(1))
+pass_on(0, -1 if rank else 1)
+counted.append(waits.transfers() is None)
+"""
 
 
-def told(folder: Path, script: str) -> Sequence[dict[str, Any]]:
-    """By two ranks."""
+def told(folder: Path, script: str, size: int = 2) -> Sequence[dict[str, Any]]:
+    """By so many ranks."""
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", BEGIN + script + END, str(rank), str(folder)],
+            [sys.executable, "-c", BEGIN + script + END, str(rank), str(folder), str(size)],
             stdout=subprocess.PIPE, text=True, cwd=ROOT,
         )
-        for rank in range(2)
+        for rank in range(size)
     ]  # fmt: skip
     said = [rank.communicate()[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert [rank.returncode for rank in ranks] == [0] * size
     return [json.loads(text.splitlines()[-1]) for text in said]
 
 
@@ -108,3 +129,13 @@ def test_other_threads_and_forks_wait_for_themselves(tmp_path: Path) -> None:
 def test_stages_of_a_pipeline_are_known_by_whom_they_send_to(tmp_path: Path, script: str) -> None:
     first, last = told(tmp_path, script)
     assert 0 != first["stage"] != last["stage"] != 0
+
+
+def test_sends_and_receives_are_counted_by_peer(tmp_path: Path) -> None:
+    """Over all groups that there are; a receive from anybody makes them unknown."""
+    counted = [one["counted"] for one in told(tmp_path, COUNTED, 3)]
+    assert counted == [
+        [[1, 3, 0], False],
+        [[0, 0, 3], [2, 1, 1], True],
+        [[1, 1, 1], False],
+    ]

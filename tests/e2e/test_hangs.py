@@ -65,6 +65,22 @@ def test_where_no_memory_may_be_read_they_tell_of_themselves(job: Job) -> None:
     assert "keep_the_gil" in (folder / "hang-3.txt").read_text()
 
 
+def test_who_does_not_send_and_who_wait_for_one_another(job: Job) -> None:
+    """All wait, and none of them in another collective than the others."""
+    start(job, "unsent:1", "cross:3")
+    job.wait_for_steps(4, after=2, count=5)
+    unsent, crossed = named(job, 1), named(job, 2)
+    assert re.search(r"rank 1 on node\d waits apart: .*rank 0 receives number 1 from rank 1, which has sent 0", unsent), (
+        job.events()
+    )  # fmt: skip
+    assert re.search(r"ranks 2-3 wait apart: .*rank 2 receives number 1 from rank 3, which has sent 0; rank 3 receives", crossed), (
+        job.events()
+    )  # fmt: skip
+    assert "no step for" in unsent
+    job.finish()
+    job.ends(0)
+
+
 def test_without_an_optimizer_there_is_a_last_resort(job: Job) -> None:
     """With a small floor, which makes it less patient; no step ever tells that the ranks go on."""
     hangs = ("by-hand-stop:3", "by-hand-skip:1")

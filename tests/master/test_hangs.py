@@ -407,6 +407,66 @@ def test_a_host_that_waits_for_its_device_may_be_in_any_line() -> None:
     assert ranks(*item, seen(3, Activity.PYTHON, collectives=receives)) is None
 
 
+def waiting_for(
+    rank: int, transfers: Mapping[int, tuple[int, int]] | None, *pending: Collective
+) -> Seen:
+    """By rank, what it has sent, and asked for."""
+    return seen(rank, name="wait_for_others", collectives=pending, transfers=transfers)
+
+
+def test_who_has_not_sent_what_another_waits_for_waits_apart() -> None:
+    """It is in a collective, as others are: no number tells it apart. The first has sent what is still on its way to 1."""
+    told = [
+        waiting_for(0, {1: (7, 3)}, REDUCE),
+        waiting_for(1, {0: (3, 6), 2: (40, 0)}, REDUCE),
+        waiting_for(2, {1: (0, 41), 3: (40, 0)}),
+        waiting_for(3, {2: (0, 41)}),
+    ]
+    one = found(*told)
+    assert one is not None
+    assert (one.ranks, one.machine, one.soft) == ((1,), False, False)
+    assert one.reason.endswith("; rank 2 receives number 41 from rank 1, which has sent 40")
+    assert ranks(*told, phases={0: "evaluate"}) is None
+    moving = {2: waiting_for(2, {1: (0, 40), 3: (40, 0)})}
+    assert ranks(*told, before=moving) is None
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_those_that_wait_for_one_another_wait_apart(sends: bool) -> None:
+    """The third waits for one of them, and the last for all."""
+    ahead = (5, 4) if sends else (4, 5)
+    told = [
+        waiting_for(0, {1: ahead}), waiting_for(1, {0: ahead, 2: (2, 0)}),
+        waiting_for(2, {1: (0, 3)}), waiting_for(3, {}, REDUCE),
+    ]  # fmt: skip
+    one = found(*told)
+    assert one is not None
+    assert one.ranks == (0, 1)
+    way = (
+        "sends number 5 to rank 1, which has received 4"
+        if sends
+        else "receives number 5 from rank 1, which has sent 4"
+    )
+    assert one.reason.count(f"; rank 0 {way}; rank 1 ") == 1
+
+
+def test_nobody_owes_what_is_on_its_way_or_is_not_waited_for() -> None:
+    """A receive that is begun ahead, while all wait in one collective; and messages of which both ends are begun."""
+    ahead = [waiting_for(0, {1: (0, 1)}, REDUCE), waiting_for(1, {}, REDUCE)]
+    slow = [waiting_for(0, {1: (0, 1)}), waiting_for(1, {0: (1, 0)})]
+    for told in (ahead, slow):
+        assert ranks(*told) is None
+        one = found(*told, quiet=LONG)
+        assert one is not None
+        assert (one.ranks, one.machine) == ((), True)
+
+
+def test_who_does_not_tell_of_transfers_may_have_had_a_part() -> None:
+    told = [waiting_for(0, {1: (0, 1)}), waiting_for(1, {}, REDUCE), waiting_for(2, None, REDUCE)]
+    assert ranks(*told) is None
+    assert ranks(*told, quiet=LONG) == (1,)
+
+
 def test_of_two_that_wait_apart_nobody_can_say_which() -> None:
     other = Collective(group="0", seq=41, op="gloo:barrier", sizes="[]", done=False)
     assert ranks(seen(0), seen(1, collectives=(other,))) == (0, 1)

@@ -129,10 +129,14 @@ def hang(model: torch.nn.Linear) -> None:
             keep_the_gil()
         case "sleep-with-gil":
             sleep_with_the_gil()
-        case "skip" | "nothing":  # skip: the others' barrier
+        case (
+            "skip" | "unsent" | "nothing"
+        ):  # skip: the others' barrier; unsent: what its neighbour takes
             pass
         case "mismatch":
             dist.broadcast(torch.zeros(3, device=DEVICE), src=RANK)
+        case "cross":  # each of the two waits for the other one's
+            dist.recv(torch.zeros(1, device=DEVICE), src=RANK ^ 1)
         case "kernel":  # its host goes on to the next thing that waits for the device
             torch.cuda._sleep(1 << 62)  # type: ignore[no-untyped-call]
         case "item":  # its host waits for it there
@@ -171,6 +175,8 @@ def main() -> None:
         model(batch.to(DEVICE)).sum().backward()
         if HANGS and step == STEP:
             hang(model)
+        if str(RANK ^ 1) == VICTIM and HOW in ("cross", "unsent") and step == STEP:
+            dist.recv(torch.zeros(1, device=DEVICE), src=RANK ^ 1)
         if HOW == "skip" and step == STEP and not HANGS:
             dist.barrier()
         for parameter in model.parameters():
