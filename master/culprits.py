@@ -308,9 +308,10 @@ def _all_wait(last: Mapping[int, Seen], quiet: float, patience: Patience) -> Fou
     if odd and (quiet >= patience.long or not any(patience.named(s) for s in last.values())):
         return _found(odd, last, "waits apart")
     owed = _owed(last, ignoring=quiet >= patience.long)
-    if owed and (quiet >= patience.long or not any(patience.named(s) for s in last.values())):
-        found = _found([last[rank] for rank in _owing(owed)], last, "waits apart")
-        return replace(found, reason=f"{found.reason}; {_in_words(owed)}")
+    owing = _owing(owed, last, ignoring=quiet >= patience.long)
+    if owing and (quiet >= patience.long or not any(patience.named(s) for s in last.values())):
+        found = _found([last[rank] for rank in owing], last, "waits apart")
+        return replace(found, reason=f"{found.reason}; {_in_words(owed, owing)}")
     late = _not_begun(last)
     if late and quiet >= max(patience.of_device(s) for s in late):
         found = _found(late, last, "does not go on", soft=True)
@@ -434,26 +435,45 @@ def _owed(last: Mapping[int, Seen], *, ignoring: bool) -> Owed:
     return owed
 
 
-def _owing(owed: Owed) -> set[int]:
-    """Who is owed nothing itself; else those who wait for one another in a circle."""
-    every = {peer for peers in owed.values() for peer in peers}
-    return every - owed.keys() or {rank for rank in owed if rank in _behind(owed, rank)}
+def _owing(owed: Owed, last: Mapping[int, Seen], *, ignoring: bool) -> set[int]:
+    """Ranks that wait for one another in a circle; of these who went on to a collective without its part of a
+    transfer, where somebody did. Where there is no circle, messages or a collective may be on their way, slowly.
+
+    ignoring: that; who owes and is owed nothing is named then.
+    """
+    if not owed:
+        return set()
+    waits = {rank: {*owed.get(rank, ()), *_late_for(rank, last)} for rank in last}
+    circle = {rank for rank in last if rank in _behind(waits, rank)}
+    if circle:
+        return circle - owed.keys() or circle
+    return {peer for peers in owed.values() for peer in peers} - owed.keys() if ignoring else set()
 
 
-def _behind(owed: Owed, rank: int) -> set[int]:
+def _late_for(rank: int, last: Mapping[int, Seen]) -> set[int]:
+    """Who has not begun a collective that this rank waits in, and is known to have a part in its group."""
+    begun = {one.group: one.seq for one in last[rank].pending if not one.p2p}
+    return {
+        other
+        for other, seen in last.items()
+        for one in seen.collectives or ()
+        if not one.p2p and one.seq < begun.get(one.group, 0)
+    }
+
+
+def _behind(waits: Mapping[int, Collection[int]], rank: int) -> set[int]:
     """For whom it waits, and those for others, and so on."""
     found: set[int] = set()
-    left = [*owed.get(rank, ())]
+    left = [*waits[rank]]
     while left:
-        if (peer := left.pop()) not in found:
-            found.add(peer)
-            left += owed.get(peer, ())
+        if (other := left.pop()) not in found:
+            found.add(other)
+            left += waits[other]
     return found
 
 
-def _in_words(owed: Owed) -> str:
-    """Some of what those owe who make it hang."""
-    owing = _owing(owed)
+def _in_words(owed: Owed, owing: Collection[int]) -> str:
+    """Some of what those owe."""
     said = (
         words for _, peers in sorted(owed.items()) for peer, words in peers.items() if peer in owing
     )

@@ -407,11 +407,14 @@ def test_a_host_that_waits_for_its_device_may_be_in_any_line() -> None:
     assert ranks(*item, seen(3, Activity.PYTHON, collectives=receives)) is None
 
 
+DONE = replace(REDUCE, seq=40, done=True)
+
+
 def waiting_for(
-    rank: int, transfers: Mapping[int, tuple[int, int]] | None, *pending: Collective
+    rank: int, transfers: Mapping[int, tuple[int, int]] | None, last: Collective = DONE
 ) -> Seen:
-    """By rank, what it has sent, and asked for."""
-    return seen(rank, name="wait_for_others", collectives=pending, transfers=transfers)
+    """transfers: by rank, what it has sent to it, and asked of it; last: what it has issued last in its group."""
+    return seen(rank, name="wait_for_others", collectives=(last,), transfers=transfers)
 
 
 def test_who_has_not_sent_what_another_waits_for_waits_apart() -> None:
@@ -424,7 +427,7 @@ def test_who_has_not_sent_what_another_waits_for_waits_apart() -> None:
     ]
     one = found(*told)
     assert one is not None
-    assert (one.ranks, one.machine, one.soft) == ((1,), False, False)
+    assert (one.ranks, one.machine, one.soft) == ((1,), False, False), one.reason
     assert one.reason.endswith("; rank 2 receives number 41 from rank 1, which has sent 40")
     assert ranks(*told, phases={0: "evaluate"}) is None
     moving = {2: waiting_for(2, {1: (0, 40), 3: (40, 0)})}
@@ -450,19 +453,28 @@ def test_those_that_wait_for_one_another_wait_apart(sends: bool) -> None:
     assert one.reason.count(f"; rank 0 {way}; rank 1 ") == 1
 
 
-def test_nobody_owes_what_is_on_its_way_or_is_not_waited_for() -> None:
-    """A receive that is begun ahead, while all wait in one collective; and messages of which both ends are begun."""
+def test_nobody_owes_what_is_on_its_way() -> None:
+    """A receive that is begun ahead while all wait in one collective; a message of which both ends are begun, and one that waits
+    behind it; a stage whose replicas are in a collective of theirs, all of them. After long who owes something is named."""
     ahead = [waiting_for(0, {1: (0, 1)}, REDUCE), waiting_for(1, {}, REDUCE)]
-    slow = [waiting_for(0, {1: (0, 1)}), waiting_for(1, {0: (1, 0)})]
-    for told in (ahead, slow):
+    slow = [
+        waiting_for(0, {1: (0, 1)}), waiting_for(1, {0: (0, 0), 2: (0, 4)}), waiting_for(2, {1: (4, 0)}),
+    ]  # fmt: skip
+    replicas = replace(REDUCE, group="dp")
+    behind = [waiting_for(0, {1: (0, 1)}), *(waiting_for(rank, {}, replicas) for rank in (1, 2))]
+    for told, whom in ((ahead, ()), (slow, (1,)), (behind, (1,))):
         assert ranks(*told) is None
         one = found(*told, quiet=LONG)
         assert one is not None
-        assert (one.ranks, one.machine) == ((), True)
+        assert (one.ranks, one.machine) == (whom, not whom), one.reason
 
 
 def test_who_does_not_tell_of_transfers_may_have_had_a_part() -> None:
-    told = [waiting_for(0, {1: (0, 1)}), waiting_for(1, {}, REDUCE), waiting_for(2, None, REDUCE)]
+    told = [
+        waiting_for(0, {1: (0, 1)}),
+        waiting_for(1, {}, REDUCE),
+        waiting_for(2, None, REDUCE),
+    ]
     assert ranks(*told) is None
     assert ranks(*told, quiet=LONG) == (1,)
 
