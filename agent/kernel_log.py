@@ -1,5 +1,5 @@
 """What the kernel has just logged that may have ended a rank: faults of our GPUs and of this machine, and processes
-that it killed for want of memory. Where we may not read its log, as in most containers, nothing."""
+that it killed for want of memory. Where we may not read its log, as in most containers, the Xids that NVML tells of."""
 
 import asyncio
 import contextlib
@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
+
+from elastic.agent.xids import Xids
 
 KERNEL_LOG = "/dev/kmsg"
 GPUS = Path("/proc/driver/nvidia/gpus")
@@ -36,10 +38,14 @@ class KernelLog:
         self._fd = -1
         self._heard = deque[tuple[float, str]](maxlen=64)
         """Lines that may matter, and when they came, in the loop's time: the kernel's own clock goes its own way."""
-        with contextlib.suppress(OSError):
+        self._xids: Xids | None = None
+        try:
             self._fd = open_log()
             os.lseek(self._fd, 0, os.SEEK_END)
             asyncio.get_running_loop().add_reader(self._fd, self._hear)
+        except OSError:
+            self.close()
+            self._xids = Xids()
 
     def _hear(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -55,10 +61,12 @@ class KernelLog:
     def lines(self, pids: Collection[int], *, struck: bool) -> list[str]:
         """What may have to do with a rank's end, oldest first; pids: our ranks'; struck: the OOM killer ended one of our
         cgroup, whose number the kernel may have otherwise."""
+        since, gpus = asyncio.get_running_loop().time() - AGE, _gpus()
+        if self._xids is not None:
+            return self._xids.lines(since)[:LINES]
         if self._fd < 0:
             return []
         self._hear()
-        since, gpus = asyncio.get_running_loop().time() - AGE, _gpus()
         lines = (line for at, line in self._heard if at >= since)
         return [x for x in lines if concerns(x, gpus, pids, struck=struck)][:LINES]
 
@@ -67,6 +75,8 @@ class KernelLog:
             asyncio.get_running_loop().remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
+        if self._xids is not None:
+            self._xids.close()
 
 
 def _gpus() -> frozenset[str]:

@@ -12,11 +12,13 @@ import functools
 import os
 import sys
 import threading
+import weakref
 import zlib
 from collections.abc import Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
+from elastic.proto.env import process_environment
 from elastic.proto.page import STAGE, WAITED_NS, PageWriter
 
 if TYPE_CHECKING:
@@ -25,10 +27,6 @@ if TYPE_CHECKING:
 C10D = "torch._C._distributed_c10d"
 MOST_PEERS = 64
 """Of whom it is told."""
-ANYBODY = -1
-_counts: dict[tuple[str, str, int], int] = {}
-"""Calls, by process group, way and the other's number in the group."""
-_counting = threading.Lock()
 
 
 def follow(page: PageWriter) -> None:
@@ -43,12 +41,11 @@ def follow(page: PageWriter) -> None:
     for way, rank in (("send", "dstRank"), ("recv", "srcRank")):
         function = getattr(library.ProcessGroup, way)
         setattr(library.ProcessGroup, way, clock.noted(function, way, rank))
-    anyones = library.ProcessGroup.recv_anysource
-    library.ProcessGroup.recv_anysource = _counted(anyones)
+    library.ProcessGroup.recv_anysource = _from_anybody(library.ProcessGroup.recv_anysource)
 
 
 class _Clock:
-    """Of one thread, the main one; in others, and in a fork of us, what is wrapped is called and nothing else."""
+    """Of one thread, the main one; in others, and in a fork of us, what is wrapped is called, and nothing is timed."""
 
     def __init__(self, page: PageWriter) -> None:
         self._words = page.words
@@ -57,7 +54,7 @@ class _Clock:
         self._stage = set[tuple[str, int]]()
         self._schedstat = f"/proc/{page.pid}/task/{page.pid}/schedstat"
 
-    def _counts(self) -> bool:
+    def _is_ours(self) -> bool:
         return threading.get_ident() == self._main and os.getpid() == self._pid
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,7 +63,7 @@ class _Clock:
 
         @functools.wraps(function)
         def wait_for_others(*args: Any, **kwargs: Any) -> Any:
-            if not self._counts():
+            if not self._is_ours():
                 return function(*args, **kwargs)
             before, began = self._words[WAITED_NS], monotonic_ns()
             try:
@@ -81,7 +78,7 @@ class _Clock:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not self._counts() or _has_gpus():
+            if not self._is_ours() or _has_gpus():
                 return function(*args, **kwargs)
             before, awake, began = self._words[WAITED_NS], self._awake_ns(), monotonic_ns()
             try:
@@ -113,10 +110,10 @@ class _Clock:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            peer: int = kwargs[rank] if rank in kwargs else args[2]  # behind group and tensors
-            _count(args[0], way, peer)
             found = function(*args, **kwargs)
-            if (way, peer) not in self._stage and self._counts():
+            peer: int = kwargs[rank] if rank in kwargs else args[2]  # behind group and tensors
+            _calls.add(args[0], way, peer)
+            if (way, peer) not in self._stage and self._is_ours():
                 self._stage.add((way, peer))
                 self._words[STAGE] = zlib.crc32(repr(sorted(self._stage)).encode()) | 1 << 32
             return found
@@ -124,49 +121,74 @@ class _Clock:
         return call
 
 
-def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What it takes may be anybody's."""
+def _from_anybody(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What it takes is nobody's in particular."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        _count(args[0], "recv", ANYBODY)
+        _calls.add(args[0], "recv", -1)
         return function(*args, **kwargs)
 
     return call
 
 
-def _count(group: Any, way: str, peer: int) -> None:
-    key = (group.group_name, way, peer)
-    with _counting:
-        _counts[key] = _counts.get(key, 0) + 1
+class _Calls:
+    """Sends and receives of a script, of any thread, while its world is the same."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, int], int] = {}
+        """By way, and the other's number in the world."""
+        self._known = True
+        self._world: Callable[[], Any] = lambda: None
+        self._numbers = weakref.WeakKeyDictionary[Any, dict[int, int]]()
+        """Of a process group's ranks in the world, by those in the group."""
+
+    def add(self, group: Any, way: str, peer: int) -> None:
+        """peer: its number in the group. Where torch does not know the two nothing can be told any more."""
+        module: Any = sys.modules["torch.distributed.distributed_c10d"]
+        with self._lock:
+            try:
+                if (world := module._world.default_pg) is not self._world():
+                    self._counts, self._known, self._world = {}, True, weakref.ref(world)
+                if group not in self._numbers:
+                    ranks = module._world.pg_group_ranks[group]
+                    self._numbers[group] = {in_group: number for number, in_group in ranks.items()}
+                key = (way, self._numbers[group][peer])
+                self._counts[key] = self._counts.get(key, 0) + 1
+            except Exception:  # noqa: BLE001 - the script is to hear of nothing but its own mistakes
+                self._known = False
+
+    def told(self) -> "tuple[Transfers, ...] | None":
+        from elastic.proto.looks import Transfers
+
+        distributed, variables = sys.modules["torch.distributed"], process_environment()
+        with self._lock:
+            same = distributed.group.WORLD is self._world()
+            counts, known = (dict(self._counts), self._known) if same else ({}, True)
+        if known and not counts:
+            return ()
+        peers = sorted({peer for _, peer in counts})
+        ours = str(distributed.get_rank()), str(distributed.get_world_size())
+        of_job = ours == (variables.get("RANK"), variables.get("WORLD_SIZE"))
+        if not known or not of_job or len(peers) > MOST_PEERS:
+            return None
+        return tuple(
+            Transfers(
+                peer=peer, sent=counts.get(("send", peer), 0),
+                received=counts.get(("recv", peer), 0),
+            )
+            for peer in peers
+        )  # fmt: skip
+
+
+_calls = _Calls()
 
 
 def transfers() -> "tuple[Transfers, ...] | None":
-    """All there were; None where it took anybody's, or too many have a part in them."""
-    from elastic.proto.looks import Transfers
-
-    module: Any = sys.modules["torch.distributed.distributed_c10d"]
-    known = {
-        group.group_name: ranks
-        for group, ranks in [*module._world.pg_group_ranks.items()]
-        if not isinstance(group, int)  # one that it is no member of
-    }
-    with _counting:
-        counts = dict(_counts)
-    found: dict[int, dict[str, int]] = {}
-    for (name, way, peer), count in counts.items():
-        numbers = {in_group: number for number, in_group in known.get(name, {}).items()}
-        if numbers and peer not in numbers:
-            return None
-        if numbers:  # else the group is gone
-            one = found.setdefault(numbers[peer], {"send": 0, "recv": 0})
-            one[way] += count
-    if len(found) > MOST_PEERS:
-        return None
-    return tuple(
-        Transfers(peer=peer, sent=one["send"], received=one["recv"])
-        for peer, one in sorted(found.items())
-    )
+    """With each peer, all there were; None where a receive was from anybody, too many have a part in them, or the script's
+    world is not the job's."""
+    return _calls.told()
 
 
 def _has_gpus() -> bool:

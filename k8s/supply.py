@@ -224,14 +224,12 @@ def refused(memory: Memory, news: Iterable[New], *, taken: bool = False) -> Memo
 
 
 def taken_away(plan: Plan, nodes: frozenset[str]) -> list[tuple[str, Verdict]]:
-    """Ends that cost nothing, of pods that are among the master's nodes no more: if it heard of the agent's end first, it
-    took the node for lost."""
+    """Ends of pods that are among the master's nodes no more: if it heard of the agent's end first, it took the node for
+    lost. What costs nothing it excuses, and `elasticctl why` tells how containers ended."""
     return [
         (pod.name, verdict)
         for pod, verdict in plan.ended
-        if pod.name not in nodes
-        and not verdict.counts
-        and verdict.cause not in (Cause.NODE_LOST, Cause.COMPLETED)
+        if pod.name not in nodes and verdict.cause not in (Cause.NODE_LOST, Cause.COMPLETED)
     ]
 
 

@@ -1,12 +1,19 @@
 """What ended each round, told to a person: where it began, by what evidence, what was done. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 from elastic.master import events as ev
-from elastic.master.diagnosis import CERTAIN, LIKELY, Diagnosis, Host, diagnose
+from elastic.master.diagnosis import (
+    CERTAIN,
+    CONTAINER_CODES,
+    LIKELY,
+    Diagnosis,
+    Host,
+    diagnose,
+)
 from elastic.master.events import Event, NodeId
 from elastic.master.job import Job, Round, handle
 from elastic.master.policy import Policy
@@ -39,7 +46,7 @@ class Ending:
     left: str = ""
     """Of the budget that it was charged to, in words."""
     removed: tuple[ev.Removal, ...] = ()
-    """Nodes of it that the cluster knows to be gone, as far as their containers' exit codes are known."""
+    """Of the nodes that it ended of, those of whose containers' ends the runtime has told."""
 
     @property
     def failed(self) -> bool:
@@ -69,22 +76,33 @@ def endings(job: Job, entries: Iterable[tuple[Event, float]], policy: Policy) ->
             if len(ended.failures) > len(told.failures):
                 told = replace(told, failures=ended.failures)
             found[ended.number] = told
-        if ending := ending_of(before, job, event, now, hung, own or policy):
+        ending = ending_of(before, job, event, now, hung, own or policy)
+        if ending is not None:
             found[ending.round] = ending
         if isinstance(event, ev.Removed) and found:
-            found[max(found)] = _exited(found[max(found)], event)
+            newest = found[max(found)]
+            gone = newest.nodes if ending is not None else _lost(newest)
+            found[newest.round] = _exited(newest, event, gone)
     return list(found.values())
 
 
-def _exited(ending: Ending, event: ev.Removed) -> Ending:
-    """It may be heard of a machine's end only once the round has ended of it."""
+def _exited(ending: Ending, event: ev.Removed, gone: Collection[NodeId]) -> Ending:
+    """With how the containers of nodes ended of which it ended; that may be heard only later."""
     known = {one.node_id for one in ending.removed}
     more = [
         one
         for one in event.nodes
-        if one.exit_code and one.node_id in ending.nodes and one.node_id not in known
+        if one.exit_code in CONTAINER_CODES and one.node_id in gone and one.node_id not in known
     ]
     return replace(ending, removed=(*ending.removed, *more))
+
+
+def _lost(ending: Ending) -> list[NodeId]:
+    """Of which it ended."""
+    if ending.cause not in (Cause.NODE_LOST, Cause.AGENT_LOST):
+        return []
+    words = ending.reason.replace(",", " ").split()
+    return [node_id for node_id in ending.nodes if node_id in words]
 
 
 def ending_of(
@@ -152,7 +170,7 @@ def verdict(ending: Ending) -> Diagnosis | None:
             confidence=CERTAIN if hung.ranks else LIKELY,
         )
     if ending.cause in (Cause.NODE_LOST, Cause.AGENT_LOST) and not ending.removed:
-        lost = [n for n in ending.nodes if n in ending.reason.replace(",", " ").split()]
+        lost = _lost(ending)
         return Diagnosis(
             label="node_lost",
             node_id=lost[0] if lost else None,

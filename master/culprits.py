@@ -308,17 +308,16 @@ def _all_wait(last: Mapping[int, Seen], quiet: float, patience: Patience) -> Fou
     if odd and (quiet >= patience.long or not any(patience.named(s) for s in last.values())):
         return _found(odd, last, "waits apart")
     owed = _owed(last, ignoring=quiet >= patience.long)
-    owing = _owing(owed, last, ignoring=quiet >= patience.long)
-    if owing and (quiet >= patience.long or not any(patience.named(s) for s in last.values())):
-        found = _found([last[rank] for rank in owing], last, "waits apart")
-        return replace(found, reason=f"{found.reason}; {_in_words(owed, owing)}")
+    owing = [last[rank] for rank in _owing(owed, last)]
+    if owing and quiet >= max(patience.of_device(s) for s in owing):
+        return _owes(_found(owing, last, "waits apart", soft=True), owed)
     late = _not_begun(last)
     if late and quiet >= max(patience.of_device(s) for s in late):
         found = _found(late, last, "does not go on", soft=True)
         reason = f"{found.reason}; a kernel before that collective does not end on the device"
         return replace(found, reason=reason, machine=True)
     if quiet >= patience.long:
-        return replace(_found([], last, "does not go on"), machine=True)
+        return replace(_owes(_found([], last, "does not go on"), owed), machine=True)
     return None
 
 
@@ -345,7 +344,8 @@ def _moved(looks: tuple[Seen, ...]) -> bool:
 
 
 def _issued(seen: Seen) -> tuple[object, object]:
-    return seen.collectives, seen.transfers
+    """Another thread may go on with transfers while the main one does not."""
+    return seen.collectives, seen.transfers if seen.waits else None
 
 
 def _held(looks: tuple[Seen, ...]) -> bool:
@@ -435,19 +435,14 @@ def _owed(last: Mapping[int, Seen], *, ignoring: bool) -> Owed:
     return owed
 
 
-def _owing(owed: Owed, last: Mapping[int, Seen], *, ignoring: bool) -> set[int]:
+def _owing(owed: Owed, last: Mapping[int, Seen]) -> set[int]:
     """Ranks that wait for one another in a circle; of these who went on to a collective without its part of a
-    transfer, where somebody did. Where there is no circle, messages or a collective may be on their way, slowly.
-
-    ignoring: that; who owes and is owed nothing is named then.
-    """
+    transfer, where somebody did. Where there is no circle, messages or a collective may be on their way."""
     if not owed:
         return set()
     waits = {rank: {*owed.get(rank, ()), *_late_for(rank, last)} for rank in last}
     circle = {rank for rank in last if rank in _behind(waits, rank)}
-    if circle:
-        return circle - owed.keys() or circle
-    return {peer for peers in owed.values() for peer in peers} - owed.keys() if ignoring else set()
+    return circle - owed.keys() or circle
 
 
 def _late_for(rank: int, last: Mapping[int, Seen]) -> set[int]:
@@ -472,12 +467,15 @@ def _behind(waits: Mapping[int, Collection[int]], rank: int) -> set[int]:
     return found
 
 
-def _in_words(owed: Owed, owing: Collection[int]) -> str:
-    """Some of what those owe."""
+def _owes(found: Found, owed: Owed) -> Found:
+    """With some of what its ranks owe or, where it names none, of what is owed."""
     said = (
-        words for _, peers in sorted(owed.items()) for peer, words in peers.items() if peer in owing
+        words
+        for _, peers in sorted(owed.items())
+        for peer, words in peers.items()
+        if peer in found.ranks or not found.ranks
     )
-    return "; ".join(islice(said, MOST_OWED))
+    return replace(found, reason="; ".join((found.reason, *islice(said, MOST_OWED))))
 
 
 def _not_begun(last: Mapping[int, Seen]) -> list[Seen]:

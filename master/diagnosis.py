@@ -156,6 +156,8 @@ _CONTAINER = {
 }
 """128: the device or its driver was not there when the container began. 137: SIGKILL, with no record
 of the kernel's. 143: SIGTERM, as a scheduler ends a container that it wants away."""
+CONTAINER_CODES = frozenset({*_CONTAINER, 134, 135, 136, 139})
+"""Of the runtime and the kernel; a launcher that lives to give its own code has told why by itself."""
 
 
 # --- several ranks -------------------------------------------------------------------------------

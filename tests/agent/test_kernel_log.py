@@ -2,12 +2,19 @@
 
 import asyncio
 import os
+import queue
+import sys
+import threading
 from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from elastic.agent import kernel_log
 from elastic.agent.kernel_log import KernelLog, concerns, records, text
+from elastic.master import symptoms
 
 XID = "NVRM: Xid (PCI:0000:9C:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 OOM = "Memory cgroup out of memory: Killed process 1234 (python) total-vm:1529680kB"
@@ -80,4 +87,93 @@ def test_without_the_log_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
             ours.close()
 
     monkeypatch.setattr(kernel_log, "KERNEL_LOG", "/nowhere/kmsg")
+    assert asyncio.run(ask()) == []
+
+
+class Driver:
+    """A stand-in for `pynvml`: of its two GPUs the second has faults, which come as they are told to."""
+
+    class NVMLError(Exception):
+        pass
+
+    class NVMLError_Timeout(NVMLError):
+        pass
+
+    nvmlEventTypeXidCriticalError = 8
+
+    def __init__(self) -> None:
+        self.faults = queue.Queue[int]()
+        self.registered: list[int] = []
+        self.freed = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return {
+            "nvmlInit": lambda: None, "nvmlEventSetCreate": lambda: "events",
+            "nvmlDeviceGetCount": lambda: 2, "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceRegisterEvents": self.register, "nvmlEventSetWait_v2": self.wait,
+            "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(domain=0, bus=0x9C, device=handle),
+            "nvmlEventSetFree": lambda events: self.freed.set(),
+        }[name]  # fmt: skip
+
+    def register(self, handle: int, kinds: int, events: str) -> None:
+        if handle == 0:
+            raise self.NVMLError("Not Supported")
+        self.registered.append(handle)
+
+    def wait(self, events: str, patience_ms: int) -> SimpleNamespace:
+        try:
+            xid = self.faults.get(timeout=0.01)
+        except queue.Empty:
+            raise self.NVMLError_Timeout from None
+        return SimpleNamespace(device=1, eventType=8, eventData=xid)
+
+
+async def heard(ours: KernelLog, count: int) -> list[str]:
+    async with asyncio.timeout(60):
+        while len(found := ours.lines((), struck=False)) < count:
+            await asyncio.sleep(0.01)
+    return found
+
+
+def test_where_the_log_is_not_ours_nvml_tells_of_xids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver()
+    monkeypatch.setattr(kernel_log, "KERNEL_LOG", str(tmp_path / "none"))
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+
+    async def ask() -> list[str]:
+        ours = KernelLog()
+        try:
+            assert ours.lines((), struck=False) == []
+            driver.faults.put(79)
+            await heard(ours, 1)
+            driver.faults.put(154)
+            return await heard(ours, 2)
+        finally:
+            ours.close()
+
+    lines = asyncio.run(ask())
+    assert lines == [f"NVRM: Xid (PCI:0000:9c:01): {xid}, by NVML" for xid in (79, 154)]
+    found = symptoms.first_xid(symptoms.XIDS, lines)
+    assert found is not None
+    assert found.label == "gpu_lost"
+    assert driver.registered == [1], "the other one knows no events"
+    assert driver.freed.wait(60)
+
+
+def test_neither_a_log_nor_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_log, "KERNEL_LOG", str(tmp_path / "none"))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+    async def ask() -> list[str]:
+        ours = KernelLog()
+        for thread in threading.enumerate():
+            if thread.name == "elastic-xids":
+                await asyncio.to_thread(thread.join)
+        try:
+            return ours.lines((), struck=False)
+        finally:
+            ours.close()
+
     assert asyncio.run(ask()) == []

@@ -17,6 +17,7 @@ from elastic.agent import waits
 from elastic.proto import page
 import torch, torch.distributed as dist
 rank, folder = int(sys.argv[1]), sys.argv[2]
+os.environ |= {"RANK": sys.argv[1], "WORLD_SIZE": sys.argv[3]}
 writer = page.PageWriter.claim(page.create(), os.getpid())
 waits.follow(writer)
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=int(sys.argv[3]))
@@ -87,11 +88,19 @@ pass_on(1, 2)
 if rank < 2:
     pass_on(0, 1, gone)
     dist.destroy_process_group(gone)
-counted = [[one.peer, one.sent, one.received] for one in waits.transfers()]
+counted = [[[one.peer, one.sent, one.received] for one in waits.transfers()]]
+os.environ["WORLD_SIZE"] = "6"
+counted.append(waits.transfers())
+os.environ["WORLD_SIZE"] = "3"
 if rank == 1:
     dist.recv(torch.ones(1))
 pass_on(0, -1 if rank else 1)
 counted.append(waits.transfers() is None)
+dist.barrier()
+dist.destroy_process_group()
+dist.init_process_group("gloo", init_method=f"file://{folder}/again", rank=rank, world_size=3)
+pass_on(2, 1)
+counted.append(len(waits.transfers() or ()))
 """
 
 
@@ -132,10 +141,11 @@ def test_stages_of_a_pipeline_are_known_by_whom_they_send_to(tmp_path: Path, scr
 
 
 def test_sends_and_receives_are_counted_by_peer(tmp_path: Path) -> None:
-    """Over all groups that there are; a receive from anybody makes them unknown."""
+    """Over all groups. A world that is not the job's makes them unknown, and so does a receive from anybody, until there is
+    another world."""
     counted = [one["counted"] for one in told(tmp_path, COUNTED, 3)]
     assert counted == [
-        [[1, 3, 0], False],
-        [[0, 0, 3], [2, 1, 1], True],
-        [[1, 1, 1], False],
+        [[[1, 4, 0]], None, False, 0],
+        [[[0, 0, 4], [2, 1, 1]], None, True, 1],
+        [[[1, 1, 1]], None, False, 1],
     ]

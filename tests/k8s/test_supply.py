@@ -134,17 +134,18 @@ def test_legal(count: int, unit: int, sizes: tuple[int, ...], size: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "free"),
-    [(None, "Evicted", True), (1, "", False), (0, "", False), (None, "NodeLost", False)],
+    ("code", "reason", "tells"),
+    [(None, "Evicted", True), (137, "", True), (0, "", False), (None, "NodeLost", False)],
 )
-def test_the_master_hears_again_of_one_that_it_took_for_lost_but_was_taken_away(
-    code: int, reason: str, free: bool
+def test_the_master_hears_again_of_one_that_it_took_for_lost(
+    code: int, reason: str, tells: bool
 ) -> None:
+    """It was taken away, or its container was ended."""
     cluster = four()
     cluster.end("j-worker-1-r0", code, reason=reason)
     told = cluster.turn()
     found = [name for name, _ in taken_away(told, frozenset({"j-worker-0-r0"}))]
-    assert found == (["j-worker-1-r0"] if free else [])
+    assert found == (["j-worker-1-r0"] if tells else [])
     assert taken_away(told, frozenset({"j-worker-1-r0"})) == []
 
 

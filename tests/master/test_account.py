@@ -116,6 +116,26 @@ def test_a_node_whose_container_ended(
         assert found["evidence"][0] == words + ", ended for want of memory" * out_of_memory
 
 
+@pytest.mark.parametrize("code", [1, 2, 211])
+def test_a_launcher_that_gives_its_own_code_was_not_ended(code: int) -> None:
+    told = ev.Removal(
+        node_id=NodeId("b"), cause=Cause.NODE_LOST, reason="it found no master", exit_code=code
+    )
+    lost = ((detached("b"), 20.0), (knocked("b", ev.KnockAnswer.GONE), 20.1))
+    (one,) = accounts(running("a", "b"), *lost, (ev.Removed((told,)), 20.2))
+    assert document(one)["label"] == "node_lost"
+
+
+def test_what_is_taken_away_later_is_not_what_a_round_ended_of() -> None:
+    core = running("a", "b", min_nodes=2)  # it waits for another one
+    later = ev.Removal(node_id=NodeId("a"), cause=Cause.PREEMPTED, reason="preempted", exit_code=143)  # fmt: skip
+    (one,) = accounts(
+        core, (detached("b"), 20.0), (knocked("b", ev.KnockAnswer.GONE), 20.1), (ev.Removed((later,)), 80.0),
+    )  # fmt: skip
+    found = document(one)
+    assert (found["label"], found["node"]) == ("node_lost", "b")
+
+
 def test_nothing_failed() -> None:
     core = running("a")
     (asked,) = accounts(core, (ev.RestartAsked("new flags"), 20.0))

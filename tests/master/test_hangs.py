@@ -427,9 +427,10 @@ def test_who_has_not_sent_what_another_waits_for_waits_apart() -> None:
     ]
     one = found(*told)
     assert one is not None
-    assert (one.ranks, one.machine, one.soft) == ((1,), False, False), one.reason
+    assert (one.ranks, one.machine, one.soft) == ((1,), False, True), one.reason
     assert one.reason.endswith("; rank 2 receives number 41 from rank 1, which has sent 40")
-    assert ranks(*told, phases={0: "evaluate"}) is None
+    assert ranks(*told, phases={1: "evaluate"}) is None
+    assert ranks(*told, judged=1, quiet=4.7) is None, "it may have been wrong there"
     moving = {2: waiting_for(2, {1: (0, 40), 3: (40, 0)})}
     assert ranks(*told, before=moving) is None
 
@@ -455,18 +456,21 @@ def test_those_that_wait_for_one_another_wait_apart(sends: bool) -> None:
 
 def test_nobody_owes_what_is_on_its_way() -> None:
     """A receive that is begun ahead while all wait in one collective; a message of which both ends are begun, and one that waits
-    behind it; a stage whose replicas are in a collective of theirs, all of them. After long who owes something is named."""
+    behind it; a stage whose replicas are in a collective of theirs, all of them. After long it may be
+    what is between them, and nobody is named."""
     ahead = [waiting_for(0, {1: (0, 1)}, REDUCE), waiting_for(1, {}, REDUCE)]
     slow = [
         waiting_for(0, {1: (0, 1)}), waiting_for(1, {0: (0, 0), 2: (0, 4)}), waiting_for(2, {1: (4, 0)}),
     ]  # fmt: skip
     replicas = replace(REDUCE, group="dp")
     behind = [waiting_for(0, {1: (0, 1)}), *(waiting_for(rank, {}, replicas) for rank in (1, 2))]
-    for told, whom in ((ahead, ()), (slow, (1,)), (behind, (1,))):
+    owed = "; rank 0 receives number 1 from rank 1, which has sent 0"
+    for told, words in ((ahead, ""), (slow, owed), (behind, owed)):
         assert ranks(*told) is None
         one = found(*told, quiet=LONG)
         assert one is not None
-        assert (one.ranks, one.machine) == (whom, not whom), one.reason
+        assert (one.ranks, one.machine) == ((), True), one.reason
+        assert one.reason.endswith(f"in train.py:9 in main{words}")
 
 
 def test_who_does_not_tell_of_transfers_may_have_had_a_part() -> None:

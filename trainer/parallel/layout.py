@@ -105,13 +105,12 @@ class Laid:
     _alone: dict[str, dist.ProcessGroup] = field(default_factory=dict)
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """Of the ranks along `axis` (dp, pp or tp). That of this rank alone is made once it is asked for."""
+        """Of the ranks along `axis` (dp, pp or tp). That of this rank alone is made once it is asked for, and no other
+        rank need ask."""
         if axis in (self.mesh.mesh_dim_names or ()):
             return self.mesh[axis].get_group()
         if axis not in self._alone:
-            alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-            assert isinstance(alone, dist.ProcessGroup)
-            self._alone[axis] = alone
+            self._alone[axis] = _alone()
         return self._alone[axis]
 
 
@@ -188,6 +187,20 @@ def lay_out(
         dropout=Keys(seed=seed, layers=config.num_layers, device=device) if config.drops else None,
         clock=clock,
     )  # fmt: skip
+
+
+def _alone() -> dist.ProcessGroup:
+    """A group of this rank. While the world is bound to a device NCCL would split its communicator for it, in which all
+    ranks have a part."""
+    world = dist.group.WORLD
+    assert world is not None
+    bound, world.bound_device_id = world.bound_device_id, None
+    try:
+        group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    finally:
+        world.bound_device_id = bound
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def _mesh(grid: Grid, device: torch.device) -> DeviceMesh:

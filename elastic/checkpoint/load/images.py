@@ -39,6 +39,6 @@ def _source(where: str, snapshot: slot.Snapshot) -> Source:
     return source
 
 
-@functools.lru_cache(maxsize=8)  # a run looks at what it goes on from before it loads it
+@functools.lru_cache(maxsize=16)  # a run looks at what it goes on from before it loads it
 def _parsed(header: bytes, size: int) -> Image:
     return parse(header, size)

@@ -145,6 +145,8 @@ def loss_func(
         torch.distributed.all_reduce(told, group=mpu.get_data_parallel_group())
         return total.clone(), both[1].detach().to(torch.int), {"lm loss": (told[0], told[1])}
     tokens = loss_mask.sum().clone().detach().to(torch.int)
+    if mpu.get_data_parallel_rank() == 0:  # no other rank asks for that group
+        torch.distributed.all_reduce(tokens.clone(), group=mpu.get_tensor_model_parallel_group())
     return total, tokens, {"lm loss": torch.cat([total.clone().detach().view(1), tokens.view(1)])}
 
 
