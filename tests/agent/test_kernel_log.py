@@ -177,3 +177,29 @@ def test_neither_a_log_nor_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             ours.close()
 
     assert asyncio.run(ask()) == []
+
+
+@pytest.mark.gpu
+def test_a_driver_tells_of_what_a_program_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that is none, which an assertion on the device finds."""
+    monkeypatch.setattr(kernel_log, "KERNEL_LOG", str(tmp_path / "none"))
+    script = (
+        "import torch\nnumbers = torch.zeros(4, device='cuda')\n"
+        "numbers[torch.tensor([9], device='cuda')].sum().item()"
+    )
+
+    async def ask() -> list[str]:
+        ours = KernelLog()
+        try:
+            run = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+            assert await run.wait() == 1
+            return await heard(ours, 1)
+        finally:
+            ours.close()
+
+    (line, *_) = asyncio.run(ask())
+    found = symptoms.first_xid(symptoms.XIDS_OF_PROGRAMS, [line])
+    assert found is not None, line
+    assert found.label == "device_error", line
