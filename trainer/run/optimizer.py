@@ -3,9 +3,24 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from elastic.trainer.model.tensor_parallel import local
 from elastic.trainer.run.host_adamw import HostAdamW
+
+
+class ShardedAdamW(torch.optim.AdamW):
+    """torch's, bit for bit, computed on the pieces that this rank has: by itself torch's first step works out a layout for
+    all DTensors at once, and each step looks it up."""
+
+    def _init_group(
+        self, group: dict[str, Any], parameters: list[Tensor], *lists: list[Tensor]
+    ) -> bool:
+        found: bool = super()._init_group(group, parameters, *lists)  # type: ignore[no-untyped-call]
+        gradients, averages, squares, *_ = lists
+        for tensors in (parameters, gradients, averages, squares):
+            tensors[:] = map(local, tensors)
+        return found
 
 
 def build(
@@ -25,7 +40,7 @@ def build(
         return HostAdamW(groups, lr=0.0, betas=betas, eps=eps, weight_decay=0.0)
     # On CPUs the fused one rounds the end of a shard otherwise, so bits would follow from the world.
     fused = any(p.is_cuda for p in parameters)
-    adam = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, weight_decay=0.0, fused=fused)
+    adam = ShardedAdamW(groups, lr=0.0, betas=betas, eps=eps, weight_decay=0.0, fused=fused)
     adam.register_load_state_dict_pre_hook(_keep_options)
     return adam
 

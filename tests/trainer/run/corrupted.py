@@ -19,6 +19,7 @@ from elastic.trainer.parallel.layout import Laid, Layout, lay_out
 from elastic.trainer.parallel.pipeline import legal
 from elastic.trainer.parallel.sharding import sharded
 from elastic.trainer.run.host_adamw import HostAdamW
+from elastic.trainer.run.optimizer import ShardedAdamW
 from elastic.trainer.run.replicas import Replicas
 from elastic.trainer.run.step import Stepper
 from tests.trainer.forks import main
@@ -84,7 +85,7 @@ def find(name: str) -> dict[str, Any]:
     multiple, least = legal(case.layout.schedule, case.layout.pp)
     leaves = replace(LEAVES, multiple=multiple, at_least=least)
     stepper = Stepper(laid, leaf_tokens=2 * GPT2.seq_length)
-    kind = HostAdamW if case.layout.offload == "optimizer" else torch.optim.AdamW
+    kind = HostAdamW if case.layout.offload == "optimizer" else ShardedAdamW
     optimizer = kind(laid.model.parameters(), lr=1e-2)
     replicas = Replicas(laid, optimizer, None, zero=case.layout.zero, interval=1)
     same: list[int] = []

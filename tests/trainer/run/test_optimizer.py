@@ -1,13 +1,19 @@
 """What decays, that a step takes the rates that it is given, and that options stay whatever is loaded."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.model.init import initialize
+from elastic.trainer.model.tensor_parallel import local
 from elastic.trainer.run import optimizer as optimizers
 from tests.trainer.model.shapes import ALL
 
@@ -46,6 +52,39 @@ def test_a_step_is_adamws_by_hand() -> None:
     moved = 0.1 * 3 / (3 + 0.25)
     assert float(model.weight.detach()) == pytest.approx(2 * (1 - 0.1 * 0.5) - moved)
     assert float(model.bias.detach()) == pytest.approx(2 - moved)
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_a_step_of_pieces_is_torchs_own_step(mesh: DeviceMesh) -> None:
+    """To the bit, and its moments are pieces, as they are saved."""
+    ours, theirs = (
+        [
+            nn.Parameter(distribute_tensor(torch.linspace(-1, 1, rows * 3).view(rows, 3), mesh, [Shard(0)]))
+            for rows in (4, 7)
+        ]
+        for _ in range(2)
+    )  # fmt: skip
+    options = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    sharded = optimizers.ShardedAdamW(ours, **options)  # type: ignore[arg-type]
+    torchs = torch.optim.AdamW(theirs, **options)  # type: ignore[arg-type]
+    for step in range(3):
+        for parameters, adam in ((ours, sharded), (theirs, torchs)):
+            for parameter in parameters:
+                parameter.grad = (parameter.detach() * (step + 1)).sin()
+            adam.step()
+    for mine, its in zip(ours, theirs, strict=True):
+        assert isinstance(mine, DTensor)
+        assert torch.equal(local(mine), local(its))
+        for name in ("exp_avg", "exp_avg_sq"):
+            moments = sharded.state[mine][name]
+            assert isinstance(moments, DTensor)
+            assert torch.equal(moments.to_local(), local(torchs.state[its][name]))
 
 
 def stepped(*, on_host: bool, beta: float) -> tuple[nn.Module, torch.optim.Optimizer]:

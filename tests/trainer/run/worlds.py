@@ -20,6 +20,7 @@ from elastic.trainer.parallel.layout import Layout, lay_out
 from elastic.trainer.parallel.pipeline import legal
 from elastic.trainer.run.host_adamw import HostAdamW
 from elastic.trainer.run.loss_scale import LossScale, Policy
+from elastic.trainer.run.optimizer import ShardedAdamW
 from elastic.trainer.run.step import Share, Stepper
 from elastic.trainer.watch.phases import HostStamps, PhaseClock
 from tests.trainer.forks import main, whole
@@ -161,7 +162,7 @@ def train(world: World) -> dict[str, object]:
     multiple, least = legal(world.layout.schedule, world.layout.pp)
     leaves = replace(LEAVES, multiple=multiple, at_least=least)
     stepper = Stepper(laid, leaf_tokens=2 * config.seq_length)
-    kind = HostAdamW if world.layout.offload == "optimizer" else torch.optim.AdamW
+    kind = HostAdamW if world.layout.offload == "optimizer" else ShardedAdamW
     optimizer = kind(laid.model.parameters(), lr=1e-2)
     scale = LossScale(Policy(initial=world.scale))
     told: list[str] = []
