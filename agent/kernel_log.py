@@ -61,12 +61,13 @@ class KernelLog:
     def lines(self, pids: Collection[int], *, struck: bool) -> list[str]:
         """What may have to do with a rank's end, oldest first; pids: our ranks'; struck: the OOM killer ended one of our
         cgroup, whose number the kernel may have otherwise."""
-        since, gpus = asyncio.get_running_loop().time() - AGE, _gpus()
+        since = asyncio.get_running_loop().time() - AGE
         if self._xids is not None:
             return self._xids.lines(since)[:LINES]
         if self._fd < 0:
             return []
         self._hear()
+        gpus = _gpus()
         lines = (line for at, line in self._heard if at >= since)
         return [x for x in lines if concerns(x, gpus, pids, struck=struck)][:LINES]
 

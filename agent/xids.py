@@ -31,11 +31,14 @@ class Xids:
             import pynvml
 
             pynvml.nvmlInit()
-            events = pynvml.nvmlEventSetCreate()
             try:
-                self._wait(pynvml, events)
+                events = pynvml.nvmlEventSetCreate()
+                try:
+                    self._wait(pynvml, events)
+                finally:
+                    pynvml.nvmlEventSetFree(events)
             finally:
-                pynvml.nvmlEventSetFree(events)
+                pynvml.nvmlShutdown()  # once for each round's
 
     def _wait(self, nvml: Any, events: Any) -> None:
         for index in range(nvml.nvmlDeviceGetCount()):

@@ -13,11 +13,12 @@ for as long as it likes: only what no script does by itself is evidence there, a
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from elastic.master.activity import Activity, Doing, OnDevice, is_native, moved, worked
+from elastic.master.circles import Waits, circles
 from elastic.master.events import NodeId
 from elastic.master.tree import Call, bare, merge, odd, ranges, render
 
@@ -436,35 +437,30 @@ def _owed(last: Mapping[int, Seen], *, ignoring: bool) -> Owed:
 
 
 def _owing(owed: Owed, last: Mapping[int, Seen]) -> set[int]:
-    """Ranks that wait for one another in a circle; of these who went on to a collective without its part of a
-    transfer, where somebody did. Where there is no circle, messages or a collective may be on their way."""
+    """Ranks that wait for one another in a circle, or between two; of these who went on to a collective without its
+    part of a transfer, where somebody did. Where there is no circle, messages or a collective may be on their way."""
     if not owed:
         return set()
-    waits = {rank: {*owed.get(rank, ()), *_late_for(rank, last)} for rank in last}
-    circle = {rank for rank in last if rank in _behind(waits, rank)}
+    circle = last.keys() & circles(_waits(owed, last))
     return circle - owed.keys() or circle
 
 
-def _late_for(rank: int, last: Mapping[int, Seen]) -> set[int]:
-    """Who has not begun a collective that this rank waits in, and is known to have a part in its group."""
-    begun = {one.group: one.seq for one in last[rank].pending if not one.p2p}
-    return {
-        other
-        for other, seen in last.items()
-        for one in seen.collectives or ()
-        if not one.p2p and one.seq < begun.get(one.group, 0)
-    }
-
-
-def _behind(waits: Mapping[int, Collection[int]], rank: int) -> set[int]:
-    """For whom it waits, and those for others, and so on."""
-    found: set[int] = set()
-    left = [*waits[rank]]
-    while left:
-        if (other := left.pop()) not in found:
-            found.add(other)
-            left += waits[other]
-    return found
+def _waits(owed: Owed, last: Mapping[int, Seen]) -> Waits:
+    """Of ranks, and of numbers of collectives in their group, each of which waits for those whose last one that is and
+    for the number before: thousands of ranks may wait for thousands."""
+    waits: dict[Hashable, set[Hashable]] = {rank: {*owed.get(rank, ())} for rank in last}
+    groups: dict[str, dict[int, dict[int, bool]]] = {}
+    for rank, seen in last.items():
+        for one in (o for o in seen.collectives or () if not o.p2p):
+            groups.setdefault(one.group, {}).setdefault(one.seq, {})[rank] = one.done
+    for group, numbers in groups.items():
+        before: set[Hashable] = set()
+        for seq, ranks in sorted(numbers.items()):
+            for rank in (r for r, done in ranks.items() if not done):
+                waits[rank] |= before
+            waits[group, seq] = before | ranks.keys()
+            before = {(group, seq)}
+    return waits
 
 
 def _owes(found: Found, owed: Owed) -> Found:

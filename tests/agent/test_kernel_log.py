@@ -5,6 +5,7 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,16 @@ from elastic.master import symptoms
 XID = "NVRM: Xid (PCI:0000:9C:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 OOM = "Memory cgroup out of memory: Killed process 1234 (python) total-vm:1529680kB"
 KILLER = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task_memcg=/job,task=python,pid=1234,uid=0"
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """None outlives its test: it might yet import what another one has put into the place of `pynvml`."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "elastic-xids":
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def test_only_what_the_kernel_says_counts() -> None:
@@ -112,7 +123,7 @@ class Driver:
             "nvmlDeviceGetCount": lambda: 2, "nvmlDeviceGetHandleByIndex": lambda index: index,
             "nvmlDeviceRegisterEvents": self.register, "nvmlEventSetWait_v2": self.wait,
             "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(domain=0, bus=0x9C, device=handle),
-            "nvmlEventSetFree": lambda events: self.freed.set(),
+            "nvmlEventSetFree": lambda events: None, "nvmlShutdown": self.freed.set,
         }[name]  # fmt: skip
 
     def register(self, handle: int, kinds: int, events: str) -> None:

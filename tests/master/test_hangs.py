@@ -454,6 +454,17 @@ def test_those_that_wait_for_one_another_wait_apart(sends: bool) -> None:
     assert one.reason.count(f"; rank 0 {way}; rank 1 ") == 1
 
 
+def test_of_ten_thousand_it_takes_no_longer() -> None:
+    """Each second one has begun a collective of all, which each of the others owes, waiting for what its neighbour has not sent."""
+    told = [
+        replace(seen(0), rank=rank, collectives=(REDUCE,), transfers={rank - 1: (0, 0)})
+        if rank % 2
+        else replace(seen(0), rank=rank, collectives=(DONE,), transfers={rank + 1: (0, 1)})
+        for rank in range(10_000)
+    ]
+    assert ranks(*told) == tuple(range(1, 10_000, 2))
+
+
 def test_nobody_owes_what_is_on_its_way() -> None:
     """A receive that is begun ahead while all wait in one collective; a message of which both ends are begun, and one that waits
     behind it; a stage whose replicas are in a collective of theirs, all of them. After long it may be
