@@ -59,21 +59,27 @@ class Rank:
         self.stacks: Target | None = None
         """Where it writes its stacks when it is asked by a signal."""
         self._link: socket.socket | None = None
+        self._seen: MessageSeen = lambda rank, message: None
+        self._closed: Callable[[Rank], None] = lambda rank: None
         self._passed: list[int] = []
         """Descriptors that came over the link and are nobody's yet."""
         self._parser = link.Parser()
 
-    def open(self, seen: MessageSeen) -> dict[str, int]:
-        """Make page and link; returns the rank's ends, which are the caller's to close."""
+    def open(self, seen: MessageSeen, closed: Callable[["Rank"], None]) -> dict[str, int]:
+        """Make page and link; returns the rank's ends, which are the caller's to close.
+
+        closed: the link is, by the rank or by the kernel, which ends the rank.
+        """
+        self._seen, self._closed = seen, closed
         fd = page.create()
         self.page = page.open_page(fd)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._link = ours
-        asyncio.get_running_loop().add_reader(ours, self._readable, seen)
+        asyncio.get_running_loop().add_reader(ours, self._readable)
         return {"page": fd, "link": theirs.detach()}
 
-    def _readable(self, seen: MessageSeen) -> None:
+    def _readable(self) -> None:
         assert self._link is not None
         try:
             data, fds = descriptors.receive(self._link, 1 << 16, 4)
@@ -84,6 +90,7 @@ class Rank:
             data = b""
         if not data:
             self._close_link()
+            self._closed(self)
             return
         for message in self._parser.feed(data):
             if isinstance(message, LinkError):
@@ -96,7 +103,7 @@ class Rank:
             elif isinstance(message, link.StacksOffered) and self._passed:
                 self._close_stacks()
                 self.stacks = Target(fd=self._passed.pop(0), number=message.fd)
-            seen(self, message)
+            self._seen(self, message)
 
     def passed(self) -> socket.socket | None:
         """The socket that came with a message; None where what came is none."""
@@ -127,10 +134,10 @@ class Rank:
             if self._link is not None:
                 self._link.send(link.encode(message))
 
-    def drain_link(self, seen: MessageSeen) -> None:
+    def drain_link(self) -> None:
         """Take what the rank said last; it has ended."""
         while self._link is not None and _has_data(self._link):
-            self._readable(seen)
+            self._readable()
 
     def _close_link(self) -> None:
         if self._link is not None:
@@ -235,15 +242,13 @@ class Ranks:
         rank.environ = spec.environ
         fds = {"stdout": streams.stdout, "stderr": streams.stderr}
         try:
-            fds |= rank.open(message_seen)
+            fds |= rank.open(message_seen, lambda rank: self._link_closed(rank, exit_seen))
             await self._launch(rank, spec, fds)
         finally:
             for fd in fds.values():
                 os.close(fd)
         assert rank.ended is not None
-        rank.ended.add_done_callback(
-            lambda ended: self._ended(rank, ended, exit_seen, message_seen)
-        )
+        rank.ended.add_done_callback(lambda ended: self._ended(rank, ended, exit_seen))
         if self.stopping:
             children.signal_group(rank.pid, signal.SIGKILL)
 
@@ -258,16 +263,20 @@ class Ranks:
         rank.started_by, rank.pid = await self._starters.start(spec, fds)
         rank.ended = children.watch(rank.pid)
 
-    def _ended(
-        self,
-        rank: Rank,
-        ended: "asyncio.Future[int]",
-        exit_seen: ExitSeen,
-        message_seen: MessageSeen,
-    ) -> None:
+    def _link_closed(self, rank: Rank, exit_seen: ExitSeen) -> None:
+        """Where the kernel did that, the rank has failed, and the others need not wait until it can be reaped."""
+        if self.stopping or rank.ended is None or rank.ended.done():
+            return
+        if (code := children.ending(rank.pid)) is not None:
+            rank.exit_code = code
+            exit_seen(rank)
+
+    def _ended(self, rank: Rank, ended: "asyncio.Future[int]", exit_seen: ExitSeen) -> None:
         if ended.cancelled():
             return
-        rank.drain_link(message_seen)
+        rank.drain_link()
+        if rank.exit_code is not None:
+            return  # seen when its link was closed
         rank.exit_code = ended.result()
         if not self.stopping:
             exit_seen(rank)

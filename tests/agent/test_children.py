@@ -1,6 +1,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,34 @@ def test_what_a_killed_process_shared_and_had_not_unlinked_goes_with_it(
 
 async def watched(pid: int) -> None:
     await asyncio.wait_for(children.watch(pid), 60)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("raise SystemExit(3)", 3),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
+        ("import os; os.abort()", -signal.SIGABRT),
+        ("pass", None),
+    ],
+)
+def test_how_a_process_ends_shows_before_it_is_reaped(script: str, code: int | None) -> None:
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert children.ending(process.pid) == code
+    assert children.ending(process.pid) is None
+
+
+def test_a_process_whose_first_thread_has_ended_runs_on() -> None:
+    script = (
+        "import ctypes, sys, threading\n"
+        "threading.Thread(target=sys.stdin.read).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
+        assert children.ending(process.pid) is None
+        stat = Path(f"/proc/{process.pid}/stat")
+        while " Z " not in stat.read_text():
+            os.sched_yield()
+        assert children.ending(process.pid) is None
+        process.kill()

@@ -1,5 +1,6 @@
 """What may happen to a rank, and to what it started."""
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import Job, processes
+from tests.e2e.harness.tracer import holding
 
 ENDINGS = ("kill", "segv", "raise", "exit3")
 
@@ -94,6 +96,36 @@ def test_all_ranks_at_once(job: Job) -> None:
     job.finish()
     job.ends(0)
     assert job.round() == 2, job.dump()
+
+
+THREADED = """
+import os, pathlib, sys, threading, time
+folder = pathlib.Path(sys.argv[1])
+if not (folder / "again").exists():
+    thread = threading.Thread(target=time.sleep, args=(1e6,), daemon=True)
+    thread.start()
+    note = folder / f"note-{os.environ['RANK']}"
+    note.with_suffix(".new").write_text(f"{os.getpid()} {thread.native_id}")
+    note.with_suffix(".new").rename(note)
+    time.sleep(1e6)
+"""
+
+
+def test_a_killed_rank_is_heard_of_before_it_can_be_reaped(job: Job) -> None:
+    """The others are ended meanwhile."""
+    script = job.folder / "threaded.py"
+    script.write_text(THREADED)
+    node = job.start(entry=(str(script), str(job.folder)))
+    ranks = [job.folder / f"note-{rank}" for rank in range(2)]
+    job.wait_for("both ranks", lambda: all(note.exists() for note in ranks) or None)
+    (other, _), (pid, thread) = (map(int, note.read_text().split()) for note in ranks)
+    with holding(thread):
+        (job.folder / "again").touch()
+        os.kill(pid, signal.SIGKILL)
+        job.wait_for("the other's end", lambda: not processes.alive(other) or None)
+        assert Path(f"/proc/{pid}").exists(), job.dump()
+    job.ends(0)
+    assert "rank 1 on node0 was ended by SIGKILL; round 2" in node.said(), job.dump()
 
 
 def test_what_a_rank_leaves_behind_ends_with_its_round(job: Job) -> None:

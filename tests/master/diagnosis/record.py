@@ -48,8 +48,8 @@ MOST, MOST_CUDA = 45.0, 150.0
 
 def environment() -> dict[str, str]:
     """Ours, without what tells where we run."""
-    drop = ("PYTEST_", "ELASTIC_", "PYTHON", "OMP_", "VIRTUAL_ENV")
-    drop += ("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "TORCH_CPP_")
+    torch = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "TORCH_CPP_")
+    drop = ("PYTEST_", "ELASTIC_", "PYTHON", "OMP_", "VIRTUAL_ENV", *torch)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
     ours = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
