@@ -1,7 +1,7 @@
 """SIGKILL of a rank of the trainer to its next finished step: `python -m benchmarks.trainer_restart [NAME]`.
 
 The model is one of `benchmarks.mfu`, in exact mode, compiled; it goes on from memory, with the caches that the first
-start has filled and, on GPUs, the spare ranks that a job has after its first half minute. Each kill's seconds are told by
+start has filled and, on GPUs, the spare ranks that a job has after its first minute. Each kill's seconds are told by
 what the ranks went through, the last of them in each part: until scripts began (the loss is found, the other ranks are
 ended, new ones are forked), their imports, the process group, the model, the restore, and the first step, with the most
 graphs that one of them traced in it.
@@ -32,8 +32,8 @@ from benchmarks.mfu import SHAPES, Shape, arguments
 PARTS = ("begin", "import", "join", "lay out", "restore", "step")
 STEPS_BEFORE = 3
 """That are in memory, before a rank is killed."""
-SPARE = r"elastic-spare cuda:\d+"
-"""Title of one that is ready."""
+SPARE = r"elastic-spare cuda:\d+: slots registered"
+"""Title of one that is ready and has registered its rank's slots, as in a job's second minute and later."""
 SPARES = 60.0
 """Seconds after a start in which they come, or never: a device may have no room for one."""
 PATIENCE = 300.0

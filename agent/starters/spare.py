@@ -54,7 +54,11 @@ def wait(request: fork.Request, modules: Iterable[str]) -> fork.Request:
         orders.send(READY)
     except OSError:
         os._exit(0)  # given up meanwhile
-    data, fds = prepare(orders, lambda: _ahead(device))
+    data, fds = prepare(
+        orders,
+        lambda: _ahead(device),
+        lambda what: setproctitle(f"elastic-spare {device}: {what}"),
+    )
     if not data:
         os._exit(0)  # given up
     orders.send(TAKEN)
@@ -70,9 +74,11 @@ def _ahead(device: str) -> Any:
     return importlib.import_module("elastic.checkpoint.save.ahead").begin(device)
 
 
-def prepare(orders: socket.socket, begin: Callable[[], Any]) -> tuple[bytes, list[int]]:
+def prepare(
+    orders: socket.socket, begin: Callable[[], Any], tell: Callable[[str], None]
+) -> tuple[bytes, list[int]]:
     """Register the slots that are shown until other orders come; returns these. begin: makes `save.ahead.Ahead`, once one
-    is shown."""
+    is shown; tell: of what it is at."""
     ahead: Any = None
     news = select.poll()
     news.register(orders, select.POLLIN)
@@ -82,10 +88,12 @@ def prepare(orders: socket.socket, begin: Callable[[], Any]) -> tuple[bytes, lis
             return data, fds
         if ahead is None:
             ahead = begin()
+        tell("registering slots")
         ahead.show(fds)
         # Orders end the pause, too: where the driver was busy with a killed rank it would be seconds.
         while more := ahead.go_on(lambda seconds: news.poll(1e3 * seconds)):
             if news.poll(0):
                 break
         if not more:
+            tell("slots registered")
             orders.send(SLOTS)

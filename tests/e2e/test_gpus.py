@@ -19,7 +19,11 @@ DEVICES = Path(__file__).parent / "harness" / "scripts" / "devices.py"
 
 def spares(job: Job) -> list[Process]:
     """Those that are ready."""
-    return [p for p in job.left() if re.fullmatch(r"elastic-spare cuda:\d+", p.command)]
+    return [
+        p
+        for p in job.left()
+        if re.fullmatch(r"elastic-spare cuda:\d+(: slots registered)?", p.command)
+    ]
 
 
 def wait_for_spares(job: Job, count: int, without: frozenset[int] = frozenset()) -> list[Process]:

@@ -128,7 +128,7 @@ class Resting(lanes.Host):
 
 
 def test_orders_end_the_pause_after_a_part() -> None:
-    lane = Resting()
+    lane, told = Resting(), list[str]()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         slot_fd = slot.create((40 << 20) + slot.PAGE)
@@ -137,10 +137,11 @@ def test_orders_end_the_pause_after_a_part() -> None:
         os.close(slot_fd)
         orders = threading.Timer(0.2, ours.send, (b"orders",))
         orders.start()
-        assert spare.prepare(theirs, lambda: Ahead(lane)) == (b"orders", [])
+        assert spare.prepare(theirs, lambda: Ahead(lane), told.append) == (b"orders", [])
         orders.join()
     assert len(lane.rested) == 1
     assert lane.rested[0] < 30
+    assert told == ["registering slots"]
 
 
 @pytest.mark.parametrize("name", warmup.WATCHED)
