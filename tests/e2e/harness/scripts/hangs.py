@@ -32,6 +32,9 @@ BY_HAND, HOW = HOW.startswith(prefix := "by-hand-"), HOW.removeprefix(prefix)
 HANGS = str(RANK) == VICTIM
 LOADS = ("worker", "dead", "late")
 """By a worker of the loader's."""
+OTHER = 1 << 24
+"""Elements of a collective that does not match. NCCL sends few and many in different ways, and of those that it sends in
+the same way it may well come to an end."""
 
 
 def tell(kind: str, **fields: object) -> None:
@@ -131,10 +134,10 @@ def hang(model: torch.nn.Linear) -> None:
             sleep_with_the_gil()
         case (
             "skip" | "unsent" | "nothing"
-        ):  # skip: the others' barrier; unsent: what its neighbour takes
+        ):  # skip: what the others wait in; unsent: what its neighbour takes
             pass
         case "mismatch":
-            dist.broadcast(torch.zeros(3, device=DEVICE), src=RANK)
+            dist.broadcast(torch.zeros(OTHER if CUDA else 3, device=DEVICE), src=RANK)
         case "cross":  # each of the two waits for the other one's
             dist.recv(torch.zeros(1, device=DEVICE), src=RANK ^ 1)
         case "kernel":  # its host goes on to the next thing that waits for the device
@@ -178,7 +181,7 @@ def main() -> None:
         if str(RANK ^ 1) == VICTIM and HOW in ("cross", "unsent") and step == STEP:
             dist.recv(torch.zeros(1, device=DEVICE), src=RANK ^ 1)
         if HOW == "skip" and step == STEP and not HANGS:
-            dist.barrier()
+            dist.all_reduce(torch.zeros(OTHER, device=DEVICE)) if CUDA else dist.barrier()
         for parameter in model.parameters():
             assert parameter.grad is not None
             dist.all_reduce(parameter.grad)
