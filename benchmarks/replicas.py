@@ -79,8 +79,9 @@ def _start(rank: int, folder: Path, kind: str, config: GPTConfig, zero: int) -> 
         dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS)
         _measure(config, zero, device)
         code = 0
-    except Exception:
+    except BaseException:
         traceback.print_exc()
+        raise
     finally:
         os._exit(code)
 
