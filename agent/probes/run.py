@@ -1,4 +1,4 @@
-"""Probe this node: every probe in a process of its own with a deadline, those at once that do not
+"""Probe this node: a process for each device, disk and the rest, each answer with a deadline, those at once that do not
 disturb one another. Imports no torch.
 """
 

@@ -8,8 +8,10 @@ import pytest
 
 from elastic.proto.ending import Ended
 from tests.agent.probes import healthy
-from tests.e2e.harness import ROOT, Job
+from tests.e2e.harness import ROOT, Job, processes
+from tests.e2e.harness.stuck import stuck_folder
 from tests.e2e.test_endings import said, termination_log
+from tests.e2e.test_hangs import SCRIPT, STEP
 from tests.e2e.test_notify import first, to_a_file
 
 
@@ -47,6 +49,29 @@ def test_a_node_that_computes_wrong_is_kept_out_and_the_others_train(job: Job) -
     assert told["reason"].startswith("node1 is kept out: matmul: cpu: "), told
     job.wait_for_steps(2)
     assert re.search(r"^node1 +kept out ", job.ctl("status"), re.MULTILINE), job.ctl("status")
+    job.finish()
+    job.ends(0)
+
+
+def test_a_node_whose_rank_hung_in_the_kernel_is_probed_again_and_replaced(job: Job) -> None:
+    """A disk never answers, and the node's probe finds a fault that came while it trained."""
+    sites = [job.folder / f"site{number}" for number in range(3)]
+    entry = (str(SCRIPT), str(job.folder), str(STEP), "0.02", "cpu", "read:3")
+    with stuck_folder(job.folder / "stuck"):
+        for site in sites:
+            site.mkdir()
+            path = {"PYTHONPATH": f"{site}:{ROOT}"}
+            job.start("--precheck", "quick", nodes="2", entry=entry, environ=path)
+        victim = job.rank(1, 3)
+        (at,) = (
+            number
+            for number, node in enumerate(job.nodes)
+            if victim in {process.pid for process in processes.descendants(node.process.pid)}
+        )
+        corrupt(sites[at])
+        job.wait_for_event(f"rank 3 on node{at} does not go on")
+        job.wait_for_event(f"node{at} is kept out: matmul: cpu: ")
+        job.wait_for_steps(4, after=1, count=5)
     job.finish()
     job.ends(0)
 

@@ -90,14 +90,14 @@ def work(times: int) -> None:
         factor = (factor @ factor).softmax(0)
 
 
-def evaluate(model: torch.nn.Linear) -> None:
+def score(model: torch.nn.Linear) -> None:
     """For longer than any step, on one rank, without a word to anybody."""
     end = time.monotonic() + 4.0
     while time.monotonic() < end:
         model(torch.randn(64, 4, device=DEVICE)).relu().softmax(0).sort()
 
 
-def save_slowly() -> None:
+def write_slowly() -> None:
     """To where nobody reads for longer than any step."""
     path = FOLDER / "saved"
     os.mkfifo(path)
@@ -150,11 +150,11 @@ def hang(model: torch.nn.Linear) -> None:
         case "read":
             (FOLDER / "stuck" / "data").read_bytes()
         case "alone":
-            evaluate(model)
+            score(model)
         case "compiles":
             compile_anew()
         case "saves":
-            save_slowly()
+            write_slowly()
 
 
 def main() -> None:
