@@ -8,6 +8,8 @@ import signal
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
+from elastic.agent import tasks
+
 STRAYS_EVERY = 1.0
 """Seconds between looks for strays."""
 CLEANING = 6.0
@@ -17,11 +19,6 @@ _SHARED = Path("/dev/shm")
 _UNLINKS = re.compile(rb"resource_tracker import main|torch_shm_manager")
 """Helpers of multiprocessing's and torch's. When the last process that they serve is gone they unlink
 the shared memory that it left, and end; SIGKILL would leave it for ever."""
-
-_FLAGS, _STATUS = 6, 49
-"""Of a thread, and of a process, in its `stat`."""
-_EXITING = 0x4
-"""PF_EXITING."""
 
 
 def watch(pid: int) -> "asyncio.Future[int]":
@@ -54,21 +51,12 @@ def ending(pid: int) -> int | None:
     """The exit code of our child, as `watch` has it, where it has failed and no thread of it will run again, though it
     cannot be reaped before the kernel has taken apart all that it had: a GPU's driver may need a second for that. None
     where it runs, ends with 0, or nobody can tell."""
-    status = 0
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):  # a thread that is gone
-                if not _stat(f"/proc/{pid}/task/{task}", _FLAGS) & _EXITING:
-                    return None
-        status = _stat(f"/proc/{pid}", _STATUS)
+    threads = [one for one in tasks.threads(pid).values() if one != tasks.GONE]
+    if not threads or not all(one.exiting for one in threads):
+        return None
+    status = tasks.stat(pid).status
     failed = os.WIFSIGNALED(status) or os.WIFEXITED(status)
     return (os.waitstatus_to_exitcode(status) or None) if failed else None
-
-
-def _stat(place: str, field: int) -> int:
-    """A number of proc_pid_stat(5), by its place behind the name; 0 where this kernel has none."""
-    fields = Path(place, "stat").read_text().rpartition(")")[2].split()
-    return int(fields[field]) if field < len(fields) else 0
 
 
 def signal_group(pid: int, number: int) -> None:

@@ -49,6 +49,12 @@ class Attachment:
         self.rehearsal: tuple[str, ...] = ()
         """What it was told that spares are to call."""
 
+    def leave(self) -> None:
+        """In a fork, which is no rank: by the end of its link the agent hears that the rank has failed."""
+        if self._link is not None and _identity(self._link) == self._identity:
+            os.close(self._link)
+        self._link = None
+
     def open_link(self) -> "socket.socket | None":
         """Our end of the link, under a number of its own, to be closed after use.
 
@@ -111,6 +117,7 @@ def attach() -> Attachment | None:
     if page is None:
         return None
     _attachment = Attachment(page, _inherited_link())
+    os.register_at_fork(after_in_child=_attachment.leave)
     return _attachment
 
 

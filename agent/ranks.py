@@ -119,10 +119,16 @@ class Rank:
     def _keep_recorder(self) -> None:
         if (end := self.passed()) is None:
             return
-        if self.recorder is not None:
-            self.recorder.close()
+        self.close_recorder()
         end.setblocking(False)
         self.recorder = end
+
+    def close_recorder(self) -> None:
+        if self.recorder is not None:
+            # Somebody may wait for its answer, and its number may soon be another file's.
+            asyncio.get_running_loop().remove_reader(self.recorder)
+            self.recorder.close()
+            self.recorder = None
 
     def _close_stacks(self) -> None:
         if self.stacks is not None:
@@ -149,9 +155,7 @@ class Rank:
 
     def close(self) -> None:
         self._close_link()
-        if self.recorder is not None:
-            self.recorder.close()
-            self.recorder = None
+        self.close_recorder()
         self._close_stacks()
         if self.page is not None:
             self.page.close()

@@ -67,26 +67,35 @@ def _offer(attachment: "Attachment") -> None:
 
 
 def _serve(end: "socket.socket") -> None:
-    from elastic.proto import codec
-
     with contextlib.suppress(OSError), end:
         while end.recv(1):
-            end.send(codec.dumps(told()).encode())
+            end.send(encoded(told()))
+
+
+def encoded(said: "Told") -> bytes:
+    """As a datagram: without its stacks where it is too long for one, since paths may be of any letters."""
+    from dataclasses import replace
+
+    from elastic.proto import codec
+
+    whole = codec.dumps(said).encode()
+    return whole if len(whole) <= DATAGRAM else codec.dumps(replace(said, threads=())).encode()
 
 
 def told() -> "Told":
-    """Its collectives, its transfers, its stacks and its device; less than `DATAGRAM` bytes of JSON."""
+    """Its collectives, its transfers, its stacks and its device. What torch keeps for itself may be another thing some day."""
     from elastic.agent.device_times import on_device
     from elastic.agent.waits import transfers
-    from elastic.proto.looks import Told
+    from elastic.proto.looks import OnDevice, Told
 
-    counted = None
-    with contextlib.suppress(Exception):  # it reads tables of torch's own
+    issued, counted, device = None, None, OnDevice.UNKNOWN
+    with contextlib.suppress(Exception):
+        issued = tuple(last_collectives())
+    with contextlib.suppress(Exception):
         counted = transfers()
-    return Told(
-        collectives=tuple(last_collectives()), threads=stacks(), on_device=on_device(),
-        transfers=counted,
-    )  # fmt: skip
+    with contextlib.suppress(Exception):
+        device = on_device()
+    return Told(collectives=issued, threads=stacks(), on_device=device, transfers=counted)
 
 
 def last_collectives() -> Iterator["Collective"]:

@@ -17,9 +17,15 @@ class Stat:
     state: str
     """R, S, D, T, ..."""
     cpu_seconds: float
+    exiting: bool = False
+    """It runs no more, and the kernel takes it apart."""
+    status: int = 0
+    """As waitpid has it, of what is ending; 0, too, where we may not know."""
 
 
 GONE = Stat(name="", state="", cpu_seconds=0.0)
+_EXITING = 0x4
+"""PF_EXITING, of a thread's flags."""
 
 
 def stat(pid: int, tid: int | None = None) -> Stat:
@@ -36,6 +42,8 @@ def stat(pid: int, tid: int | None = None) -> Stat:
         name=name.decode(errors="replace"),
         state=fields[0].decode(),
         cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICK,
+        exiting=bool(int(fields[6]) & _EXITING),
+        status=int(fields[49]) if len(fields) > 49 else 0,
     )
 
 

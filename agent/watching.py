@@ -146,15 +146,30 @@ async def _ask(rank: Rank) -> Told | None:
         return None
     loop = asyncio.get_running_loop()
     said = _late(end)
-    with contextlib.suppress(OSError, TimeoutError):
+    try:
         async with asyncio.timeout(ANSWER):
             await loop.sock_sendall(end, b"?")
             said = await loop.sock_recv(end, DATAGRAM)
+    except TimeoutError:
+        pass
+    except OSError:
+        said = b""
+    if rank.recorder is end and _is_closed(end):
+        rank.close_recorder()  # nothing holds it up: it will never answer again
     try:
         found: Told = codec.loads(Told, said)
         return found
     except CodecError:
         return None
+
+
+def _is_closed(end: socket.socket) -> bool:
+    try:
+        return not end.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _late(end: socket.socket) -> bytes:

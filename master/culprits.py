@@ -13,9 +13,10 @@ for as long as it likes: only what no script does by itself is evidence there, a
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from types import MappingProxyType
 
 from elastic.master.activity import Activity, Doing, OnDevice, is_native, moved, worked
 from elastic.master.circles import Waits, circles
@@ -42,6 +43,7 @@ RARE = re.compile(
     r"_*(eval|valid|test|predict|generat|infer|save|checkpoint|upload|download)", re.IGNORECASE
 )
 """Beginnings of functions' names of a script that does something besides training."""
+NONE_ENDED: Mapping[int, NodeId] = MappingProxyType({})
 PATIENT_AFTER = 4
 COMPUTING = frozenset({Activity.BACKWARD, Activity.OPTIMIZER, Activity.NATIVE, Activity.DEVICE})
 SILENT = frozenset({Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER})
@@ -207,8 +209,14 @@ class Patience:
         return float(PATIENT_AFTER ** self.judged.get(seen.place, 0))
 
 
-def find(seen: Mapping[int, tuple[Seen, ...]], quiet: float, patience: Patience) -> Found | None:
-    """seen: looks by rank, oldest first; quiet: seconds since the round moved."""
+def find(
+    seen: Mapping[int, tuple[Seen, ...]],
+    quiet: float,
+    patience: Patience,
+    ended: Mapping[int, NodeId] = NONE_ENDED,
+) -> Found | None:
+    """seen: looks by rank, oldest first; quiet: seconds since the round moved; ended: ranks that did, with 0, and their
+    nodes."""
     looks = {rank: found for rank, found in seen.items() if len(found) > 1}
     last = {rank: _newest(found) for rank, found in looks.items()}
     if stopped := _stopped(looks):
@@ -220,7 +228,7 @@ def find(seen: Mapping[int, tuple[Seen, ...]], quiet: float, patience: Patience)
     still = {rank for rank, found in looks.items() if not _moved(found) and _spans(found, patience)}
     apart = [s for s in last.values() if not s.waits]
     if not apart:
-        return _all_wait(last, quiet, patience) if len(still) == len(last) else None
+        return _all_wait(last, quiet, patience, ended) if len(still) == len(last) else None
     if len(apart) == len(last) and quiet < patience.long:  # nobody waits for them
         return None
     hung = [s for s in apart if s.rank in still and quiet >= patience.of(looks[s.rank])]
@@ -234,6 +242,7 @@ def find_without_steps(
     seen: Mapping[int, tuple[Seen, ...]],
     since: Mapping[int, float],
     patience: Patience,
+    ended: Mapping[int, NodeId] = NONE_ENDED,
     *,
     begun: bool,
 ) -> Found | None:
@@ -249,7 +258,9 @@ def find_without_steps(
     apart = [s for s in last.values() if not s.waits]
     if not apart:
         quiet = min(still.values())
-        return _all_wait(last, quiet, patience) if begun and quiet >= patience.allowed else None
+        if not begun or quiet < patience.allowed:
+            return None
+        return _all_wait(last, quiet, patience, ended)
     hung = [s for s in apart if still[s.rank] >= patience.of(looks[s.rank])]
     return _found(hung, last, "does not go on", soft=True) if hung else None
 
@@ -303,7 +314,9 @@ def _starved(looks: Mapping[int, tuple[Seen, ...]]) -> list[Seen]:
     ]
 
 
-def _all_wait(last: Mapping[int, Seen], quiet: float, patience: Patience) -> Found | None:
+def _all_wait(
+    last: Mapping[int, Seen], quiet: float, patience: Patience, ended: Mapping[int, NodeId]
+) -> Found | None:
     """And none of them moves."""
     odd = _odd(last, ignoring=quiet >= patience.long)
     if odd and (quiet >= patience.long or not any(patience.named(s) for s in last.values())):
@@ -318,8 +331,24 @@ def _all_wait(last: Mapping[int, Seen], quiet: float, patience: Patience) -> Fou
         reason = f"{found.reason}; a kernel before that collective does not end on the device"
         return replace(found, reason=reason, machine=True)
     if quiet >= patience.long:
-        return replace(_owes(_found([], last, "does not go on"), owed), machine=True)
+        return _of_ended(ended, last) or replace(
+            _owes(_found([], last, "does not go on"), owed), machine=True
+        )
     return None
+
+
+def _of_ended(ended: Mapping[int, NodeId], last: Mapping[int, Seen]) -> Found | None:
+    """A script whose ranks have not equally much to do."""
+    if not ended:
+        return None
+    ranks, nodes = tuple(sorted(ended)), tuple(dict.fromkeys(ended.values()))
+    have = "has" if len(ranks) == 1 else "have"
+    reason = f"{_who(ranks, nodes[0])} {have} ended, with 0; {_others(last.values())}"
+    return Found(ranks=ranks, nodes=nodes, places=(), reason=reason)
+
+
+def _who(ranks: Sequence[int], node: NodeId) -> str:
+    return f"rank {ranks[0]} on {node}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
 
 
 def _spans(looks: tuple[Seen, ...], patience: Patience) -> bool:
@@ -495,7 +524,7 @@ def _found(
         )
     places = tuple(dict.fromkeys(last[rank].place for rank in ranks))
     first = last[ranks[0]]
-    who = f"rank {ranks[0]} on {first.node}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
+    who = _who(ranks, first.node)
     rest = [s for s in last.values() if s.rank not in ranks]
     reason = f"{who} {how if len(ranks) == 1 else _plural(how)}: {describe(first)}"
     if rest:

@@ -9,7 +9,7 @@ then, and whether they go on is what differs between two looks.
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from elastic.master.culprits import (
@@ -21,7 +21,9 @@ from elastic.master.culprits import (
     natively,
     unmoved,
 )
+from elastic.master.events import NodeId
 from elastic.master.policy import Policy
+from elastic.master.rendezvous import Seat
 
 LEARNED = 20
 """Reports with steps after which a round's rhythm counts as learned; one a second at most."""
@@ -109,6 +111,8 @@ class Facts:
     """All nodes have answered the last look."""
     begun: bool
     """All nodes have ranks of the round: nobody waits for one that is to start them yet."""
+    ended: Mapping[int, NodeId] = field(default_factory=dict[int, NodeId])
+    """Ranks that ended, with 0, and their nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +200,20 @@ def suspects_at(state: State, policy: Policy) -> float:
     return patience(state, policy) / 2
 
 
+def ended(
+    seats: Iterable[Seat], told: Collection[int], finished: Collection[NodeId]
+) -> dict[int, NodeId]:
+    """Ranks that have ended, with 0, and their nodes: all of those nodes that have finished, and those of which a look
+    does not tell though it does of others there. told: ranks of which the last look tells, all nodes having answered."""
+    found: dict[int, NodeId] = {}
+    first = 0
+    for seat in seats:
+        ranks = range(first, first := first + seat.ranks)
+        if seat.node_id in finished or any(rank in told for rank in ranks):
+            found |= {rank: seat.node_id for rank in ranks if rank not in told}
+    return found
+
+
 def decide(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
     """What to do about the round now."""
     if facts.ticked is None:
@@ -212,7 +230,9 @@ def decide(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
     if not facts.answered and now < suspicion.looked + ANSWER:
         return Decision(state=state, wake=suspicion.looked + ANSWER)
     limits = _limits(state, facts, policy)
-    found = suspicion.found or find(facts.seen, quiet, limits)
+    suspicion = _unless_moved(suspicion, unmoved(facts.seen, {}))
+    state = replace(state, suspicion=suspicion)
+    found = suspicion.found or find(facts.seen, quiet, limits, facts.ended)
     if found is not None:
         return _verdict(state, found, quiet, f"no step for {quiet:.1f} s", facts, now)
     gap = max(GAP, limits.allowed / 6)
@@ -230,14 +250,13 @@ def _without_steps(state: State, facts: Facts, now: float, policy: Policy) -> De
         return _look(state, now, f"no first step in {now - state.began:.0f} s: looking at all")
     if not facts.answered and now < suspicion.looked + ANSWER:
         return Decision(state=state, wake=suspicion.looked + ANSWER)
-    suspicion = replace(suspicion, since=unmoved(facts.seen, suspicion.since))
+    since = unmoved(facts.seen, suspicion.since)
+    suspicion = _unless_moved(replace(suspicion, since=since), since)
     state = replace(state, suspicion=suspicion)
-    since, looked, limits = suspicion.since, suspicion.looked, _limits(state, facts, policy)
-    found = suspicion.found
-    if found is None or any(since.get(rank, 0.0) >= looked for rank in found.ranks):  # it moved
-        suspicion = replace(suspicion, found=None)
-        state = replace(state, suspicion=suspicion)
-        found = find_without_steps(facts.seen, since, limits, begun=facts.begun)
+    looked, limits = suspicion.looked, _limits(state, facts, policy)
+    found = suspicion.found or find_without_steps(
+        facts.seen, since, limits, facts.ended, begun=facts.begun
+    )
     if found is not None and now < looked + LONGEST_GAP:  # an older look has been told of
         still = now - max(since.get(rank, looked) for rank in found.ranks or since)
         return _verdict(state, found, still, f"no move seen for {still:.0f} s", facts, now)
@@ -247,6 +266,14 @@ def _without_steps(state: State, facts: Facts, now: float, policy: Policy) -> De
     else:
         gap = max(limits.allowed, RESTS * (looked - state.began))
     return _again(state, suspicion, min(gap, LONGEST_REST), now)
+
+
+def _unless_moved(suspicion: Suspicion, since: Mapping[int, float]) -> Suspicion:
+    """Without what was found, where the close look shows that one of these ranks goes on. since: of `unmoved`."""
+    found = suspicion.found
+    if found is None or all(since.get(rank, 0.0) < suspicion.looked for rank in found.ranks):
+        return suspicion
+    return replace(suspicion, found=None)
 
 
 def _limits(state: State, facts: Facts, policy: Policy) -> Patience:

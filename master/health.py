@@ -158,6 +158,9 @@ class Health:
             seen={rank: self._seen[rank] for rank in self._newest},
             answered=not self._awaited,
             begun=self._seated(current) <= self._begun,
+            ended={}
+            if self._awaited
+            else core.ended(current.seats, self._newest, current.finished),
         )
         before = self._state.suspicion
         decision = core.decide(self._state, facts, now, self._shell.policy)

@@ -10,6 +10,7 @@ from enum import IntEnum
 from elastic.master import symptoms
 from elastic.master.events import Failed, NodeId, RankFailure
 from elastic.master.symptoms import Found
+from elastic.proto import signals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,14 +276,7 @@ def describe(observed: Observed) -> str:
     if kind:
         return f"{where} raised {kind}" + (f": {said}" if said else "")
     if failure.exit_code < 0:
-        ended = f"{where} was ended by {_signal_name(-failure.exit_code)}"
+        ended = f"{where} was ended by {signals.name(-failure.exit_code)}"
     else:
         ended = f"{where} exited with {failure.exit_code}"
     return ended + (f": {said}" if said else "")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

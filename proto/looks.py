@@ -122,12 +122,12 @@ class OnDevice(Enum):
 class Told:
     """What a rank says of itself, from a thread of its own."""
 
-    collectives: tuple[Collective, ...]
-    threads: tuple[Thread, ...]
+    collectives: tuple[Collective, ...] | None = None
+    """None, here and below: they cannot be told."""
+    threads: tuple[Thread, ...] = ()
     """As `fit` has them."""
     on_device: OnDevice = OnDevice.UNKNOWN
     transfers: tuple[Transfers, ...] | None = None
-    """None: they cannot be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

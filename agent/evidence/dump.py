@@ -60,7 +60,7 @@ async def ask(pid: int, target: Target, *, deadline: float) -> str:
     pause = _PAUSE
     while True:
         whole = not _is_pending(pid) and not _is_writing(pid, deaf)
-        if whole and (text := os.pread(target.fd, _LONGEST, 0)):
+        if whole and (text := _written(target)):
             return text.decode(errors="replace")
         if not _masks(pid, "SigCgt"):
             raise Unanswered("it ended meanwhile")
@@ -68,6 +68,13 @@ async def ask(pid: int, target: Target, *, deadline: float) -> str:
             raise Unanswered("it did not answer a signal")
         await asyncio.sleep(min(pause, max(0.0, deadline - loop.time())))
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _written(target: Target) -> bytes:
+    try:
+        return os.pread(target.fd, _LONGEST, 0)
+    except OSError as error:  # its round is over
+        raise Unanswered(f"what it wrote is gone: {error.strerror}") from error
 
 
 def _check(pid: int, target: Target) -> None:
@@ -90,7 +97,7 @@ def _masks(pid: int, name: str) -> dict[int, int]:
     with contextlib.suppress(OSError):
         for tid in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                text = Path(f"/proc/{pid}/task/{tid}/status").read_text()
+                text = Path(f"/proc/{pid}/task/{tid}/status").read_text(errors="replace")
                 if match := re.search(rf"^{name}:\s*([0-9a-f]+)$", text, re.MULTILINE):
                     found[int(tid)] = int(match[1], 16)
     return found

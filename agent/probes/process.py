@@ -13,6 +13,7 @@ from typing import Literal
 from elastic.agent import boot, children
 from elastic.agent.probes.answers import LONGEST, Answer, decode
 from elastic.agent.tasks import in_kernel, threads
+from elastic.proto import signals
 from elastic.proto.errors import CodecError
 
 GRACE = 1.0
@@ -157,7 +158,7 @@ class Program:
         if not self._ended.done():
             how = "closed its output without an answer"
         elif (code := self._ended.result()) < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
+            how = f"was killed by {signals.name(-code)}"
         else:
             how = f"ended with exit code {code} and no answer"
         await self.close()

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,11 @@ async def watched(pid: int) -> None:
         ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
         ("import os; os.abort()", -signal.SIGABRT),
         ("pass", None),
+        # Half of a letter: a name is cut at fifteen bytes.
+        (
+            "import setproctitle; setproctitle.setthreadtitle('a' * 14 + 'é'); raise SystemExit(3)",
+            3,
+        ),
     ],
 )
 def test_how_a_process_ends_shows_before_it_is_reaped(script: str, code: int | None) -> None:
@@ -72,7 +78,9 @@ def test_a_process_whose_first_thread_has_ended_runs_on() -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
         assert children.ending(process.pid) is None
         stat = Path(f"/proc/{process.pid}/stat")
+        deadline = time.monotonic() + 60
         while " Z " not in stat.read_text():
+            assert time.monotonic() < deadline, stat.read_text()
             os.sched_yield()
         assert children.ending(process.pid) is None
         process.kill()

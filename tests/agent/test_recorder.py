@@ -109,6 +109,21 @@ def test_an_answer_fits_whatever_the_stacks() -> None:
     assert sum(len(thread.frames) for thread in told.threads) <= 2 * looks.TOLD_FRAMES
 
 
+def test_an_answer_in_any_letters_fits() -> None:
+    frame = looks.Frame(function="f", file="/данные/" + "й" * 112, line=1)
+    told = Told(collectives=(), threads=(looks.Thread(tid=1, frames=(frame,) * 120),))
+    assert len(codec.dumps(told)) > DATAGRAM
+    assert codec.loads(Told, recorder.encoded(told)) == Told(collectives=())
+
+
+def test_who_cannot_read_its_collectives_tells_the_rest() -> None:
+    spoil = "recorder.last_of_each = None\nsys.modules['torch._C._distributed_c10d'] = recorder\n"
+    spoil += "recorder._dump_fr_trace_json = lambda *_: '{\"entries\": [1]}'\nsys.stdin.read()\n"
+    for told in asked(spoil, 2):
+        assert told.collectives is None
+        assert told.threads
+
+
 def test_one_that_holds_the_gil_does_not_answer() -> None:
     with pytest.raises(TimeoutError):
         asked("hold()", 2, patience=1.0)

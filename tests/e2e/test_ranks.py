@@ -102,6 +102,10 @@ THREADED = """
 import os, pathlib, sys, threading, time
 folder = pathlib.Path(sys.argv[1])
 if not (folder / "again").exists():
+    import elastic.session
+    elastic.session.step(1)
+    if os.fork() == 0:
+        time.sleep(1e6)
     thread = threading.Thread(target=time.sleep, args=(1e6,), daemon=True)
     thread.start()
     note = folder / f"note-{os.environ['RANK']}"
@@ -112,7 +116,7 @@ if not (folder / "again").exists():
 
 
 def test_a_killed_rank_is_heard_of_before_it_can_be_reaped(job: Job) -> None:
-    """The others are ended meanwhile."""
+    """The others are ended meanwhile. It has a child, as loaders' workers are, which lives on."""
     script = job.folder / "threaded.py"
     script.write_text(THREADED)
     node = job.start(entry=(str(script), str(job.folder)))

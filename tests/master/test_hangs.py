@@ -22,6 +22,7 @@ from elastic.master.culprits import (
 from elastic.master.events import NodeId
 from elastic.master.hangs import Decision, Examine, Facts, State, Verdict, patience, suspects_at
 from elastic.master.policy import Policy
+from elastic.master.rendezvous import Seat
 from elastic.proto import codec
 from elastic.proto.looks import Look as RankLook
 
@@ -689,6 +690,39 @@ def test_a_verdict_that_took_a_minute_waits_for_one_look_with_what_libraries_do(
     assert isinstance(told.order, Verdict)
     assert told.order.found.ranks == (3,)
     assert told.order.found.reason.endswith("; in C: PyThread_acquire_lock_timed")
+
+
+def test_whom_that_look_shows_going_on_is_not_named() -> None:
+    culprit = seen(3, Activity.DATA, asleep=True)
+    told = decide(
+        decide(learned(*[0.02] * 30), 200.61).state, 200.0 + LONG, looks(*WAITING, culprit)
+    )
+    assert told.order == Examine(2, (3,))
+    comes_back = replace(culprit, stack=(("forward", "train.py", 7),), at=200.3 + LONG)
+    closely = {**looks(*WAITING), 3: (culprit, comes_back)}
+    told = decide(told.state, 200.5 + LONG, closely)
+    assert not isinstance(told.order, Verdict)
+    assert told.state.suspicion is not None
+    assert told.state.suspicion.found is None
+
+
+def test_a_rank_that_has_ended_while_all_others_wait_is_named() -> None:
+    """As where it had less data than they."""
+    ended = {3: NodeId("b")}
+    patience = Patience(allowed=1.2, stepped=True, phases={}, judged={})
+    assert find(looks(*WAITING), LONG - 1, patience, ended) is None
+    one = find(looks(*WAITING), LONG + 1, patience, ended)
+    assert one is not None
+    assert (one.ranks, one.nodes, one.machine) == ((3,), ("b",), False)
+    assert one.reason.startswith("rank 3 on b has ended, with 0; 3 of 3 others: all_reduce")
+    works = (*WAITING[:2], seen(2, Activity.BACKWARD))
+    assert find(looks(*works), LONG + 1, patience, ended) != one
+
+
+def test_who_has_ended_is_whom_a_look_does_not_tell_of() -> None:
+    seats = [Seat(node_id=NodeId(name), ranks=2) for name in "abc"]
+    assert hangs.ended(seats, {0, 1, 2}, {NodeId("c")}) == {3: "b", 4: "c", 5: "c"}
+    assert hangs.ended(seats, {0, 1, 4, 5}, ()) == {}, "b could not look"
 
 
 def test_a_verdict_of_seconds_waits_for_nothing() -> None:
