@@ -334,7 +334,7 @@ class Agent:
             what=pb.RankFailure.STORE,
             exit_code=1,
             message="the store died",
-            oom_killed=self._ranks is not None and self._ranks.out_of_memory,
+            oom_killed=self._ranks is not None and self._ranks.strikes.recent,
         )
         self._outcome.failed(failure)
 
@@ -414,6 +414,7 @@ class Agent:
             round=self._outcome.round, plain=self._starters.plain, prepared=self._starters.prepared
         )
         if self._ranks is not None:
+            self._ranks.strikes.look()
             beat.ranks.extend(rank.progress() for rank in self._ranks.ranks)
             beat.metrics = self._metrics if any(rank.rank == 0 for rank in beat.ranks) else ""
         self._uplink.send(pb.FromAgent(heartbeat=beat))

@@ -32,6 +32,8 @@ TICKS, TICK_NS = 3, 4
 BEATS, WAITED_NS, RING, KEPT = 32, 33, 64, 128
 """As in proto/page.py, in words of 8 bytes."""
 
+MOST_OTHERS = 1000
+"""Steps of other optimizers in a row, after which one of them is the script's."""
 SEND_TIMEOUT = 5.0
 """Seconds that a message to the agent may hold the script up; then the link is given up."""
 
@@ -312,6 +314,8 @@ class _Ticker:
         self._first = True
         self._leader = 0
         """Of several optimizers the one that stepped first: its steps are the script's."""
+        self._others = 0
+        """Steps of the others since its last: it may be gone, as where a script unfreezes layers."""
         self._pid = os.getpid()
         self._device: DeviceTimes | None = None
         """Of a rank that computes on a GPU."""
@@ -328,7 +332,12 @@ class _Ticker:
             dynamo = sys.modules.get("torch._dynamo")  # which would compile what we call, too
             first = self._first_step
             _quietly(first if dynamo is None else dynamo.disable(first))
-        if id(optimizer) == self._leader:
+        if id(optimizer) != self._leader:
+            self._others += 1
+            if self._others > MOST_OTHERS:
+                self._leader = id(optimizer)
+        else:
+            self._others = 0
             number = words[BEATS] + 1
             at = RING + number % KEPT * 2
             words[at], words[at + 1] = now, words[WAITED_NS]

@@ -34,7 +34,9 @@ _FAULT = re.compile(
 class KernelLog:
     """From now on."""
 
-    def __init__(self) -> None:
+    def __init__(self, visible: str | None = None) -> None:
+        """visible: CUDA_VISIBLE_DEVICES of the ranks; other GPUs may be other jobs'."""
+        self._visible = visible
         self._fd = -1
         self._heard = deque[tuple[float, str]](maxlen=64)
         """Lines that may matter, and when they came, in the loop's time: the kernel's own clock goes its own way."""
@@ -61,13 +63,13 @@ class KernelLog:
     def lines(self, pids: Collection[int], *, struck: bool) -> list[str]:
         """What may have to do with a rank's end, oldest first; pids: our ranks'; struck: the OOM killer ended one of our
         cgroup, whose number the kernel may have otherwise."""
-        since = asyncio.get_running_loop().time() - AGE
+        since, gpus = asyncio.get_running_loop().time() - AGE, usable(self._visible)
         if self._xids is not None:
-            return self._xids.lines(since)[:LINES]
+            told = self._xids.lines(since)
+            return [x for x in told if not gpus or concerns(x, gpus, pids, struck=struck)][:LINES]
         if self._fd < 0:
             return []
         self._hear()
-        gpus = _gpus()
         lines = (line for at, line in self._heard if at >= since)
         return [x for x in lines if concerns(x, gpus, pids, struck=struck)][:LINES]
 
@@ -80,11 +82,24 @@ class KernelLog:
             self._xids.close()
 
 
-def _gpus() -> frozenset[str]:
-    """PCI addresses of those that we may see, without their function."""
+def usable(visible: str | None, folder: Path = GPUS) -> frozenset[str]:
+    """PCI addresses of the GPUs that CUDA_VISIBLE_DEVICES names, by number or by UUID, without their function; of all
+    that we may see where it is not set or names none of them, as with MIG."""
+    there = {}
     with contextlib.suppress(OSError):
-        return frozenset(name.lower().partition(".")[0] for name in os.listdir(GPUS))
-    return frozenset()
+        for number, gpu in enumerate(sorted(folder.iterdir())):
+            about = (gpu / "information").read_text(errors="replace") if visible else ""
+            uuid = re.search(r"^GPU UUID:\s*(\S+)", about, re.MULTILINE)
+            there[gpu.name.lower().partition(".")[0]] = (str(number), uuid[1] if uuid else "")
+    names = [name.strip() for name in (visible or "").split(",") if name.strip()]
+    named = {
+        address
+        for address, (number, uuid) in there.items()
+        if any(
+            name == number or (name.startswith("GPU-") and uuid.startswith(name)) for name in names
+        )
+    }
+    return frozenset(named or there)
 
 
 def concerns(line: str, gpus: Collection[str], pids: Collection[int], *, struck: bool) -> bool:

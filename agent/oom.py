@@ -1,11 +1,33 @@
 """Whether the kernel's OOM killer struck in our cgroup: its own count, version 1 or 2."""
 
 import contextlib
+import math
 import re
+import time
 from functools import cache
 from pathlib import Path
 
+AGE = 60.0
+"""Seconds for which a strike may be what ended a rank."""
 _ROOT = Path("/sys/fs/cgroup")
+
+
+class Strikes:
+    """Of the OOM killer, from now on."""
+
+    def __init__(self) -> None:
+        self._count = kills()
+        self._at = -math.inf
+
+    def look(self) -> None:
+        """To be called now and then, since nobody tells when it struck."""
+        if (count := kills()) > self._count:
+            self._count, self._at = count, time.monotonic()
+
+    @property
+    def recent(self) -> bool:
+        self.look()
+        return time.monotonic() - self._at < AGE
 
 
 def kills() -> int:

@@ -224,8 +224,9 @@ class Ranks:
         self._starters = starters
         self._spares = spares
         self._logs = AttemptLogs(settings.logs, order.round, settings.role)
-        self._oom = oom.kills()
-        self._kernel_log = KernelLog()
+        self.strikes = oom.Strikes()
+        visible = settings.workload.environ.get("CUDA_VISIBLE_DEVICES")
+        self._kernel_log = KernelLog(visible)
 
     async def start(self, exit_seen: ExitSeen, message_seen: MessageSeen) -> None:
         """Start them all. Raises OSError or StartFailed; some may run then: `stop` ends them."""
@@ -321,15 +322,10 @@ class Ranks:
         allowed = frozenset(os.sched_getaffinity(0))
         return numa.cpus(settings.numa_binding, local_rank, settings.gpu_nodes, allowed)
 
-    @property
-    def out_of_memory(self) -> bool:
-        """The kernel's OOM killer has struck here since the round began."""
-        return oom.kills() > self._oom
-
     def failure(self, rank: Rank) -> pb.RankFailure:
         """How a rank ended, for the master."""
         folder = rank.streams.folder if rank.streams else None
-        struck = self.out_of_memory
+        struck = self.strikes.recent
         told = pb.RankFailure(
             rank=rank.number,
             local_rank=rank.local_rank,

@@ -109,6 +109,31 @@ def test_forked_rank_ticks_too(agent: SmallAgent, tmp_path: Path) -> None:
     agent.ask(verb="die", starter="standby")
 
 
+ANOTHER_LEADS = """
+import torch
+from elastic.agent import hook
+layer = torch.nn.Linear(2, 1)
+first, second = (torch.optim.SGD(layer.parameters(), lr=0.1) for _ in range(2))
+layer(torch.ones(1, 2)).sum().backward()
+beats = lambda: hook._attachment.page.words[hook.BEATS]
+for _ in range(3):
+    first.step()
+    for _ in range(5):
+        second.step()
+assert beats() == 3, beats()
+for _ in range(hook.MOST_OTHERS + 10):
+    second.step()
+assert 10 < beats() < 20, beats()
+"""
+
+
+def test_of_two_optimizers_the_first_leads_until_it_steps_no_more(
+    agent: SmallAgent, tmp_path: Path
+) -> None:
+    found = agent.start("spawner", target=write(tmp_path, ANOTHER_LEADS))
+    assert found["exit"] == 0, found["stderr"]
+
+
 CHILDREN = """
 import os, subprocess, sys, multiprocessing
 import torch

@@ -53,6 +53,25 @@ def test_a_gpu_of_others_is_not_ours(line: str) -> None:
     assert not concerns(line, (), (), struck=True)
 
 
+@pytest.mark.parametrize(
+    ("visible", "ours"),
+    [
+        (None, "134"),
+        ("", "134"),
+        ("0,2", "14"),
+        (" 1 ", "3"),
+        ("GPU-b2,GPU-c3-9", "34"),
+        ("MIG-7", "134"),
+    ],
+)
+def test_which_gpus_are_ours(visible: str | None, ours: str, tmp_path: Path) -> None:
+    for bus, uuid in (("1", "GPU-a1"), ("3", "GPU-b2-8"), ("4", "GPU-c3-9")):
+        gpu = tmp_path / f"0000:0{bus}:00.0"
+        gpu.mkdir()
+        (gpu / "information").write_text(f"Model: NVIDIA H200\nGPU UUID: \t {uuid}\n")
+    assert kernel_log.usable(visible, tmp_path) == {f"0000:0{bus}:00" for bus in ours}
+
+
 def test_the_machine_is_everybodys() -> None:
     assert concerns("mce: [Hardware Error]: Machine check events logged", (), (), struck=False)
 
