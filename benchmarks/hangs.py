@@ -1,4 +1,4 @@
-"""Ranks that hang: `python -m benchmarks.hangs [named|jitter|cost ...]`.
+"""Ranks that hang: `python -m benchmarks.hangs [named|jitter|reasons|cost ...]`.
 
 8 ranks over Gloo on two nodes of this machine, or one over NCCL for each of its GPUs (`--device cuda`), steps of
 20 ms unless said otherwise.
@@ -6,7 +6,8 @@
 named: `--hangs` rounds, each of which hangs in another way and rank; seconds from the hang to the verdict, and to
 the first step of the next round, and whether the right rank was named. jitter: steps that take ten times as long
 now and then, asleep or computing; verdicts, of which there must be none, as `jitter --steps 10000 --seconds 0.1`
-and `jitter --steps 1000 --seconds 1 --calm 100`. cost: the time of a step of the same work in `--pairs` of blocks of one
+and `jitter --steps 1000 --seconds 1 --calm 100`. reasons: the same of `--reasons` runs in each of which something takes
+long for a reason. cost: the time of a step of the same work in `--pairs` of blocks of one
 run, as a machine may be faster now than a minute later: all processes but the ranks run in one, and are stopped in
 the other, after which they catch up, which counts against them; and what a step without work (a backward pass, an
 all-reduce, an optimizer's step) takes more in a rank than in a process of its own: hooks and torch's flight recorder.
@@ -49,6 +50,10 @@ MOST_VERDICTS = 100
 """Rounds of a run that jitter."""
 STEP = 60
 """In which they hang."""
+TICKS = 10
+"""Pairs of a rank and a process of its own."""
+REASONS = ("late", "compiles", "alone", "saves")
+"""What takes long and is no hang: a loader that comes back, and what one rank does while the others wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +150,25 @@ def ran(job: Job, steps: int) -> bool:
     return len(job.told("step", rank=0)) >= steps
 
 
+def reasons(at: Place, folder: Path, count: int, seconds: float) -> None:
+    """A job for each, of one round where nothing is taken for a hang."""
+    wrong = 0
+    for number in range(count):
+        own = folder / str(number)
+        own.mkdir()
+        what = f"{REASONS[number % len(REASONS)]}:{(3 * number + 1) % at.ranks}"
+        job = at.begin(own, seconds, [what])
+        ended = job.wait_for_steps(at.ranks, count=STEP + 20)
+        end(job)
+        doubts = sum("looking at all" in node.said() for node in job.nodes)
+        verdicts = [event for event in job.events() if "Hung:" in event]
+        wrong += bool(verdicts) or ended > 1
+        print(
+            f"{what}: {len(verdicts)} verdicts, {'doubted' if doubts else 'not doubted'}", *verdicts
+        )
+    print(f"{wrong} of {count} had a verdict")
+
+
 def jitter(at: Place, folder: Path, steps: int, seconds: float, calm: int) -> None:
     """Every rank is ten times as slow in one step of a hundred, at random, after `calm` steps."""
     job = at.begin(folder, seconds, [f"jitter:{calm}"] * MOST_VERDICTS)
@@ -183,8 +207,14 @@ def cost(device: str, folder: Path, pairs: int, seconds: float) -> None:
         f"{pairs} pairs of blocks, steps of {1000 * took:.1f} ms: all but the ranks costs {statistics.mean(ratios):+.2%} "
         f"+- {sure:.2%}, median {statistics.median(ratios):+.2%}"
     )
-    hook = tick()
-    print(f"a step's own work for it takes {hook:.1f} us, {hook / took / 1e6:.3%}")
+    hooks = [tick() / took / 1e6 for _ in range(TICKS)]
+    ours = statistics.mean(hooks)
+    unsure = statistics.stdev(hooks) / math.sqrt(TICKS)
+    print(
+        f"a step's own work for it takes {ours * took * 1e6:.1f} +- {unsure * took * 1e6:.1f} us, {ours:.3%}"
+    )
+    most = statistics.mean(ratios) + ours + 2 * math.hypot(sure, unsure)
+    print(f"both together, with 95 % certainty: at most {most:.2%}")
 
 
 def all_but(job: Job, ranks: set[int]) -> list[int]:
@@ -245,7 +275,7 @@ def main() -> int:
     parser.add_argument(
         "part",
         nargs="*",
-        choices=("named", "jitter", "cost", []),
+        choices=("named", "jitter", "reasons", "cost", []),
         default=[],
     )
     parser.add_argument("--hangs", type=int, default=100)
@@ -254,10 +284,11 @@ def main() -> int:
     parser.add_argument(
         "--calm", type=int, default=0, help="steps before any jitters (%(default)s)"
     )
+    parser.add_argument("--reasons", type=int, default=40)
     parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
-    parts = args.part or ("named", "jitter", "cost")
+    parts = args.part or ("named", "jitter", "reasons", "cost")
     if "cost" in parts and args.seconds > LONGEST:
         parser.error(f"cost takes steps of at most {LONGEST:g} s")
     at = place(args.device)
@@ -267,6 +298,8 @@ def main() -> int:
                 named(at, Path(folder), args.hangs, args.seconds)
             elif part == "jitter":
                 jitter(at, Path(folder), args.steps, args.seconds, args.calm)
+            elif part == "reasons":
+                reasons(at, Path(folder), args.reasons, args.seconds)
             else:
                 cost(args.device, Path(folder), args.pairs, args.seconds)
     return 0
