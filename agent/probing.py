@@ -54,7 +54,7 @@ class Probing:
         if order.number != self._number:
             self._number, self._told = order.number, None
             self.cancel()
-            self._task = self._spawn(self._probe(order))
+            self._task = self._spawn(self._probe(order, self._task))
         elif self._told is not None:  # the answer was lost
             self._send(self._told)
 
@@ -63,7 +63,9 @@ class Probing:
         if self._task is not None:
             self._task.cancel()
 
-    async def _probe(self, order: pb.Probe) -> None:
+    async def _probe(self, order: pb.Probe, before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            await asyncio.wait([before])  # its processes would disturb ours
         environ = dict(self._settings.workload.environ)
         if order.HasField("pairs"):
             await self._cleared()

@@ -1,9 +1,9 @@
-"""Ranks that are slow: `python -m benchmarks.stragglers [--clean N] [--cpu N] [--link N]`, or, on this machine's GPUs,
+"""Ranks that are slow: `python -m benchmarks.stragglers [--clean N] [--cpu N] [--node N] [--link N]`, or, on this machine's GPUs,
 `--device cuda [--clean N] [--gpu N] [--host N] [--ranks N]`.
 
 Ranks that train by DDP over Gloo on two nodes of this machine; each run is a job of its own. clean: nothing is slow,
 and there must be no verdict. cpu: one rank gets less of a core than it needs (a cgroup's quota), so that it computes
-`--more` longer. link: the nodes are network namespaces, and one's link is limited by `tc`. Seconds from the fault to
+`--more` longer; node: all ranks of one node do. link: the nodes are network namespaces, and one's link is limited by `tc`. Seconds from the fault to
 the verdict, and whether what was slow was named, and nothing else.
 
 On GPUs it is one node and NCCL. gpu: another process keeps one rank's GPU busy for the part of the time that makes
@@ -158,7 +158,10 @@ def now(job: Job) -> float:
 def faulty(kind: str, work: Work, runs: int, more: float, rate: str) -> None:
     right, took = 0, []
     for run in range(runs):
-        victim = run % work.ranks
+        victims = [run % work.ranks]
+        if kind == "node":
+            half = work.ranks // 2
+            victims = [half * (run % 2) + number for number in range(half)]
         with contextlib.ExitStack() as stack:
             net = None
             if kind == "link":
@@ -171,15 +174,19 @@ def faulty(kind: str, work: Work, runs: int, more: float, rate: str) -> None:
                 net.limit(1, rate)
                 wanted = r"transfers over the link between node0 and node1"
             else:
-                stack.enter_context(throttled([job.rank(1, victim)], share(job, victim, more)))
-                wanted = rf"rank {victim} on node\d computes"
+                shares = [share(job, victim, more) for victim in victims]
+                for victim, less in zip(victims, shares, strict=True):
+                    stack.enter_context(throttled([job.rank(1, victim)], less))
+                wanted = rf"rank {victims[0]} on node\d computes"
+                if kind == "node":
+                    wanted = rf"all {len(victims)} ranks on node\d compute"
             work.intervals(job, 2 * INTERVALS)
             found, cost = verdicts(job)[len(early) :], step(job) / before - 1
         good = not early and bool(found) and all(re.search(wanted, text) for _, text in found)
         right += good
         took += [found[0][0] - began] if good else []
         print(
-            f"{kind} {run + 1}, {victim if net is None else rate}, steps {cost:+.0%}: {early + found}",
+            f"{kind} {run + 1}, {victims if net is None else rate}, steps {cost:+.0%}: {early + found}",
             flush=True,
         )
     summary(f"{kind}: {right} of {runs} named and nothing else", took)
@@ -316,6 +323,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--clean", type=int, help="runs (10; on GPUs 2)")
     parser.add_argument("--cpu", type=int, default=5, help="runs (%(default)d)")
+    parser.add_argument("--node", type=int, default=2, help="runs (%(default)d)")
     parser.add_argument("--link", type=int, default=3, help="runs (%(default)d)")
     parser.add_argument("--gpu", type=int, default=2, help="runs (%(default)d)")
     parser.add_argument("--host", type=int, default=1, help="runs (%(default)d)")
@@ -340,6 +348,8 @@ def main() -> int:
         clean(work, runs, args.intervals)
     if args.cpu:
         faulty("cpu", work, args.cpu, args.more or 0.3, args.rate)
+    if args.node:
+        faulty("node", work, args.node, args.more or 0.3, args.rate)
     if args.link:
         faulty("link", work, args.link, args.more or 0.3, args.rate)
     return 0

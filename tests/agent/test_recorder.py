@@ -124,6 +124,23 @@ def test_who_cannot_read_its_collectives_tells_the_rest() -> None:
         assert told.threads
 
 
+FUNCTIONAL = """
+os.environ["TORCH_FR_BUFFER_SIZE"] = "100"
+import torch, torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+functional.all_reduce(torch.ones(3), "sum", [0]).sum()
+os.write(1, b".")
+sys.stdin.read()
+"""
+
+
+def test_what_compiled_code_and_dtensor_issue_is_seen_too() -> None:
+    (told,) = asked(FUNCTIONAL, 1, written=1)
+    assert told.collectives is not None
+    assert [(one.op, one.sizes) for one in told.collectives] == [("gloo:all_reduce", "[[3]]")]
+
+
 def test_one_that_holds_the_gil_does_not_answer() -> None:
     with pytest.raises(TimeoutError):
         asked("hold()", 2, patience=1.0)

@@ -58,6 +58,8 @@ def test_of_the_cases_held_out_90_of_100_are_right() -> None:
     named, placed = wrong(cases)
     assert len(named) <= 0.1 * len(cases), f"{len(named)} of {len(cases)} are named wrongly"
     assert len(placed) <= 0.1 * len(cases), f"{len(placed)} of {len(cases)} are placed wrongly"
+    either = {line.partition(": ")[0] for line in (*named, *placed)}
+    assert len(either) <= 0.1 * len(cases), f"{len(either)} of {len(cases)} are not right"
 
 
 def test_what_was_recorded_on_devices_is_right() -> None:
