@@ -303,7 +303,7 @@ class Agent:
         self, known: Callable[[], set[int]], settled: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         left = await children.sweep(known, self._settings.kill_timeout, settled)
-        self._retiring.leave_behind(left)
+        await self._retiring.leave_behind(left)
 
     def _known(self) -> set[int]:
         """Our children that are no orphans."""

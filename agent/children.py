@@ -59,6 +59,14 @@ def ending(pid: int) -> int | None:
     return (os.waitstatus_to_exitcode(status) or None) if failed else None
 
 
+async def stuck_at(pid: int) -> str:
+    """Where a process that no signal ends sits in the kernel, as far as that is told within a second."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            return await asyncio.to_thread(tasks.in_kernel, pid)
+    return "unknown"
+
+
 def signal_group(pid: int, number: int) -> None:
     """Send a signal to the process group that `pid` leads; to it alone if it leads none yet."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

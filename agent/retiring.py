@@ -6,8 +6,8 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
+from elastic.agent import children
 from elastic.agent.ranks import Ranks
-from elastic.agent.tasks import in_kernel
 
 log = logging.getLogger(__name__)
 
@@ -75,18 +75,18 @@ class Retiring:
         if not left:
             await self._sweep()
             return
-        self.unkillable = _words(left[0].pid, f" of rank {left[0].number}")
-        log.error("%s", self.unkillable)
         self.stuck.update(rank.pid for rank in left)
+        self.unkillable = await _words(left[0].pid, f" of rank {left[0].number}")
+        log.error("%s", self.unkillable)
         self._give_up()
 
-    def leave_behind(self, pids: Iterable[int]) -> None:
+    async def leave_behind(self, pids: Iterable[int]) -> None:
         """What a sweep could not end: nothing of a rank's, so the node goes on without it."""
         for pid in pids:
-            log.error("%s", _words(pid))
             self.stuck.add(pid)
+            log.error("%s", await _words(pid))
 
 
-def _words(pid: int, whose: str = "") -> str:
-    stack = in_kernel(pid)
+async def _words(pid: int, whose: str = "") -> str:
+    stack = await children.stuck_at(pid)
     return f"process {pid}{whose} does not end on SIGKILL; it sits in the kernel at: {stack}"

@@ -12,7 +12,7 @@ from typing import Literal
 
 from elastic.agent import boot, children
 from elastic.agent.probes.answers import LONGEST, Answer, decode
-from elastic.agent.tasks import in_kernel, threads
+from elastic.agent.tasks import threads
 from elastic.proto import signals
 from elastic.proto.errors import CodecError
 
@@ -60,6 +60,11 @@ class Program:
                 command[0], command, dict(environ), file_actions=moves, setsid=True,
                 setsigmask=(), setsigdef=(signal.SIGPIPE, signal.SIGINT, signal.SIGTERM),
             )  # fmt: skip
+        except OSError:
+            os.close(self._errors)
+            os.close(self._stdin)
+            self._stdout.close()
+            raise
         finally:
             for fd in (*high, theirs_in, theirs_out):
                 os.close(fd)
@@ -136,10 +141,10 @@ class Program:
         tasks, said = threads(self.pid), self._said()
         states = {task.state for task in tasks.values()}
         held = next((tid for tid, task in tasks.items() if task.state == "D"), self.pid)
-        where = in_kernel(held)
+        where = await children.stuck_at(held)
         await self.close()
         if self.left_behind or "D" in states:
-            where = in_kernel(held) if self.left_behind else where
+            where = await children.stuck_at(held) if self.left_behind else where
             self.end, words = "stuck", f"it is stuck in the kernel, in {where}"
         elif states & {"T", "t"}:
             self.end, words = "stopped", "it was stopped by a signal"
