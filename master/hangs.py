@@ -230,8 +230,9 @@ def decide(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
     if not facts.answered and now < suspicion.looked + ANSWER:
         return Decision(state=state, wake=suspicion.looked + ANSWER)
     limits = _limits(state, facts, policy)
-    suspicion = _unless_moved(suspicion, unmoved(facts.seen, {}))
-    state = replace(state, suspicion=suspicion)
+    if suspicion.found is not None:
+        suspicion = _unless_moved(suspicion, unmoved(facts.seen, {}))
+        state = replace(state, suspicion=suspicion)
     found = suspicion.found or find(facts.seen, quiet, limits, facts.ended)
     if found is not None:
         return _verdict(state, found, quiet, f"no step for {quiet:.1f} s", facts, now)
