@@ -448,7 +448,9 @@ def _innermost(frames: "traceback.StackSummary") -> str:
 
 
 def _foreign(filename: str) -> bool:
-    """Whether a file is a library's: installed, Python's own, or no file at all."""
+    """Whether a file is a library's: installed, Python's own, what we put around torch's, or no file at all."""
+    if filename.startswith(os.path.dirname(__file__) + os.sep):
+        return True
     if filename.startswith("<") or "site-packages" in filename or "dist-packages" in filename:
         return True
     return filename.startswith(os.path.dirname(os.__file__) + os.sep)

@@ -348,6 +348,24 @@ def test_copied_offsets_are_the_pages() -> None:
     assert (hook.RING, hook.KEPT) == (page.RING, page.KEPT)
 
 
+WAITS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def step():
+    dist.recv(torch.ones(1), src=0)
+step()
+"""
+
+
+def test_what_is_put_around_torchs_functions_is_not_where_a_script_failed(
+    agent: SmallAgent, tmp_path: Path
+) -> None:
+    found = agent.start("spawner", target=write(tmp_path, WAITS))
+    failed = found["link"][-1]
+    assert failed["kind"] == "ErrorNote", found
+    assert failed["frame"].endswith("train.py:5 in step"), failed
+
+
 CLOSES_ALL = """
 import os, socket, torch
 layer = torch.nn.Linear(2, 1)

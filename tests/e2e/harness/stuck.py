@@ -52,9 +52,9 @@ class _Op(IntEnum):
 class StuckFolder:
     """Where it is mounted."""
 
-    def __init__(self, path: Path, device: int) -> None:
+    def __init__(self, path: Path, device: int, error: int) -> None:
         self.path = path
-        self._device = device
+        self._device, self._error = device, error
         self._victims: queue.Queue[int] = queue.Queue()
 
     def victim(self, timeout: float) -> int:
@@ -83,13 +83,18 @@ class StuckFolder:
                     _answer(self._device, unique)
                 case _Op.IOCTL:  # Python asks whether it is a terminal
                     _answer(self._device, unique, error=_ENOTTY)
+                case _ if self._error:
+                    _answer(self._device, unique, error=self._error)
                 case _:
                     self._victims.put(pid)
 
 
 @contextlib.contextmanager
-def stuck_folder(path: Path) -> Iterator[StuckFolder]:
-    """Skips the test where it cannot be mounted. Whoever waits goes on at the end, with an error."""
+def stuck_folder(path: Path, *, error: int = 0) -> Iterator[StuckFolder]:
+    """Skips the test where it cannot be mounted. Whoever waits goes on at the end, with an error.
+
+    error: a negative number of errno's, that a read or a look gets in place of no answer.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     path.mkdir()
     try:
@@ -104,7 +109,7 @@ def stuck_folder(path: Path) -> Iterator[StuckFolder]:
         unique, _ = _request(device)
         _answer(device, unique, _INIT.pack(7, 22, 0, _ASYNC_READ, 1, 1, 4096))
         _refuse_interrupts(device, path)
-        folder = StuckFolder(path, device)
+        folder = StuckFolder(path, device, error)
         ended, end = os.pipe()
         server = threading.Thread(target=folder.answer_until, args=(ended,), daemon=True)
         server.start()

@@ -25,8 +25,8 @@ MAX_TEXT = 4096
 
 Side = Literal["known", "held_out"]
 SIDES: tuple[Side, Side] = ("known", "held_out")
-DEVICES: Literal["devices"] = "devices"
-"""Recorded on GPUs, on no side."""
+LATER: Literal["later"] = "later"
+"""Recorded since there are rules, on no side: on GPUs, and on disks that fail."""
 
 LABELS: Mapping[str, str] = ACTIONS
 """Every label, and what an operator does about it; two that call for the same would be one."""
@@ -66,8 +66,8 @@ class Case:
         return same and self.culprit.rank in (None, first.failure.rank)
 
 
-def load(side: Side | Literal["devices"], folder: Path = FOLDER) -> tuple[Case, ...]:
-    """All cases of one side, or those of devices. Raises CorpusError."""
+def load(side: Side | Literal["later"], folder: Path = FOLDER) -> tuple[Case, ...]:
+    """All cases of one side, or those that came later. Raises CorpusError."""
     cases: list[Case] = []
     for path in sorted((folder / side).glob("*.jsonl")):
         for number, line in enumerate(path.read_text().splitlines(), 1):

@@ -45,6 +45,8 @@ class Plan:
     cut: bool = False
     """The network between the nodes is cut once all ranks train; each node has a namespace."""
     cwd_gone: bool = False
+    bad_disk: bool = False
+    """Reads of `disk/data` fail, and `readonly` takes no files."""
     environ: tuple[tuple[str, str], ...] = ()
     cuda: bool = False
 
@@ -276,6 +278,13 @@ def _on_devices(label: str, fault: str, variant: int = 0, **more: object) -> Pla
     return Plan(fault=fault, variant=variant, label=label, flags=flags, cuda=True, **wanted)  # type: ignore[arg-type]
 
 
+DISK_PLANS: list[Plan] = [
+    *_alone("storage_error", "bad_disk", ("bad_disk", 1), ("bad_disk", 3), bad_disk=True),
+    Plan(fault="bad_disk", variant=2, label="storage_error", bad_disk=True, nodes=(2,), on=1),
+    Plan(fault="bad_disk", variant=1, label="storage_error", bad_disk=True, nodes=(1, 1), on=1, late=2.0),
+    Plan(fault="bad_disk", variant=3, label="storage_error", bad_disk=True, nodes=(2, 2), on=0, linger=2.0),
+]  # fmt: skip
+"""File systems that fail; kept in a folder of their own, as what follows, since the rules were there before."""
 DEVICE_PLANS: list[Plan] = [
     _on_devices("device_oom", "out_of_memory", nodes=(1,), on=0),
     _on_devices("device_oom", "out_of_memory", 1, nodes=(2,)),
@@ -293,4 +302,4 @@ DEVICE_PLANS: list[Plan] = [
     _on_devices("script_error", "value_error", 1, nodes=(2,), on=0, after=120.0),
     _on_devices("node_lost", "waits", signal=9, silent=True),
 ]
-"""What needs two GPUs, whose failures are kept in a folder of their own: the verdicts were tuned before there were any."""
+"""What needs two GPUs."""

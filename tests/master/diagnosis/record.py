@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import platform
@@ -35,10 +36,11 @@ from elastic.master import messages
 from elastic.proto import link
 from elastic.proto import master_pb2 as pb
 from elastic.proto.security import Security
+from tests.e2e.harness.stuck import stuck_folder
 from tests.master.diagnosis import native
 from tests.master.diagnosis.machine import Kernel, limited
 from tests.master.diagnosis.networks import Networks
-from tests.master.diagnosis.plans import DEVICE_PLANS, PLANS, Plan
+from tests.master.diagnosis.plans import DEVICE_PLANS, DISK_PLANS, PLANS, Plan
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[3]
@@ -149,6 +151,7 @@ class Case:
         self._kernel = Kernel()
         self._timers: file_timer.Server | None = None
         self._disks: list[Path] = []
+        self._mounted = contextlib.ExitStack()
         self._networks = Networks(len(plan.nodes)) if plan.cut else None
 
     @property
@@ -193,6 +196,7 @@ class Case:
             self._networks.close()
         if self._timers is not None:
             self._timers.close()
+        self._mounted.close()
         for disk in self._disks:
             subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
@@ -200,13 +204,20 @@ class Case:
         shutil.copytree(SCRIPTS, self._folder / "job")
         if not self._plan.cuda:
             native.build(self._folder / "job")
+        if self._plan.bad_disk:
+            job = self._folder / "job"
+            self._mounted.enter_context(stuck_folder(job / "disk", error=-errno.EIO))
+            self._mount(job / "readonly", "ro")
         if self._plan.logs_full:
             for number in range(len(self._plan.nodes)):
                 disk = self._folder / "logs" / f"node-{number}"
-                disk.mkdir(parents=True)
-                options = ["-t", "tmpfs", "-o", "size=1m", "logs", str(disk)]
-                subprocess.run(["mount", *options], check=True)
-                self._disks.append(disk)
+                self._mount(disk, "size=1m")
+
+    def _mount(self, disk: Path, options: str) -> None:
+        disk.mkdir(parents=True)
+        command = ["mount", "-t", "tmpfs", "-o", options, "small", str(disk)]
+        subprocess.run(command, check=True)
+        self._disks.append(disk)
 
     async def _start(self, number: int, size: int, store: str) -> None:
         name, plan = f"node-{number}", self._plan
@@ -376,7 +387,7 @@ def main() -> None:
     if args.inside:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     args.out.mkdir(parents=True, exist_ok=True)
-    plans = DEVICE_PLANS if args.cuda else PLANS
+    plans = DEVICE_PLANS if args.cuda else PLANS + DISK_PLANS
     chosen = [p for p in plans if args.word in p.id and not (args.out / f"{p.id}.json").exists()]
     if args.limited:
         chosen = [plan for plan in chosen if plan.id == args.word]

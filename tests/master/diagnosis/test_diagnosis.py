@@ -11,7 +11,7 @@ from elastic.master.diagnosis import Diagnosis, Host, diagnose
 from elastic.master.events import Failed, NodeId, RankFailure
 from elastic.master.reading import Observed, Weight, ends, read
 from elastic.master.symptoms import ACTIONS
-from tests.master.diagnosis.corpus import DEVICES, Case, load
+from tests.master.diagnosis.corpus import LATER, Case, load
 
 A, B = NodeId("node-0"), NodeId("node-1")
 CLOSED = "[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:25513."
@@ -62,9 +62,9 @@ def test_of_the_cases_held_out_90_of_100_are_right() -> None:
     assert len(either) <= 0.1 * len(cases), f"{len(either)} of {len(cases)} are not right"
 
 
-def test_what_was_recorded_on_devices_is_right() -> None:
+def test_what_was_recorded_since_is_right() -> None:
     """But for a lost node, which over NCCL looks like a rank that hangs: heartbeats tell of it."""
-    cases = load(DEVICES)
+    cases = load(LATER)
     lost = [case for case in cases if case.label == "node_lost"]
     others = [case for case in cases if case.label != "node_lost"]
     assert len(others) >= 14

@@ -137,6 +137,8 @@ class Rows:
             time.sleep(60)
         if index == 3 and self.what == "corrupt":
             json.loads('{"text": ')
+        if index == 3 and self.what == "bad disk":
+            Path("disk/data").read_bytes()
         if index == 3 and self.what == "bug":
             return dict[str, int]()["label"]
         return torch.zeros(1 << 18 if self.what == "large" else 8)
@@ -168,6 +170,21 @@ def worker_hangs(args: Args) -> None:
 
 def worker_corrupt(args: Args) -> None:
     _load("corrupt")
+
+
+def bad_disk(args: Args) -> None:
+    """`disk/data` is on a file system that fails, `readonly` on one that is mounted so."""
+    import torch
+
+    match args.variant:
+        case 0:
+            Path("disk/data").read_bytes()
+        case 1:
+            torch.load("disk/data")
+        case 2:
+            _load("bad disk")
+        case _:
+            torch.save({"step": 2}, "readonly/checkpoint.pt")
 
 
 def worker_bug(args: Args) -> None:
