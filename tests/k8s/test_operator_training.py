@@ -74,6 +74,7 @@ class Trained(Job):
         return self.step()
 
 
+@pytest.mark.timeout(900)  # alone it takes 100 to 200 s of two cores
 def test_scaled_lost_and_suspended_it_ends_with_the_same_bits(
     crd: None, cluster: Cluster, tmp_path: Path
 ) -> None:
