@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
 
+from elastic.agent.oom import AGE
 from elastic.agent.xids import Xids
 
 KERNEL_LOG = "/dev/kmsg"
@@ -18,8 +19,6 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 """A folder for each GPU that we may see, named by its PCI address."""
 MOST_RECORDS = 1000
 """That are read at once."""
-AGE = 60.0
-"""Seconds before a rank's end; what is older did not end it."""
 LINES, LENGTH = 8, 300
 """That are told of one failure, and characters of each."""
 
@@ -47,7 +46,7 @@ class KernelLog:
             asyncio.get_running_loop().add_reader(self._fd, self._hear)
         except OSError:
             self.close()
-            self._xids = Xids()
+            self._xids = None if self._visible == "" else Xids()
 
     def _hear(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -84,8 +83,10 @@ class KernelLog:
 
 def usable(visible: str | None, folder: Path = GPUS) -> frozenset[str]:
     """PCI addresses of the GPUs that CUDA_VISIBLE_DEVICES names, by number or by UUID, without their function; of all
-    that we may see where it is not set or names none of them, as with MIG."""
+    that we may see where it is not set or names none of them, as with MIG; of none where it is empty."""
     there = {}
+    if visible == "":
+        return frozenset()
     with contextlib.suppress(OSError):
         for number, gpu in enumerate(sorted(folder.iterdir())):
             about = (gpu / "information").read_text(errors="replace") if visible else ""

@@ -4,30 +4,13 @@ import contextlib
 import math
 import re
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 AGE = 60.0
-"""Seconds for which a strike may be what ended a rank."""
+"""Seconds before a rank's end; what is older did not end it."""
 _ROOT = Path("/sys/fs/cgroup")
-
-
-class Strikes:
-    """Of the OOM killer, from now on."""
-
-    def __init__(self) -> None:
-        self._count = kills()
-        self._at = -math.inf
-
-    def look(self) -> None:
-        """To be called now and then, since nobody tells when it struck."""
-        if (count := kills()) > self._count:
-            self._count, self._at = count, time.monotonic()
-
-    @property
-    def recent(self) -> bool:
-        self.look()
-        return time.monotonic() - self._at < AGE
 
 
 def kills() -> int:
@@ -62,3 +45,25 @@ def _upwards(root: Path, path: str, name: str) -> list[Path]:
     """The file of that name in a cgroup and in all above it: only some may have the controller."""
     folder = root / path.lstrip("/")
     return [f / name for f in (folder, *folder.parents) if f == root or root in f.parents]
+
+
+class Strikes:
+    """Of the OOM killer, from now on."""
+
+    def __init__(
+        self,
+        kills: Callable[[], int] = kills,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kills, self._clock = kills, clock
+        self._count, self._at = kills(), -math.inf
+
+    def look(self) -> None:
+        """To be called now and then, since nobody tells when it struck."""
+        if (count := self._kills()) > self._count:
+            self._count, self._at = count, self._clock()
+
+    @property
+    def recent(self) -> bool:
+        self.look()
+        return self._clock() - self._at < AGE

@@ -146,14 +146,10 @@ async def _ask(rank: Rank) -> Told | None:
         return None
     loop = asyncio.get_running_loop()
     said = _late(end)
-    try:
+    with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(ANSWER):
             await loop.sock_sendall(end, b"?")
             said = await loop.sock_recv(end, DATAGRAM)
-    except TimeoutError:
-        pass
-    except OSError:
-        said = b""
     if rank.recorder is end and _is_closed(end):
         rank.close_recorder()  # nothing holds it up: it will never answer again
     try:

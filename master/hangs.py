@@ -292,7 +292,8 @@ def _verdict(
 ) -> Decision:
     """Or one look more, of which nothing but its words depends."""
     assert state.suspicion is not None
-    if found.ranks and quiet >= CLOSER and state.suspicion.found is None:
+    here = not facts.seen.keys().isdisjoint(found.ranks)  # who has ended cannot be looked at
+    if here and quiet >= CLOSER and state.suspicion.found is None:
         return _look(state, now, "", close=found)
     found = natively(found, facts.seen)
     state = replace(state, suspicion=replace(state.suspicion, found=None))

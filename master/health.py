@@ -151,6 +151,8 @@ class Health:
             for node_id, at in self._ticked.items()
             if node_id in self._sessions and node_id not in current.finished
         ]
+        before = self._state.suspicion
+        told = before is not None and not self._awaited
         facts = core.Facts(
             ticked=min(quiet, default=now if self._stepped else None),
             stepping=self._stepped and not quiet,
@@ -158,11 +160,8 @@ class Health:
             seen={rank: self._seen[rank] for rank in self._newest},
             answered=not self._awaited,
             begun=self._seated(current) <= self._begun,
-            ended={}
-            if self._awaited
-            else core.ended(current.seats, self._newest, current.finished),
+            ended=core.ended(current.seats, self._newest, current.finished) if told else {},
         )
-        before = self._state.suspicion
         decision = core.decide(self._state, facts, now, self._shell.policy)
         self._state = decision.state
         if decision.reason and not isinstance(decision.order, core.Verdict):

@@ -57,7 +57,7 @@ def test_a_gpu_of_others_is_not_ours(line: str) -> None:
     ("visible", "ours"),
     [
         (None, "134"),
-        ("", "134"),
+        ("", ""),
         ("0,2", "14"),
         (" 1 ", "3"),
         ("GPU-b2,GPU-c3-9", "34"),

@@ -716,7 +716,20 @@ def test_a_rank_that_has_ended_while_all_others_wait_is_named() -> None:
     assert (one.ranks, one.nodes, one.machine) == ((3,), ("b",), False)
     assert one.reason.startswith("rank 3 on b has ended, with 0; 3 of 3 others: all_reduce")
     works = (*WAITING[:2], seen(2, Activity.BACKWARD))
-    assert find(looks(*works), LONG + 1, patience, ended) != one
+    busy = find(looks(*works), LONG + 1, patience, ended)
+    assert busy is not None
+    assert busy.ranks == (2,)
+
+
+def test_who_has_ended_is_named_without_another_look() -> None:
+    told = decide(learned(*[0.02] * 30), 200.61)
+    facts = Facts(
+        ticked=200.0, stepping=False, phases={}, seen=looks(*WAITING), answered=True, begun=True,
+        ended={3: NodeId("b")},
+    )  # fmt: skip
+    told = hangs.decide(told.state, facts, 201.0 + LONG, POLICY)
+    assert isinstance(told.order, Verdict)
+    assert told.order.found.ranks == (3,)
 
 
 def test_who_has_ended_is_whom_a_look_does_not_tell_of() -> None:
