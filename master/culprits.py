@@ -39,6 +39,8 @@ SLEEPING = frozenset({Activity.SLEEP, Activity.LOCK, Activity.FILE, Activity.WAI
 """Waits for something that is none of the ranks: a disk, a network, another process."""
 SPAN = 0.3
 """Of the patience: from the first look at a rank to the last."""
+MANY = 4
+"""Looks that tell that a rank works in Python alone: a few may all find what calls a library between two calls."""
 RARE = re.compile(
     r"_*(eval|valid|test|predict|generat|infer|save|checkpoint|upload|download)", re.IGNORECASE
 )
@@ -177,10 +179,9 @@ class Patience:
             return FOREVER  # it begins, or ends
         if _endless(looks):
             return self.of_device(seen)  # a queue is no longer than a step or two
-        if seen.state == "D" or (doing.asleep and doing.activity in SLEEPING):
+        if any(map(_sleeps, looks)):
             return self.rare(looks)
-        computes = doing.activity in COMPUTING or not seen.sure
-        if computes and _worked(looks):
+        if _worked(looks) and (len(looks) < MANY or any(map(_computes, looks))):
             return FOREVER
         return self.here(seen)
 
@@ -387,6 +388,16 @@ def _worked(looks: tuple[Seen, ...]) -> bool:
     """Its main thread used the processor between the first look and the last."""
     first, last = looks[0], looks[-1]
     return worked(first.cpu, last.cpu, seconds=last.at - first.at)
+
+
+def _sleeps(seen: Seen) -> bool:
+    """For something that is none of the ranks."""
+    return seen.state == "D" or (seen.doing.asleep and seen.doing.activity in SLEEPING)
+
+
+def _computes(seen: Seen) -> bool:
+    """In a library, as far as it is known."""
+    return seen.doing.activity in COMPUTING or not seen.sure
 
 
 def _endless(looks: tuple[Seen, ...]) -> bool:

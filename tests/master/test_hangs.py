@@ -11,6 +11,7 @@ from elastic.master.activity import Activity, Doing, OnDevice
 from elastic.master.culprits import (
     FOREVER,
     LONG,
+    MANY,
     UNSTEPPED_PATIENCES,
     Collective,
     Found,
@@ -264,6 +265,31 @@ def test_a_model_that_computes_looks_alike_whether_it_goes_on_or_not() -> None:
     assert ranks(*WAITING, busy, before=before, quiet=FOREVER - 1) is None
     assert ranks(*WAITING, busy, before=before, quiet=FOREVER) == (3,)
     assert ranks(*WAITING, busy) == (3,), "it computes nothing"
+
+
+PYTHON, LIBRARY = Activity.PYTHON, Activity.NATIVE
+
+
+@pytest.mark.parametrize(
+    ("activities", "named"),
+    [
+        ((PYTHON,) * MANY, True),
+        ((PYTHON,) * (MANY - 1), False),
+        ((LIBRARY, *(PYTHON,) * (MANY - 1)), False),
+        ((PYTHON, Activity.SLEEP, *(PYTHON,) * (MANY - 2)), False),
+    ],
+)
+def test_who_works_is_named_once_many_looks_show_python_alone(
+    activities: tuple[Activity, ...], named: bool
+) -> None:
+    """What evaluates in one small function is in Python's code between two calls, at any look."""
+    works = tuple(
+        seen(3, activity, at=float(n), cpu=float(n), asleep=activity is Activity.SLEEP)
+        for n, activity in enumerate(activities)
+    )
+    patience = Patience(allowed=1.2, stepped=True, phases={}, judged={})
+    one = find(looks(*WAITING) | {3: works}, 5.0, patience)
+    assert (one is not None) is named
 
 
 def test_a_rank_without_a_stack_begins_or_ends() -> None:
