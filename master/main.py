@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,21 +79,47 @@ async def serve(
     again = last is not None and last.launch == settings.launch
     begun = again or os.path.exists(settings.run_dir / job_folder.JOURNAL)
     journal = await _open(settings.run_dir / job_folder.JOURNAL, again, told_to_end)
-    notifier = Notifier(settings.notify, settings.run_id, process_environment())
-    tell = notifier.tell if settings.notify else None
-    shell = Shell(
-        journal,
-        settings.policy,
-        settings.launch,
-        tell,
-        job_uid=settings.job_uid,
-        least_epoch=settings.least_epoch,
-    )
-    streams = Streams(shell, settings.run_id, settings.run_dir)
-    control = Control(
-        shell, streams, journal, settings.run_id, open_admin=bool(settings.security.token)
-    )
-    await shell.begin(streams.act, last if begun else None, told_to_end)
+    with contextlib.closing(journal):
+        notifier = Notifier(settings.notify, settings.run_id, process_environment())
+        tell = notifier.tell if settings.notify else None
+        shell = Shell(
+            journal,
+            settings.policy,
+            settings.launch,
+            tell,
+            job_uid=settings.job_uid,
+            least_epoch=settings.least_epoch,
+        )
+        streams = Streams(shell, settings.run_id, settings.run_dir)
+        await shell.begin(streams.act, last if begun else None, told_to_end)
+        async with _listening(settings, shell, streams, journal):
+            if shell.job.result is None:
+                _put_report_aside(settings.run_dir, shell.job)
+            _write_note(settings, shell.job)
+            if launcher is None:
+                ending = _stop_when(told_to_end, shell, streams, guardian, settings.node_id)
+            else:
+                ending = _go_when(told_to_end, streams)
+            beside = [ending, streams.watch_silence()]
+            if launcher is not None:
+                beside.append(_supply(launcher, Served(shell, streams)))
+            tasks = [loop.create_task(one) for one in beside]
+            try:
+                await streams.over.wait()
+                if shell.job.result is not None:
+                    _write_report(shell, settings)
+                    await streams.farewell(shell.job.stop_grace + 15.0)
+                await notifier.close()
+            finally:  # also where another master has taken over, and this is cancelled
+                for task in tasks:
+                    task.cancel()
+    return shell.job.result
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    settings: MasterSettings, shell: Shell, streams: Streams, journal: Journal
+) -> AsyncIterator[None]:
     listen = settings.listen or settings.address
     try:
         server = open_server(listen, settings.security)
@@ -100,34 +127,19 @@ async def serve(
         raise UsageError(
             f"cannot listen on {listen}: is another program using the port?"
         ) from error
+    open_admin = bool(settings.security.token)
+    control = Control(shell, streams, journal, settings.run_id, open_admin=open_admin)
     master_pb2_grpc.add_MasterServicer_to_server(streams, server)
     master_pb2_grpc.add_ControlServicer_to_server(control, server)
-    await server.start()
-    if shell.job.result is None:
-        _put_report_aside(settings.run_dir, shell.job)
-    _write_note(settings, shell.job)
-    if launcher is None:
-        ending = _stop_when(told_to_end, shell, streams, guardian, settings.node_id)
-    else:
-        ending = _go_when(told_to_end, streams)
-    stop = loop.create_task(ending)
-    watch = loop.create_task(streams.watch_silence())
-    supply = (
-        None if launcher is None else loop.create_task(_supply(launcher, Served(shell, streams)))
-    )
+    starting = asyncio.ensure_future(server.start())
     try:
-        await streams.over.wait()
-        if shell.job.result is not None:
-            _write_report(shell, settings)
-            await streams.farewell(shell.job.stop_grace + 15.0)
-        await notifier.close()
-    finally:  # also where another master has taken over, and this is cancelled
-        for task in (stop, watch, supply):
-            if task is not None:
-                task.cancel()
+        await asyncio.shield(starting)
+        yield
+    finally:
+        await (
+            starting
+        )  # cancelled in the midst of that, gRPC fails later, where nobody waits for it
         await server.stop(grace=0.2)
-        journal.close()
-    return shell.job.result
 
 
 async def _serve(settings: MasterSettings) -> None:

@@ -58,6 +58,18 @@ def reserved(host: str = "127.0.0.1") -> Iterator[str]:
         yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def settings_of(
+    run_dir: Path, address: str, security: Security = NO_SECURITY, policy: Policy | None = None
+) -> MasterSettings:
+    return MasterSettings(
+        run_id=RUN_ID,
+        address=address,
+        run_dir=run_dir,
+        policy=policy or Policy(),
+        security=security,
+    )
+
+
 @contextlib.asynccontextmanager
 async def master(
     run_dir: Path,
@@ -69,13 +81,7 @@ async def master(
 ) -> AsyncIterator[str]:
     """Serve a job in this process; its address. The job is stopped at the end."""
     with reserved(host) as address:
-        settings = MasterSettings(
-            run_id=RUN_ID,
-            address=address,
-            run_dir=run_dir,
-            policy=policy or Policy(),
-            security=security,
-        )
+        settings = settings_of(run_dir, address, security, policy)
         serving = asyncio.create_task(serve(settings, launcher))
         near = address.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
         try:
@@ -213,14 +219,4 @@ if __name__ == "__main__":
     from elastic.master.main import main
 
     logging.basicConfig(level=logging.INFO)
-    sys.exit(
-        main(
-            MasterSettings(
-                run_id=RUN_ID,
-                address=sys.argv[2],
-                run_dir=Path(sys.argv[1]),
-                policy=Policy(),
-                security=NO_SECURITY,
-            )
-        )
-    )
+    sys.exit(main(settings_of(Path(sys.argv[1]), sys.argv[2])))

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import gc
 import random
 import shutil
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ import pytest
 import trustme
 
 from benchmarks import wire
+from elastic.master.main import serve
 from elastic.master.policy import Policy
+from elastic.proto import job_folder, version
 from elastic.proto import master_pb2 as pb
-from elastic.proto import version
 from elastic.proto.calls import MasterClient
 from elastic.proto.errors import ElasticError, MasterRefused
 from elastic.proto.limits import MAX_REQUEST
@@ -28,6 +31,8 @@ from tests.master.serving import (
     may_unshare,
     node_states,
     noted,
+    reserved,
+    settings_of,
     within,
 )
 
@@ -44,6 +49,28 @@ async def serves(address: str, security: Security | None = None) -> None:
 
 
 # --- in ----------------------------------------------------------------------------------------
+
+
+@within(60)
+async def test_one_that_is_cancelled_as_it_begins_leaves_nothing_behind(tmp_path: Path) -> None:
+    """After each of its turns: the next one on the same journal begins, and nothing fails where nobody waits for it."""
+    said: list[dict[str, Any]] = []
+    with reserved() as address:
+        for turns in count(1):
+            serving = asyncio.create_task(serve(settings_of(tmp_path, address)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            begun = job_folder.read_note(tmp_path) is not None
+            asyncio.get_running_loop().set_exception_handler(lambda _, what: said.append(what))
+            serving.cancel()
+            await asyncio.wait([serving])
+            assert serving.cancelled(), turns
+            if begun:
+                break
+    await asyncio.sleep(0)
+    gc.collect()
+    assert turns > 1
+    assert said == []
 
 
 @within(120)
