@@ -8,7 +8,7 @@ import pytest
 
 from elastic.proto import env
 from elastic.proto.ending import Ended, Ending, from_json
-from tests.e2e.harness import Job
+from tests.e2e.harness import FORK, Job
 from tests.e2e.harness.job import SCRIPT
 
 HANGS = SCRIPT.with_name("hangs.py")
@@ -72,7 +72,7 @@ def test_too_few_are_left(job: Job) -> None:
 
 @pytest.mark.parametrize("one", [("--fault-budget", "0"), ("--hang-action", "fail")])
 def test_a_hang_that_ends_the_job(job: Job, one: tuple[str, str]) -> None:
-    flags = (*one, "--exit-codes", "detailed", *termination_log(job, "a"))
+    flags = (FORK, *one, "--exit-codes", "detailed", *termination_log(job, "a"))
     entry = (str(HANGS), str(job.folder), "40", "0.02", "cpu", "stop:1")
     job.start(*flags, entry=entry)
     job.ends(215)

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import wire
 from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc, version
-from tests.e2e.harness import Job, Node, processes
+from tests.e2e.harness import FORK, Job, Node, processes
 from tests.e2e.harness.ports import listening
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -43,7 +43,7 @@ def throw(address: tuple[str, int], data: bytes) -> None:
 
 def test_bytes_that_are_no_message(job: Job) -> None:
     """On the master's port, the knock port, the round's store and the spare one."""
-    node = job.start(script=("--torch",))
+    node = job.start(FORK, script=("--torch",))
     number = job.wait_for_steps(2)
     addresses = _addresses(job, node)
     assert len(addresses) >= 4, addresses

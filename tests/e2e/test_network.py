@@ -5,20 +5,20 @@ import socket
 
 import pytest
 
-from tests.e2e.harness import Job, processes
+from tests.e2e.harness import FORK, Job, processes
 from tests.e2e.harness.network import Network, missing, start, with_resolver
 
 pytestmark = pytest.mark.netns
 
 
-@pytest.mark.parametrize(("script", "steps"), [("", 50), ("--torch", 0)])
+@pytest.mark.parametrize(("flags", "script", "steps"), [((), "", 50), ((FORK,), "--torch", 0)])
 def test_a_short_partition_ends_no_rank(
-    job: Job, network: Network, script: str, steps: int
+    job: Job, network: Network, flags: tuple[str, ...], script: str, steps: int
 ) -> None:
     """Shorter than the lease, and the node comes back by itself. Ranks that train together stand
     still meanwhile, and go on where they were."""
-    start(job, network, 0, "--lease", "60", nodes="2", script=script)
-    start(job, network, 1, "--lease", "60", nodes="2", script=script)
+    for host in range(2):
+        start(job, network, host, *flags, "--lease", "60", nodes="2", script=script)
     number = job.wait_for_steps(2)
     network.pull(1)
     job.wait_for_event("node1 is unreachable")
@@ -36,9 +36,8 @@ def test_a_long_partition_costs_the_node_its_place_until_it_is_back(
 ) -> None:
     """DDP: those on the master's side go on without it, and grow again when it is there."""
     for host in range(3):
-        start(
-            job, network, host, "--lease", "2", "--last-call", "0.5", nodes="2:3", script="--torch"
-        )
+        flags = (FORK, "--lease", "2", "--last-call", "0.5")
+        start(job, network, host, *flags, nodes="2:3", script="--torch")
     number = job.wait_for_steps(3)
     network.pull(2)
     lost = job.wait_for_event("node2 is lost")

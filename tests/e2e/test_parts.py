@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from elastic.agent import cgroup
-from tests.e2e.harness import DEADLINE, SCRIPT, Job, Node, processes
+from tests.e2e.harness import DEADLINE, FORK, SCRIPT, Job, Node, processes
 from tests.e2e.harness.freezer import Freezer
 from tests.e2e.harness.stuck import StuckFolder
 
@@ -135,7 +135,7 @@ def test_without_its_guardian_everything_ends(job: Job, on_term: str) -> None:
 def test_without_its_guardian_nobody_waits_for_a_storage_that_takes_nothing(job: Job) -> None:
     blocked = ("--persist-every", "1", "--block", "1")
     saves = (str(SCRIPT.parent / "saves.py"), str(job.folder), *blocked)
-    node = job.start("--shutdown-timeout", "600", entry=saves)
+    node = job.start(FORK, "--shutdown-timeout", "600", entry=saves)
     job.wait_for("a word about it", lambda: "is not on storage yet" in node.said() or None)
     node.signal(signal.SIGKILL)
     assert node.exit_code() == -signal.SIGKILL

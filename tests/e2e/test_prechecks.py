@@ -8,7 +8,7 @@ import pytest
 
 from elastic.proto.ending import Ended
 from tests.agent.probes import healthy
-from tests.e2e.harness import ROOT, Job, processes
+from tests.e2e.harness import FORK, ROOT, Job, processes
 from tests.e2e.harness.stuck import stuck_folder
 from tests.e2e.test_endings import said, termination_log
 from tests.e2e.test_hangs import SCRIPT, STEP
@@ -61,7 +61,7 @@ def test_a_node_whose_rank_hung_in_the_kernel_is_probed_again_and_replaced(job: 
         for site in sites:
             site.mkdir()
             path = {"PYTHONPATH": f"{site}:{ROOT}"}
-            job.start("--precheck", "quick", nodes="2", entry=entry, environ=path)
+            job.start(FORK, "--precheck", "quick", nodes="2", entry=entry, environ=path)
         victim = job.rank(1, 3)
         (at,) = (
             number
