@@ -12,7 +12,7 @@ import pytest
 from elastic.agent import kernel_log
 from elastic.checkpoint.storage import manifests
 from elastic.checkpoint.storage.folder import Folder
-from tests.e2e.harness import Job
+from tests.e2e.harness import FORK, Job
 
 SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"
 GREEDY = """
@@ -88,9 +88,9 @@ def test_a_node_that_leaves_snapshots_out_holds_up_no_other(job: Job, cgroup: Pa
     """The other's are never whole, and no save of its waits for them to be."""
     limit(cgroup, 2 * GIB)  # half of it is the reserve, and the rank alone has more than 0.5 GB
     entry = (str(SCRIPT), str(job.folder), "--own", str(2 * OWN), "--persist-every", "10")
-    other = job.start(entry=entry, nodes="2", nproc=1)
+    other = job.start(FORK, entry=entry, nodes="2", nproc=1)
     other.master()
-    node = job.start(prefix=inside(cgroup), entry=entry, nodes="2", nproc=1)
+    node = job.start(FORK, prefix=inside(cgroup), entry=entry, nodes="2", nproc=1)
     job.wait_for_steps(2, count=13)
     job.finish()
     for one in (node, other):
