@@ -34,20 +34,19 @@ FOREVER = 600.0
 KNOWN = 3
 """Times as long as so far a phase may take that the script names."""
 
+ENOUGH = 3
+"""Looks that tell that a rank works in Python alone."""
 PATIENT = frozenset({Activity.COMPILE, Activity.CHECKPOINT, Activity.DATA})
 SLEEPING = frozenset({Activity.SLEEP, Activity.LOCK, Activity.FILE, Activity.WAIT})
 """Waits for something that is none of the ranks: a disk, a network, another process."""
 SPAN = 0.3
 """Of the patience: from the first look at a rank to the last."""
-MANY = 4
-"""Looks that tell that a rank works in Python alone: a few may all find what calls a library between two calls."""
 RARE = re.compile(
     r"_*(eval|valid|test|predict|generat|infer|save|checkpoint|upload|download)", re.IGNORECASE
 )
 """Beginnings of functions' names of a script that does something besides training."""
 NONE_ENDED: Mapping[int, NodeId] = MappingProxyType({})
 PATIENT_AFTER = 4
-COMPUTING = frozenset({Activity.BACKWARD, Activity.OPTIMIZER, Activity.NATIVE, Activity.DEVICE})
 SILENT = frozenset({Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER})
 """May wait for others in a library's code, of which no stack tells, asleep."""
 SPINS = frozenset({Activity.DEVICE, Activity.NATIVE})
@@ -179,9 +178,9 @@ class Patience:
             return FOREVER  # it begins, or ends
         if _endless(looks):
             return self.of_device(seen)  # a queue is no longer than a step or two
-        if any(map(_sleeps, looks)):
+        if seen.state == "D" or (doing.asleep and doing.activity in SLEEPING):
             return self.rare(looks)
-        if _worked(looks) and (len(looks) < MANY or any(map(_computes, looks))):
+        if _worked(looks) and not _in_python(looks):
             return FOREVER
         return self.here(seen)
 
@@ -390,14 +389,11 @@ def _worked(looks: tuple[Seen, ...]) -> bool:
     return worked(first.cpu, last.cpu, seconds=last.at - first.at)
 
 
-def _sleeps(seen: Seen) -> bool:
-    """For something that is none of the ranks."""
-    return seen.state == "D" or (seen.doing.asleep and seen.doing.activity in SLEEPING)
-
-
-def _computes(seen: Seen) -> bool:
-    """In a library, as far as it is known."""
-    return seen.doing.activity in COMPUTING or not seen.sure
+def _in_python(looks: tuple[Seen, ...]) -> bool:
+    """Most of these looks show it in Python's own code. One may find what calls a library again and again between two
+    calls, or a loop in Python while another thread has the GIL."""
+    plain = sum(look.sure and look.doing.activity is Activity.PYTHON for look in looks)
+    return len(looks) >= ENOUGH and 2 * plain > len(looks)
 
 
 def _endless(looks: tuple[Seen, ...]) -> bool:

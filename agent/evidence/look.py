@@ -76,7 +76,20 @@ class Looker:
             threads = await self._spy(found.pid, native=False, deadline=reading)
         except spy.SpyFailed as error:
             return replace(found, problem=str(error))
+        if found.state == "R" or _has_gil(threads, found.pid):
+            with contextlib.suppress(spy.SpyFailed):
+                threads = await self._as_mostly(threads, found.pid, reading)
         return replace(found, how="py-spy", threads=threads)
+
+    async def _as_mostly(
+        self, threads: tuple[Thread, ...], pid: int, deadline: float
+    ) -> tuple[Thread, ...]:
+        """At two of three moments: who calls a library again and again is between two calls now and then, and who does
+        not is without the GIL now and then."""
+        second = await self._spy(pid, native=False, deadline=deadline)
+        if _has_gil(second, pid) is _has_gil(threads, pid):
+            return second
+        return await self._spy(pid, native=False, deadline=deadline)
 
     async def _closely(self, found: Look, deadline: float) -> Look:
         """With its libraries' calls, and with what its children do. Who is stopped or in D state
@@ -138,6 +151,11 @@ async def ask(found: Look, target: Target, *, deadline: float) -> Look:
     if not any(thread.tid == found.pid for thread in threads):
         problem = f"{problem}; it has too many threads to tell of its main one"
     return replace(found, how="faulthandler", threads=threads, problem=problem)
+
+
+def _has_gil(threads: Collection[Thread], pid: int) -> bool:
+    """Its main thread does."""
+    return any(thread.gil for thread in threads if thread.tid == pid)
 
 
 _CHILD_FRAMES = 40

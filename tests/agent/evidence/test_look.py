@@ -1,4 +1,5 @@
 import asyncio
+import json
 import os
 import platform
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic.agent.evidence import spy
 from elastic.agent.evidence.dump import Target
 from elastic.agent.evidence.look import Looker, ask
 from elastic.proto import codec, looks
@@ -46,6 +48,41 @@ def answer(found: Look, target: Target) -> Look:
 
 def functions(found: Look) -> list[str]:
     return [frame.function for frame in looks.telling(found)]
+
+
+@pytest.mark.parametrize(
+    ("holds", "told"),
+    [
+        ((True, True), True),
+        ((True, False, True), True),
+        ((True, False, False), False),
+        ((False,), False),
+    ],
+)
+def test_who_holds_the_gil_does_at_two_of_three_moments(
+    holds: tuple[bool, ...], told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What calls a library again and again is between two calls now and then. holds: what py-spy tells, each time."""
+    stand_in, left = tmp_path / "py-spy", tmp_path / "left"
+    stand_in.write_text(f"#!{sys.executable} -I\n{PY_SPY}")
+    stand_in.chmod(0o755)
+    left.write_text(json.dumps(holds))
+    monkeypatch.setattr(spy, "executable", lambda: str(stand_in))
+    with program(programs.WAITS) as pid:
+        (found,) = look({0: pid})
+    assert found.threads[0].gil is told, found
+    assert json.loads(left.read_text()) == []
+
+
+PY_SPY = """
+import json, pathlib, sys
+left = pathlib.Path(__file__).with_name("left")
+holds, *others = json.loads(left.read_text())
+left.write_text(json.dumps(others))
+frame = {"name": "score", "filename": "train.py", "line": 3}
+thread = {"os_thread_id": int(sys.argv[-1]), "thread_name": "main", "active": True, "owns_gil": holds, "frames": [frame]}
+print(json.dumps([thread]))
+"""
 
 
 def test_a_look_at_a_waiting_rank_has_its_stacks_and_what_the_kernel_says() -> None:
