@@ -34,7 +34,7 @@ FOREVER = 600.0
 KNOWN = 3
 """Times as long as so far a phase may take that the script names."""
 
-ENOUGH = 3
+ENOUGH = 4
 """Looks that tell that a rank works in Python alone."""
 PATIENT = frozenset({Activity.COMPILE, Activity.CHECKPOINT, Activity.DATA})
 SLEEPING = frozenset({Activity.SLEEP, Activity.LOCK, Activity.FILE, Activity.WAIT})
@@ -390,10 +390,9 @@ def _worked(looks: tuple[Seen, ...]) -> bool:
 
 
 def _in_python(looks: tuple[Seen, ...]) -> bool:
-    """Most of these looks show it in Python's own code. One may find what calls a library again and again between two
-    calls, or a loop in Python while another thread has the GIL."""
-    plain = sum(look.sure and look.doing.activity is Activity.PYTHON for look in looks)
-    return len(looks) >= ENOUGH and 2 * plain > len(looks)
+    """In its own code at each of enough looks: a few may all find what calls a library again and again between two."""
+    plain = all(look.sure and look.doing.activity is Activity.PYTHON for look in looks)
+    return plain and len(looks) >= ENOUGH
 
 
 def _endless(looks: tuple[Seen, ...]) -> bool:

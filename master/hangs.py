@@ -40,7 +40,7 @@ FIRST_STEP, FIRST_FLOORS = 60.0, 50
 at most, so that a small floor makes them fewer."""
 RESTS, LONGEST_REST = 0.1, 300.0
 """Between two looks at a round that goes on without steps: of its age; seconds at most, and its patience at least."""
-GAP, LONGEST_GAP = 0.25, 30.0
+GAP, LONGEST_GAP = 0.2, 30.0
 """Seconds between two looks: at first; and at most, for they double once the patience is over."""
 CLOSER = 60.0
 """Seconds of quiet from which a verdict waits for one look more, with the libraries' calls of those whom it names.

@@ -9,6 +9,7 @@ import pytest
 from elastic.master import hangs, messages
 from elastic.master.activity import Activity, Doing, OnDevice
 from elastic.master.culprits import (
+    ENOUGH,
     FOREVER,
     LONG,
     UNSTEPPED_PATIENCES,
@@ -272,15 +273,13 @@ PYTHON, LIBRARY = Activity.PYTHON, Activity.NATIVE
 @pytest.mark.parametrize(
     ("activities", "named"),
     [
-        ((PYTHON, PYTHON, PYTHON), True),
-        ((PYTHON, PYTHON), False),
-        ((PYTHON, PYTHON, LIBRARY), True),
-        ((LIBRARY, LIBRARY, PYTHON), False),
-        ((LIBRARY, PYTHON, LIBRARY, PYTHON), False),
-        ((PYTHON, LIBRARY, PYTHON, PYTHON), True),
+        ((PYTHON,) * ENOUGH, True),
+        ((PYTHON,) * (ENOUGH - 1), False),
+        ((LIBRARY, *(PYTHON,) * (ENOUGH - 1)), False),
+        ((*(PYTHON,) * (ENOUGH - 1), LIBRARY), False),
     ],
 )
-def test_who_works_is_named_if_most_of_three_looks_or_more_show_python(
+def test_who_works_is_named_once_enough_looks_show_python_alone(
     activities: tuple[Activity, ...], named: bool
 ) -> None:
     """What evaluates in one small function is in Python's code between two calls, at any look."""
