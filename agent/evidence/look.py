@@ -76,7 +76,7 @@ class Looker:
             threads = await self._spy(found.pid, native=False, deadline=reading)
         except spy.SpyFailed as error:
             return replace(found, problem=str(error))
-        if found.state == "R" or _has_gil(threads, found.pid):
+        if found.state == "R" or any(thread.gil for thread in threads):
             with contextlib.suppress(spy.SpyFailed):
                 threads = await self._as_mostly(threads, found.pid, reading)
         return replace(found, how="py-spy", threads=threads)
