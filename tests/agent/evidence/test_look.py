@@ -69,6 +69,7 @@ def test_who_holds_the_gil_does_at_two_of_three_moments(
     left.write_text(json.dumps(holds))
     monkeypatch.setattr(spy, "executable", lambda: str(stand_in))
     with program(programs.WAITS) as pid:
+        programs.wait_for_state(pid, "S")  # who runs is asked again
         (found,) = look({0: pid})
     assert found.threads[0].gil is told, found
     assert json.loads(left.read_text()) == []
