@@ -30,6 +30,8 @@ DATAGRAM = 1 << 16
 """Bytes of an answer at most."""
 _TRIES, _NAP = 3, 0.001
 """Waits for the GIL that are measured, after as many seconds without it."""
+_RAN = 0.0002
+"""Seconds of the processor, more than a thread needs to begin to wait for the GIL."""
 MOST_GROUPS = 64
 """Whose last collective is told."""
 
@@ -152,15 +154,27 @@ def stacks() -> tuple["Thread", ...]:
     return fit(found, pid, 2 * TOLD_FRAMES)
 
 
-def _gil_is_wanted() -> bool:
-    """Whether a thread runs Python and nothing else: it keeps the GIL for as long as an interpreter lets it."""
-    return all(_wait_for_gil() > sys.getswitchinterval() / 2 for _ in range(_TRIES))
+def _gil_is_wanted() -> bool | None:
+    """Whether a thread runs Python and nothing else: it keeps the GIL for as long as an interpreter lets it. Where it is
+    given back early the main thread has run, and so had it; None: nobody was seen to have it."""
+    main = threading.main_thread().ident
+    assert main is not None
+    clock = time.pthread_getcpuclockid(main)
+    wanted = None
+    for _ in range(_TRIES):
+        waited, ran = _wait_for_gil(clock)
+        if waited > sys.getswitchinterval() / 2:
+            wanted = True
+        elif ran > _RAN:
+            return False
+    return wanted
 
 
-def _wait_for_gil() -> float:
-    began = time.monotonic()
+def _wait_for_gil(clock: int) -> tuple[float, float]:
+    """Seconds that it took, and that of `clock` meanwhile."""
+    began, ran = time.monotonic(), time.clock_gettime(clock)
     time.sleep(_NAP)  # noqa: TID251 - it is how the GIL is given back
-    return time.monotonic() - began - _NAP
+    return time.monotonic() - began - _NAP, time.clock_gettime(clock) - ran
 
 
 def _frames(frame: FrameType | None) -> Iterator["Frame"]:

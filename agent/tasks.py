@@ -56,6 +56,16 @@ def threads(pid: int) -> dict[int, Stat]:
     return {int(name): stat(pid, int(name)) for name in names}
 
 
+def switches(pid: int) -> int:
+    """How often the kernel took its main thread off the processor; 0 where it does not tell. One that sleeps, and has as
+    many as before, has not run in between."""
+    return sum(
+        int(line.rpartition(":")[2])
+        for line in _read(f"/proc/{pid}/task/{pid}/status").splitlines()
+        if "voluntary_ctxt_switches" in line
+    )
+
+
 def kernel_stack(pid: int) -> tuple[str, ...]:
     """Functions of the kernel that its main thread is in, innermost first; none where we may not know. Takes a lock
     that may be held up: not for a loop that others need."""

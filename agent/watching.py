@@ -16,7 +16,7 @@ from elastic.agent.recorder import DATAGRAM
 from elastic.proto import codec
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import CodecError
-from elastic.proto.looks import Look, Told, brief
+from elastic.proto.looks import Look, Thread, Told, brief
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,8 @@ EVERY = 0.1
 """Seconds between looks at the pages."""
 ANSWER = 0.2
 """Seconds that a rank has to answer what it does."""
+BUSY_ANSWERING = 0.05
+"""Seconds that are left to it before it is looked at: what answers takes the GIL from what is looked for."""
 DEAF = 2
 """Looks in a row without a word of it, after which it is taken to hold the GIL in C code."""
 DEADLINE = 5.0
@@ -65,26 +67,33 @@ class Watching:
             self._measure = order
 
     async def run(self) -> None:
+        pause = EVERY
         while True:
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(pause)
+            pause = EVERY
             if (ranks := self._ranks()) is not None:
-                self._listen(ranks)
+                pause = min(EVERY, self._listen(ranks))
                 if self._measure.round == ranks.round:
                     for rank in ranks.running():
                         rank.measure(self._measure.steps)
 
-    def _listen(self, ranks: Ranks) -> None:
+    def _listen(self, ranks: Ranks) -> float:
+        """Seconds until the next rank may be quiet."""
         now, limit = time.monotonic_ns(), self._order.quiet
         if not limit or self._order.round != ranks.round:
-            return  # nobody wants to know
-        quiet = set[int]()
+            return EVERY  # nobody wants to know
+        quiet, soonest = set[int](), limit
         for rank in ranks.running():
             rank.listen()
-            if rank.rhythm.quiet(now) >= limit:
+            since = rank.rhythm.quiet(now)
+            if since >= limit:
                 quiet.add(rank.number)
+            else:
+                soonest = min(soonest, limit - since)
         news, self._told = quiet - self._told, quiet
         if news:
             self._beat()
+        return soonest
 
     async def examine(self, order: pb.Examine) -> None:
         """Look at all ranks of the round, and tell; nothing of it stops or hurts one."""
@@ -94,6 +103,13 @@ class Watching:
         running = ranks.running()
         deadline = asyncio.get_running_loop().time() + DEADLINE
         asked = [asyncio.create_task(_ask(rank)) for rank in running]
+        heard = [
+            task
+            for rank, task in zip(running, asked, strict=True)
+            if not self._unanswered[rank.pid]
+        ]
+        if heard:
+            await asyncio.wait(heard, timeout=BUSY_ANSWERING)
         pids = {rank.number: rank.pid for rank in running}
         try:
             looks = await self._looker.look(pids, deadline=deadline, native=order.close)
@@ -132,10 +148,19 @@ class Watching:
         look = brief(look)
         if told is not None:
             look = replace(
-                look, collectives=told.collectives, on_device=told.on_device,
-                transfers=told.transfers,
+                look, threads=_agreed(look, told), collectives=told.collectives,
+                on_device=told.on_device, transfers=told.transfers,
             )  # fmt: skip
         return look
+
+
+def _agreed(look: Look, told: Told) -> tuple[Thread, ...]:
+    """Who could take the GIL from the main thread at once has seen that this gives it back now and then."""
+    shared = any(thread.tid == look.pid and thread.gil is False for thread in told.threads)
+    return tuple(
+        replace(thread, gil=False) if shared and thread.tid == look.pid else thread
+        for thread in look.threads
+    )
 
 
 async def _ask(rank: Rank) -> Told | None:

@@ -34,7 +34,7 @@ FOREVER = 600.0
 KNOWN = 3
 """Times as long as so far a phase may take that the script names."""
 
-ENOUGH = 4
+ENOUGH = 3
 """Looks that tell that a rank works in Python alone."""
 PATIENT = frozenset({Activity.COMPILE, Activity.CHECKPOINT, Activity.DATA})
 SLEEPING = frozenset({Activity.SLEEP, Activity.LOCK, Activity.FILE, Activity.WAIT})

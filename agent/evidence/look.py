@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import statistics
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import TypeVar
 
 from elastic.agent.evidence import dump, proc, spy
 from elastic.agent.evidence.dump import Target
-from elastic.agent.tasks import GONE, stat
+from elastic.agent.tasks import GONE, stat, switches
 from elastic.proto import looks
 from elastic.proto.looks import ENDED, STOPPED, Child, Look, Thread
 
@@ -20,6 +21,9 @@ _READING = 0.6
 """Of the time that there is, what reading stacks from outside may take; ranks may be asked for them then."""
 _CLOSE_CHILDREN = 8
 """Children of a rank that are looked at closely."""
+_ASLEEP = ("S", "D")
+_MOMENTS = 3
+"""At which a rank that runs is seen in one look, at most."""
 _ATTEMPTS = 3
 """A process that runs meanwhile may show py-spy half a stack."""
 
@@ -30,6 +34,8 @@ class Looker:
     def __init__(self) -> None:
         self.pids: set[int] = set()
         """Processes of ours, which we reap."""
+        self._asleep: dict[int, tuple[int, tuple[Thread, ...]]] = {}
+        """By process that slept: how often it had been taken off the processor, and its stacks."""
         self._slots = asyncio.Semaphore(len(os.sched_getaffinity(0)) + 1)
 
     async def look(
@@ -44,6 +50,7 @@ class Looker:
         native: ranks to look at closely: with their libraries' calls, for which they are stopped for
         some tenths of a second, and with their children's stacks.
         """
+        self._asleep = {pid: self._asleep[pid] for pid in ranks.values() if pid in self._asleep}
         return tuple(
             await asyncio.gather(
                 *(self._look(rank, pid, rank in native, deadline) for rank, pid in ranks.items())
@@ -70,26 +77,40 @@ class Looker:
         return _with_states(found, process)
 
     async def _with_stacks(self, found: Look, deadline: float) -> Look:
-        now = asyncio.get_running_loop().time()
-        reading = now + _READING * (deadline - now)
-        try:
-            threads = await self._spy(found.pid, native=False, deadline=reading)
-        except spy.SpyFailed as error:
-            return replace(found, problem=str(error))
+        pid, count = found.pid, switches(found.pid)
+        before, threads = self._asleep.pop(pid, (0, ()))
+        if count and count == before and found.state in _ASLEEP:  # it has not run since
+            found = replace(found, how="py-spy", threads=threads)
+        else:
+            now = asyncio.get_running_loop().time()
+            try:
+                found = await self._read(found, now + _READING * (deadline - now))
+            except spy.SpyFailed as error:
+                return replace(found, problem=str(error))
+        if stat(pid).state in _ASLEEP and switches(pid) == count and _alone_tells(found):
+            self._asleep[pid] = count, found.threads
+        return found
+
+    async def _read(self, found: Look, deadline: float) -> Look:
+        threads = await self._spy(found.pid, native=False, deadline=deadline)
+        found = replace(found, how="py-spy", threads=threads)
         if found.state == "R" or any(thread.gil for thread in threads):
             with contextlib.suppress(spy.SpyFailed):
-                threads = await self._as_mostly(threads, found.pid, reading)
-        return replace(found, how="py-spy", threads=threads)
+                return await self._as_mostly(found, deadline)
+        return found
 
-    async def _as_mostly(
-        self, threads: tuple[Thread, ...], pid: int, deadline: float
-    ) -> tuple[Thread, ...]:
+    async def _as_mostly(self, found: Look, deadline: float) -> Look:
         """At two of three moments: who calls a library again and again is between two calls now and then, and who does
-        not is without the GIL now and then."""
-        second = await self._spy(pid, native=False, deadline=deadline)
-        if _has_gil(second, pid) is _has_gil(threads, pid):
-            return second
-        return await self._spy(pid, native=False, deadline=deadline)
+        not waits for the GIL, and is without it, now and then."""
+        moments = [found]
+        while len(moments) < _MOMENTS and not (len(moments) == 2 and _alike(*moments)):
+            state = stat(found.pid).state
+            threads = await self._spy(found.pid, native=False, deadline=deadline)
+            moments.append(replace(found, state=state, threads=threads))
+        gil = statistics.mode(map(_has_gil, moments))
+        state = statistics.mode(moment.state for moment in moments)
+        *_, last = (moment for moment in moments if _has_gil(moment) is gil)
+        return replace(last, state=state)
 
     async def _closely(self, found: Look, deadline: float) -> Look:
         """With its libraries' calls, and with what its children do. Who is stopped or in D state
@@ -153,9 +174,19 @@ async def ask(found: Look, target: Target, *, deadline: float) -> Look:
     return replace(found, how="faulthandler", threads=threads, problem=problem)
 
 
-def _has_gil(threads: Collection[Thread], pid: int) -> bool:
+def _alone_tells(found: Look) -> bool:
+    """Its main thread does: it waits for no other of its own, which may run meanwhile."""
+    main = looks.main_thread(found)
+    return main is not None and looks.telling(found) == main.frames
+
+
+def _has_gil(found: Look) -> bool:
     """Its main thread does."""
-    return any(thread.gil for thread in threads if thread.tid == pid)
+    return any(thread.gil for thread in found.threads if thread.tid == found.pid)
+
+
+def _alike(first: Look, second: Look) -> bool:
+    return first.state == second.state and _has_gil(first) is _has_gil(second)
 
 
 _CHILD_FRAMES = 40

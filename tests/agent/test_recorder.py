@@ -141,6 +141,21 @@ def test_what_compiled_code_and_dtensor_issue_is_seen_too() -> None:
     assert [(one.op, one.sizes) for one in told.collectives] == [("gloo:all_reduce", "[[3]]")]
 
 
+def endless() -> str:
+    return "number = 0\nwhile True:\n    number += 1\n"
+
+
+def calls_a_library() -> str:
+    """Which gives the GIL back for some tens of microseconds each time."""
+    return "import hashlib\ndata = bytes(1 << 15)\nwhile True:\n    hashlib.sha256(data)\n"
+
+
+def test_it_is_told_whether_the_main_thread_gives_the_gil_back_by_itself() -> None:
+    kept = {told.threads[0].gil for told in asked(endless(), 20)}
+    assert kept in ({True}, {True, None})
+    assert False in {told.threads[0].gil for told in asked(calls_a_library(), 20)}
+
+
 def test_one_that_holds_the_gil_does_not_answer() -> None:
     with pytest.raises(TimeoutError):
         asked("hold()", 2, patience=1.0)

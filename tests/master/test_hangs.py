@@ -677,8 +677,8 @@ def test_nothing_is_looked_at_while_ranks_step() -> None:
 
 
 def test_a_round_without_a_step_is_looked_at_within_a_minute() -> None:
-    assert decide(learned(), 100.0 + 29.0, ticked=None).order is None
-    assert decide(learned(), 100.0 + 31.0, ticked=None).order == Examine(1)
+    assert decide(learned(), 100.0 + 23.0, ticked=None).order is None
+    assert decide(learned(), 100.0 + 25.0, ticked=None).order == Examine(1)
 
 
 def test_one_floor_says_how_patient_it_is_without_steps() -> None:
@@ -839,7 +839,7 @@ def test_who_only_computes_is_looked_at_ever_more_rarely_and_never_named() -> No
     looked, verdict = without_steps((0.0, COMPUTES), until=10 * HOUR)
     assert verdict is None
     gaps = [after - before for before, after in pairwise(looked)]
-    assert min(gaps) >= MINUTE
+    assert min(gaps) > MINUTE - 1e-6  # they are differences
     assert max(gaps) <= hangs.LONGEST_REST + 1.0
     assert len(looked) < 160
 

@@ -63,16 +63,50 @@ def test_who_holds_the_gil_does_at_two_of_three_moments(
     holds: tuple[bool, ...], told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What calls a library again and again is between two calls now and then. holds: what py-spy tells, each time."""
-    stand_in, left = tmp_path / "py-spy", tmp_path / "left"
-    stand_in.write_text(f"#!{sys.executable} -I\n{PY_SPY}")
-    stand_in.chmod(0o755)
-    left.write_text(json.dumps(holds))
-    monkeypatch.setattr(spy, "executable", lambda: str(stand_in))
+    left = a_stand_in_tells(holds, tmp_path, monkeypatch)
     with program(programs.WAITS) as pid:
         programs.wait_for_state(pid, "S")  # who runs is asked again
         (found,) = look({0: pid})
     assert found.threads[0].gil is told, found
     assert json.loads(left.read_text()) == []
+
+
+def test_who_has_not_run_since_is_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most ranks of a job that hangs sleep, and py-spy would take the processor from those that are to be seen."""
+    left = a_stand_in_tells((False, False), tmp_path, monkeypatch)
+
+    async def looks_at(looker: Looker, pid: int) -> tuple[tuple[looks.Thread, ...], int]:
+        programs.wait_for_state(pid, "S")
+        (found,) = await looker.look({0: pid}, deadline=asyncio.get_running_loop().time() + 60)
+        assert found.how == "py-spy", found
+        return found.threads, len(json.loads(left.read_text()))
+
+    async def run(pid: int) -> None:
+        looker = Looker()
+        first = await looks_at(looker, pid)
+        assert first[1] == 1
+        assert await looks_at(looker, pid) == first
+        os.kill(pid, signal.SIGSTOP)
+        programs.wait_for_state(pid, "T")
+        os.kill(pid, signal.SIGCONT)
+        assert await looks_at(looker, pid) == (first[0], 0)
+
+    with program(programs.WAITS) as pid:
+        asyncio.run(run(pid))
+
+
+def a_stand_in_tells(
+    holds: tuple[bool, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """In place of py-spy; where it keeps what it has not told yet of who holds the GIL."""
+    stand_in, left = folder / "py-spy", folder / "left"
+    stand_in.write_text(f"#!{sys.executable} -I\n{PY_SPY}")
+    stand_in.chmod(0o755)
+    left.write_text(json.dumps(holds))
+    monkeypatch.setattr(spy, "executable", lambda: str(stand_in))
+    return left
 
 
 PY_SPY = """
