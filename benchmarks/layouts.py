@@ -1,6 +1,7 @@
 """Every layout of the trainer on the devices that are here: `python -m benchmarks.layouts [--out FILE]`.
 
-Ranks are processes of this program's: NCCL on GPUs, Gloo on CPUs (`--world`). Each layout runs two steps of a
+Ranks are processes of this program's: NCCL on GPUs, Gloo on CPUs. With `--world` there may be more of them than GPUs, which
+they share: NCCL then takes each for a host of its own, and goes over sockets. Each layout runs two steps of a
 small GPT. The table says how far its loss and gradients are from one process's that knows no layout,
 whether they are the same bits as with other numbers of replicas, what collectives a block's forward makes,
 the largest peak of device memory and the second step's seconds. What fails is a row, too.
@@ -251,6 +252,7 @@ def _start(wanted: Sequence[Case], folder: Path, gpus: bool) -> list[subprocess.
     }  # fmt: skip
     if not gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ""
+    shared = gpus and wanted[0].size > torch.cuda.device_count()
     names = ",".join(case.name for case in wanted)
     return [
         subprocess.Popen(
@@ -258,10 +260,15 @@ def _start(wanted: Sequence[Case], folder: Path, gpus: bool) -> list[subprocess.
                 sys.executable, "-W", "ignore", "-m", "benchmarks.layouts", "--rank", str(rank),
                 "--world", str(wanted[0].size), "--cases", names, "--folder", str(folder),
             ],
-            env=environment, stderr=(folder / f"stderr.{rank}").open("ab"),
+            env=environment | (_own_host(rank) if shared else {}), stderr=(folder / f"stderr.{rank}").open("ab"),
         )
         for rank in range(wanted[0].size)
     ]  # fmt: skip
+
+
+def _own_host(rank: int) -> dict[str, str]:
+    """NCCL refuses two ranks on one device of one host."""
+    return {"NCCL_HOSTID": str(rank), "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def _await(
@@ -342,7 +349,7 @@ def main() -> int:
     gpus = 0 if args.cpu else torch.cuda.device_count()
     world = args.world or gpus or 2
     if args.rank is not None:
-        device = torch.device("cuda", int(args.rank)) if gpus else torch.device("cpu")
+        device = torch.device("cuda", int(args.rank) % gpus) if gpus else torch.device("cpu")
         if gpus:
             torch.cuda.set_device(device)
         torch.set_num_threads(1)
