@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ C10D = "torch.distributed.distributed_c10d"
 NCCL = "_dump_nccl_trace_json"
 DATAGRAM = 1 << 16
 """Bytes of an answer at most."""
-_TRIES, _NAP = 3, 0.001
+_TRIES, _NAP = 5, 0.001
 """Waits for the GIL that are measured, after as many seconds without it."""
 _RAN = 0.0002
 """Seconds of the processor, more than a thread needs to begin to wait for the GIL."""
@@ -109,18 +109,29 @@ def last_collectives() -> Iterator["Collective"]:
             yield from last_of_each(entries, device=name == NCCL)
 
 
-def last_of_each(entries: Iterable[dict[str, Any]], *, device: bool) -> Iterator["Collective"]:
-    """entries: of torch's flight recorder. Of each process group the collective and the send or receive issued last."""
+def last_of_each(entries: Sequence[dict[str, Any]], *, device: bool) -> Iterator["Collective"]:
+    """Of each process group the collective and the send or receive issued last; on a device the first collective that is
+    not over, which it is at, for its host may run ahead as it likes. entries: of torch's flight recorder, oldest first.
+    Raises LookupError where they do not reach back to what the device is at."""
     from elastic.proto.looks import Collective
 
-    last: dict[tuple[str, bool], dict[str, Any]] = {}
+    over = [_is_done(entry) for entry in entries]
+    if device and entries and not entries[-1].get("retired"):
+        over[-1] = (
+            False  # while it is issued its end is not recorded, which reads as if it had come
+        )
+    if device and not _reaches_back(entries):
+        raise LookupError("a host runs ahead of its device by more than is recorded")
+    last: dict[tuple[str, bool], tuple[dict[str, Any], bool]] = {}
     begun = set[tuple[str, bool]]()
-    for entry in entries:
+    for entry, done in zip(entries, over, strict=True):
         key = (str(entry["process_group"][0]), bool(entry.get("is_p2p")))
-        last[key] = entry
-        if not _is_done(entry) and entry.get("state") != "scheduled":
+        p2p, (_, before) = key[1], last.get(key, (None, True))
+        if before or p2p or not device:
+            last[key] = entry, done
+        if not done and entry.get("state") != "scheduled":
             begun.add(key)
-    for (group, p2p), entry in list(last.items())[-MOST_GROUPS:]:
+    for (group, p2p), (entry, done) in list(last.items())[-MOST_GROUPS:]:
         yield Collective(
             group=group[:64],
             seq=int(entry["collective_seq_id"]),
@@ -129,12 +140,18 @@ def last_of_each(entries: Iterable[dict[str, Any]], *, device: bool) -> Iterator
             p2p=p2p,
             device=device,
             started=(group, p2p) in begun,
-            done=_is_done(entry),
+            done=done,
         )
 
 
 def _is_done(entry: dict[str, Any]) -> bool:
     return bool(entry.get("retired")) or entry.get("state") == "completed"
+
+
+def _reaches_back(entries: Sequence[dict[str, Any]]) -> bool:
+    """The oldest that is left, of what every rank has a part in, is over, and so is what was forgotten."""
+    oldest = next((entry for entry in entries if not entry.get("is_p2p")), None)
+    return oldest is None or not oldest.get("record_id") or _is_done(oldest)
 
 
 def stacks() -> tuple["Thread", ...]:
@@ -155,19 +172,20 @@ def stacks() -> tuple["Thread", ...]:
 
 
 def _gil_is_wanted() -> bool | None:
-    """Whether a thread runs Python and nothing else: it keeps the GIL for as long as an interpreter lets it. Where it is
-    given back early the main thread has run, and so had it; None: nobody was seen to have it."""
+    """Whether a thread runs Python and nothing else: most times it keeps the GIL for as long as an interpreter lets it,
+    unless others wait for it, too. Where it is given back early the main thread has run, and so had it; None: nobody was
+    seen to have it."""
     main = threading.main_thread().ident
     assert main is not None
     clock = time.pthread_getcpuclockid(main)
-    wanted = None
+    kept = shared = 0
     for _ in range(_TRIES):
         waited, ran = _wait_for_gil(clock)
         if waited > sys.getswitchinterval() / 2:
-            wanted = True
+            kept += 1
         elif ran > _RAN:
-            return False
-    return wanted
+            shared += 1
+    return kept > shared if kept or shared else None
 
 
 def _wait_for_gil(clock: int) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Ranks that hang: `python -m benchmarks.hangs [named|jitter|reasons|cost ...]`.
 
-8 ranks over Gloo on two nodes of this machine, or one over NCCL for each of its GPUs (`--device cuda`), steps of
-20 ms unless said otherwise.
+8 ranks over Gloo on two nodes of this machine, or over NCCL one for each of its GPUs (`--device cuda`; `--ranks` may share them),
+steps of 20 ms unless said otherwise.
 
 named: `--hangs` rounds, each of which hangs in another way and rank; seconds from the hang to the verdict, and to
 the first step of the next round, and whether the right rank was named. jitter: steps that take ten times as long
@@ -76,9 +76,9 @@ class Place:
         return job
 
 
-def place(device: str) -> Place:
+def place(device: str, ranks: int | None) -> Place:
     if device == "cuda":
-        return Place(device=device, nodes=1, ranks=torch.cuda.device_count())
+        return Place(device=device, nodes=1, ranks=ranks or torch.cuda.device_count())
     return Place(device=device, nodes=2, ranks=8)
 
 
@@ -287,11 +287,12 @@ def main() -> int:
     parser.add_argument("--reasons", type=int, default=40)
     parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--ranks", type=int, help="on GPUs (as many)")
     args = parser.parse_args()
     parts = args.part or ("named", "jitter", "reasons", "cost")
     if "cost" in parts and args.seconds > LONGEST:
         parser.error(f"cost takes steps of at most {LONGEST:g} s")
-    at = place(args.device)
+    at = place(args.device, args.ranks)
     for part in parts:
         with tempfile.TemporaryDirectory(prefix="elastic-hangs-") as folder:
             if part == "named":

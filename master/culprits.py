@@ -55,7 +55,7 @@ SPINS = frozenset({Activity.DEVICE, Activity.NATIVE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """The last that a rank has issued in one process group."""
+    """The last that a rank has issued in one process group; on a device the first that is not over."""
 
     group: str
     seq: int
@@ -584,11 +584,18 @@ def account(found: Found, seen: Mapping[int, tuple[Seen, ...]]) -> str:
     if apart is not None:
         stacks += f"\napart: {ranges(apart.ranks)}, in {apart.call[0] or 'no stack'}"
     lines = (
-        f"rank {one.rank} on {one.node}, {one.state or 'gone'}: {describe(one)}{_in_kernel(one)}"
+        f"rank {one.rank} on {one.node}, {one.state or 'gone'}: {describe(one)}{_unsaid(one)}"
         for one in last
     )
     return "\n".join((found.reason, "", stacks, "", *lines, ""))
 
 
-def _in_kernel(seen: Seen) -> str:
-    return f"; in the kernel: {' < '.join(seen.kernel)}" if seen.kernel else ""
+def _unsaid(seen: Seen) -> str:
+    """What a verdict's one line has no room for."""
+    if seen.collectives is None:
+        said = "; does not say what it has issued"
+    elif seen.collectives and not seen.pending:
+        said = f"; issued last: {max(seen.collectives, key=lambda one: one.seq)}"
+    else:
+        said = ""
+    return said + (f"; in the kernel: {' < '.join(seen.kernel)}" if seen.kernel else "")

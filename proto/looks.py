@@ -77,7 +77,8 @@ class Child:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """The last that a rank issued in one process group, as torch's flight recorder has it."""
+    """The last that a rank issued in one process group, as torch's flight recorder has it; on a device the first that is
+    not over."""
 
     group: str
     seq: int

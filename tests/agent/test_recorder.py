@@ -26,7 +26,7 @@ def busy():
 def hold():
     re.match(r"(a+)+$", "a" * 64 + "b")
 """
-BUSY = "for _ in range(3): threading.Thread(target=busy, daemon=True).start()\nbusy()\n"
+BUSY = "recorder._TRIES = 1\nfor _ in range(3): threading.Thread(target=busy, daemon=True).start()\nbusy()\n"
 DEEP = """
 sys.setrecursionlimit(100_000)
 def waits(n):
@@ -69,27 +69,55 @@ def entry(group: str, seq: int, state: str, **more: object) -> dict[str, object]
     }  # fmt: skip
 
 
-def test_the_last_of_each_group_is_told_and_whether_one_before_it_runs() -> None:
-    """A host issues more than its device has begun."""
+def told_of(entries: list[dict[str, object]], *, device: bool) -> list[tuple[object, ...]]:
+    return [
+        (one.group, one.p2p, one.seq, one.started, one.done)
+        for one in recorder.last_of_each(entries, device=device)
+    ]
+
+
+def test_what_the_device_is_at_is_told_of_each_group() -> None:
+    """Its host issues more than the device has begun, as much as it likes."""
     entries = [
         entry("0", 4, "completed", retired=True),
         entry("0", 5, "started"),
         entry("1", 9, "scheduled"),
         entry("1", 9, "scheduled", is_p2p=True, profiling_name="nccl:send 0->1"),
+        entry("1", 9, "scheduled", is_p2p=True, profiling_name="nccl:recv 0<-1"),
         entry("0", 6, "scheduled"),
-        entry("2", 1, "started"),
-        entry("2", 2, "completed"),
+        entry("2", 1, "completed"),
+        entry("2", 2, "completed", retired=True),
     ]
-    found = [
-        (one.group, one.p2p, one.seq, one.started, one.done)
-        for one in recorder.last_of_each(entries, device=True)
-    ]
-    assert found == [
-        ("0", False, 6, True, False),
+    assert told_of(entries, device=True) == [
+        ("0", False, 5, True, False),
         ("1", False, 9, False, False),
         ("1", True, 9, False, False),
-        ("2", False, 2, True, True),
+        ("2", False, 2, False, True),
     ]
+    assert told_of(entries, device=False)[0] == ("0", False, 6, True, False)
+
+
+def test_what_is_being_issued_is_not_over() -> None:
+    """Its end is not recorded yet, and torch takes that for one that has come: seen where NCCL waits for its peers to
+    connect."""
+    entries = [entry("0", 4, "completed", retired=True), entry("0", 5, "completed")]
+    assert told_of(entries, device=True) == [("0", False, 5, True, False)]
+    assert told_of(entries, device=False) == [("0", False, 5, False, True)]
+    retired = [*entries[:1], entry("0", 5, "completed", retired=True)]
+    assert told_of(retired, device=True) == [("0", False, 5, False, True)]
+    older = [*entries, entry("1", 1, "completed", retired=True)]
+    assert told_of(older, device=True)[0] == ("0", False, 5, False, True), "a group that is gone"
+
+
+def test_a_host_that_runs_ahead_by_more_than_is_recorded_does_not_know() -> None:
+    """Ranks run ahead by different numbers: whoever compared these would blame anybody."""
+    ahead = [entry("0", seq, "scheduled", record_id=seq) for seq in range(300, 556)]
+    with pytest.raises(LookupError):
+        told_of(ahead, device=True)
+    over = entry("0", 299, "completed", record_id=299)
+    assert told_of([over, *ahead], device=True) == [("0", False, 300, False, False)]
+    young = [entry("0", seq, "scheduled", record_id=seq) for seq in range(3)]
+    assert told_of(young, device=True) == [("0", False, 0, False, False)]
 
 
 def test_one_that_is_busy_answers_and_lives() -> None:

@@ -5,7 +5,7 @@
 One HOW (see `hang`) a round, in their order; after these nothing hangs. `jitter:STEPS` is none: after so many
 steps one of a hundred takes ten times as long, of each rank. Nor is `work:TIMES`: a step is so many products of
 matrices in place of STEP_SECONDS asleep. `by-hand-HOW` hangs so too, in a script that no
-optimizer steps. A file named "finish" in FOLDER ends it.
+optimizer steps. A file named "finish" in FOLDER ends it. Ranks share GPUs where there are more of them.
 """
 
 import ctypes
@@ -25,8 +25,9 @@ from torch.utils.data import DataLoader, Dataset
 
 FOLDER, STEP, SECONDS = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 CUDA = sys.argv[4] == "cuda"
-DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.device("cpu")
 RANK, ROUND = int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])
+GPUS = torch.cuda.device_count() if CUDA else 0
+DEVICE = torch.device("cuda", RANK % GPUS) if CUDA else torch.device("cpu")
 HOW, _, VICTIM = (sys.argv[5:] + ["", ""] * ROUND)[ROUND - 1].partition(":")
 BY_HAND, HOW = HOW.startswith(prefix := "by-hand-"), HOW.removeprefix(prefix)
 HANGS = str(RANK) == VICTIM
@@ -73,6 +74,10 @@ def keep_the_gil() -> None:
 
 def sleep_with_the_gil() -> None:
     ctypes.PyDLL(None).sleep(1 << 20)
+
+
+def wait_for_the_device(model: torch.nn.Linear) -> None:
+    next(model.parameters()).sum().item()
 
 
 def compute(seconds: float) -> None:
@@ -144,7 +149,7 @@ def hang(model: torch.nn.Linear) -> None:
             torch.cuda._sleep(1 << 62)  # type: ignore[no-untyped-call]
         case "item":  # its host waits for it there
             torch.cuda._sleep(1 << 62)  # type: ignore[no-untyped-call]
-            next(model.parameters()).sum().item()
+            wait_for_the_device(model)
         case "disk":
             os.listdir(FOLDER / "stuck")
         case "read":
@@ -161,6 +166,8 @@ def main() -> None:
     tell("start")
     if CUDA:
         torch.cuda.set_device(DEVICE)
+    if 0 < GPUS < int(os.environ["WORLD_SIZE"]):  # NCCL refuses two ranks on one device of a host
+        os.environ |= {"NCCL_HOSTID": str(RANK), "NCCL_SOCKET_IFNAME": "lo"}
     dist.init_process_group("nccl" if CUDA else "gloo", device_id=DEVICE if CUDA else None)
     loader = iter(DataLoader(Numbers(), batch_size=1, num_workers=1 if HOW in LOADS else 0))
     model = torch.nn.Linear(4, 4, device=DEVICE)
