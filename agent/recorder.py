@@ -1,6 +1,6 @@
 """Inside the user's process: what it does, told to its agent from a thread of its own.
 
-Which collective each of its process groups has issued last torch's flight recorder knows, also of what DTensor and
+Which collective each of its process groups has issued last, or its device is at, torch's flight recorder knows, also of what DTensor and
 compiled code issue, and only this process can read it. Its stacks are told for an agent that may not read
 our memory. The thread waits without the GIL, costs nothing meanwhile, and where it does not answer, the
 process is stopped or something holds the GIL, which is an answer, too. It begins with the first process
@@ -14,9 +14,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import socket
@@ -92,7 +92,7 @@ def told() -> "Told":
 
     issued, counted, device = None, None, OnDevice.UNKNOWN
     with contextlib.suppress(Exception):
-        issued = tuple(last_collectives())
+        issued = tuple(current_collectives())
     with contextlib.suppress(Exception):
         counted = transfers()
     with contextlib.suppress(Exception):
@@ -100,58 +100,96 @@ def told() -> "Told":
     return Told(collectives=issued, threads=stacks(), on_device=device, transfers=counted)
 
 
-def last_collectives() -> Iterator["Collective"]:
+def current_collectives() -> Iterator["Collective"]:
     """Of each process group of each library."""
     library = sys.modules.get("torch._C._distributed_c10d")
     for name in (NCCL, "_dump_fr_trace_json"):
         if dump := getattr(library, name, None):
             entries = json.loads(dump(True, False)).get("entries", ())
-            yield from last_of_each(entries, device=name == NCCL)
+            yield from current_of_each(entries, device=name == NCCL)
 
 
-def last_of_each(entries: Sequence[dict[str, Any]], *, device: bool) -> Iterator["Collective"]:
+class _Work(NamedTuple):
+    """One that torch waits for: a collective, a send or a receive, or some of them at once."""
+
+    group: str
+    p2p: bool
+    number: tuple[int, int]
+    """Among the group's collectives, and among its transfers."""
+    op: str
+    sizes: str
+    state: str
+    retired: bool
+    """Torch's watchdog has seen its end."""
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.sizes}"
+
+
+class _At(NamedTuple):
+    work: _Work
+    over: bool
+    before: _Work | None
+    """Of the same group, as far as it is recorded."""
+
+
+def current_of_each(entries: Sequence[dict[str, Any]], *, device: bool) -> Iterator["Collective"]:
     """Of each process group the collective and the send or receive issued last; on a device the first collective that is
-    not over, which it is at, for its host may run ahead as it likes. entries: of torch's flight recorder, oldest first.
-    Raises LookupError where they do not reach back to what the device is at."""
+    not over, for its host runs ahead of it as it likes. entries: of torch's flight recorder, oldest first."""
+    works = _works(entries)
+    complete = not entries or not entries[0].get("record_id")
+    # Torch reads the end of what is still being issued, which is not recorded yet, as one that has come.
+    issuing = works[-1] if device and any(work.retired for work in works) else None
+    current: dict[tuple[str, bool], _At] = {}
+    newest: dict[tuple[str, bool], _Work] = {}
+    for work in works:
+        key = work.group, work.p2p
+        over = work.retired or (work.state == "completed" and work is not issuing)
+        if not device or work.p2p or over or key not in current or current[key].over:
+            current.pop(key, None)  # the newest come last
+            current[key] = _At(work, over, newest.get(key))
+        newest[key] = work
+    for at in list(current.values())[-MOST_GROUPS:]:
+        first = at.work.number[0] <= 1 or at.before is not None or complete
+        yield _told(at, device, known=not device or at.over or at.work.p2p or first)
+
+
+def _told(at: _At, device: bool, *, known: bool) -> "Collective":
+    """known: what was before it is over; else the device may be at one that is forgotten, and that this waits is all
+    that is told."""
     from elastic.proto.looks import Collective
 
-    over = [_is_done(entry) for entry in entries]
-    if device and entries and not entries[-1].get("retired"):
-        over[-1] = (
-            False  # while it is issued its end is not recorded, which reads as if it had come
+    work = at.work
+    return Collective(
+        group=work.group[:64],
+        seq=work.number[0] if known else 0,
+        op=work.op[:64] if known else "",
+        sizes=work.sizes[:128] if known else "",
+        p2p=work.p2p,
+        device=device,
+        started=not at.over and work.state != "scheduled",
+        done=at.over,
+        before=str(at.before)[:192] if known and at.before else "",
+    )
+
+
+def _works(entries: Iterable[dict[str, Any]]) -> list[_Work]:
+    """Of what is issued at once torch records each part, which has no end, and then all of it, which has."""
+    works: dict[tuple[str, tuple[int, int]], _Work] = {}
+    for entry in entries:
+        group = str(entry["process_group"][0])
+        number = int(entry["collective_seq_id"]), int(entry.get("p2p_seq_id") or 0)
+        part = works.get((group, number))
+        works[group, number] = _Work(
+            group=group,
+            p2p=bool(entry.get("is_p2p")) or (part is not None and part.p2p),
+            number=number,
+            op=str(entry["profiling_name"]),
+            sizes=str(entry["input_sizes"]),
+            state=str(entry.get("state")),
+            retired=bool(entry.get("retired")),
         )
-    if device and not _reaches_back(entries):
-        raise LookupError("a host runs ahead of its device by more than is recorded")
-    last: dict[tuple[str, bool], tuple[dict[str, Any], bool]] = {}
-    begun = set[tuple[str, bool]]()
-    for entry, done in zip(entries, over, strict=True):
-        key = (str(entry["process_group"][0]), bool(entry.get("is_p2p")))
-        p2p, (_, before) = key[1], last.get(key, (None, True))
-        if before or p2p or not device:
-            last[key] = entry, done
-        if not done and entry.get("state") != "scheduled":
-            begun.add(key)
-    for (group, p2p), (entry, done) in list(last.items())[-MOST_GROUPS:]:
-        yield Collective(
-            group=group[:64],
-            seq=int(entry["collective_seq_id"]),
-            op=str(entry["profiling_name"])[:64],
-            sizes=str(entry["input_sizes"])[:128],
-            p2p=p2p,
-            device=device,
-            started=(group, p2p) in begun,
-            done=done,
-        )
-
-
-def _is_done(entry: dict[str, Any]) -> bool:
-    return bool(entry.get("retired")) or entry.get("state") == "completed"
-
-
-def _reaches_back(entries: Sequence[dict[str, Any]]) -> bool:
-    """The oldest that is left, of what every rank has a part in, is over, and so is what was forgotten."""
-    oldest = next((entry for entry in entries if not entry.get("is_p2p")), None)
-    return oldest is None or not oldest.get("record_id") or _is_done(oldest)
+    return list(works.values())
 
 
 def stacks() -> tuple["Thread", ...]:
@@ -159,7 +197,9 @@ def stacks() -> tuple["Thread", ...]:
     from elastic.proto.looks import TOLD_FRAMES, Thread, cut, fit
 
     main, pid = threading.main_thread().ident, os.getpid()
-    wanted = _gil_is_wanted()
+    wanted = None
+    with contextlib.suppress(OSError):
+        wanted = _gil_is_wanted()
     found = []
     for ident, frame in sys._current_frames().items():
         frames = cut([*_frames(frame)], TOLD_FRAMES)
@@ -172,27 +212,33 @@ def stacks() -> tuple["Thread", ...]:
 
 
 def _gil_is_wanted() -> bool | None:
-    """Whether a thread runs Python and nothing else: most times it keeps the GIL for as long as an interpreter lets it,
-    unless others wait for it, too. Where it is given back early the main thread has run, and so had it; None: nobody was
-    seen to have it."""
+    """Whether the main thread runs Python and nothing else: it keeps the GIL for as long as an interpreter lets it, most
+    times, for others may want it, too. None: it did not run."""
     main = threading.main_thread().ident
     assert main is not None
     clock = time.pthread_getcpuclockid(main)
-    kept = shared = 0
-    for _ in range(_TRIES):
-        waited, ran = _wait_for_gil(clock)
-        if waited > sys.getswitchinterval() / 2:
-            kept += 1
-        elif ran > _RAN:
-            shared += 1
-    return kept > shared if kept or shared else None
+    waits = [_wait_for_gil(clock) for _ in range(_TRIES)]
+    kept = [waited > sys.getswitchinterval() / 2 for waited, ran in waits if ran > _RAN]
+    return 2 * sum(kept) > len(kept) if kept else None
 
 
 def _wait_for_gil(clock: int) -> tuple[float, float]:
-    """Seconds that it took, and that of `clock` meanwhile."""
-    began, ran = time.monotonic(), time.clock_gettime(clock)
+    """Seconds that nobody gave it back, and those of `clock` meanwhile."""
+    ran, began = time.clock_gettime(clock), time.monotonic()
+    ready = _ready()  # a file's reading gives the GIL back, too
     time.sleep(_NAP)  # noqa: TID251 - it is how the GIL is given back
-    return time.monotonic() - began - _NAP, time.clock_gettime(clock) - ran
+    ready = _ready() - ready
+    waited = time.monotonic() - began - ready - _NAP
+    return waited, time.clock_gettime(clock) - ran
+
+
+def _ready() -> float:
+    """Seconds that this thread could have run in, had it had a processor; as far as the kernel tells."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _frames(frame: FrameType | None) -> Iterator["Frame"]:

@@ -1,4 +1,4 @@
-"""How regularly one rank's optimizer steps: from looks at its page, ten a second. Pure."""
+"""How regularly one rank's optimizer steps: from looks at its page, ten a second or more. Pure."""
 
 STOOD_STILL = 1.0
 """Seconds between two looks after which this process, and so likely its node, stood still: a frozen container,

@@ -21,7 +21,7 @@ from elastic.proto.looks import Look, Thread, Told, brief
 log = logging.getLogger(__name__)
 
 EVERY = 0.1
-"""Seconds between looks at the pages."""
+"""Seconds between looks at the pages, at most."""
 ANSWER = 0.2
 """Seconds that a rank has to answer what it does."""
 BUSY_ANSWERING = 0.05
@@ -106,7 +106,7 @@ class Watching:
         heard = [
             task
             for rank, task in zip(running, asked, strict=True)
-            if not self._unanswered[rank.pid]
+            if self._unanswered[rank.pid] < DEAF
         ]
         if heard:
             await asyncio.wait(heard, timeout=BUSY_ANSWERING)

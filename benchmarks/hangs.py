@@ -292,6 +292,8 @@ def main() -> int:
     parts = args.part or ("named", "jitter", "reasons", "cost")
     if "cost" in parts and args.seconds > LONGEST:
         parser.error(f"cost takes steps of at most {LONGEST:g} s")
+    if args.ranks and args.device == "cpu":
+        parser.error("--ranks is for GPUs; on CPUs there are 8")
     at = place(args.device, args.ranks)
     for part in parts:
         with tempfile.TemporaryDirectory(prefix="elastic-hangs-") as folder:

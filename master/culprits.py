@@ -66,10 +66,23 @@ class Collective:
     device: bool = False
     """On which it runs; its host may do other things meanwhile."""
     started: bool = False
-    """It, or one before it, on the device, where that is known."""
+    """On the device, where that is known."""
     done: bool
+    before: str = ""
+    """What its group had before it, as `kind` tells that; empty where it is not known."""
+
+    @property
+    def known(self) -> bool:
+        """Else it is one of a device's that its rank does not remember."""
+        return bool(self.op)
+
+    @property
+    def kind(self) -> str:
+        return f"{self.op} {self.sizes}"
 
     def __str__(self) -> str:
+        if not self.known:
+            return "a collective"
         return f"{self.op.rpartition(':')[2]} #{self.seq} of {self.sizes}"
 
 
@@ -390,9 +403,9 @@ def _worked(looks: tuple[Seen, ...]) -> bool:
 
 
 def _in_python(looks: tuple[Seen, ...]) -> bool:
-    """In its own code at each of enough looks: a few may all find what calls a library again and again between two."""
-    plain = all(look.sure and look.doing.activity is Activity.PYTHON for look in looks)
-    return plain and len(looks) >= ENOUGH
+    """In its own code at each of the last looks: a few may all find what calls a library again and again between two."""
+    plain = [look.sure and look.doing.activity is Activity.PYTHON for look in looks[-ENOUGH:]]
+    return all(plain) and len(plain) == ENOUGH
 
 
 def _endless(looks: tuple[Seen, ...]) -> bool:
@@ -421,24 +434,39 @@ def _pending(last: Mapping[int, Seen]) -> list[dict[int, Collective]]:
     """By process group, by rank."""
     groups: dict[str, dict[int, Collective]] = {}
     for rank, seen in last.items():
-        for one in (o for o in seen.pending if not o.p2p):
+        for one in (o for o in seen.pending if o.known and not o.p2p):
             groups.setdefault(one.group, {})[rank] = one
     return list(groups.values())
 
 
 def _odd(last: Mapping[int, Seen], *, ignoring: bool) -> list[Seen]:
-    """The few whose pending collective is another than that of the many in the same group; all of them, where
-    none are many. Stages of a pipeline wait in groups of their own. ignoring: ranks that did not answer what they have
+    """The few whose collective of a number is another than that of the many in the same group; all of them, where
+    none are many. Stages of a pipeline wait in groups of their own. ignoring: ranks that did not tell what they have
     issued; else nobody is named of whom they could say otherwise."""
-    silent = 0 if ignoring else sum(one.collectives is None for one in last.values())
+    unsaid = sum(
+        one.collectives is None or not all(o.known for o in one.pending) for one in last.values()
+    )
+    silent = 0 if ignoring else unsaid
     for pending in _pending(last):
-        kinds = Counter((one.seq, one.op, one.sizes) for one in pending.values())
-        if len(kinds) > 1:
-            (many, count), (_, second) = kinds.most_common(2)
-            few = [rank for rank, o in pending.items() if (o.seq, o.op, o.sizes) != many]
+        kinds = _of_one_number(pending)
+        counts = Counter(kinds.values())
+        if len(counts) > 1:
+            (many, count), (_, second) = counts.most_common(2)
+            few = [rank for rank, kind in kinds.items() if kind != many]
             if count > second + silent or not silent:
-                return [last[rank] for rank in (few if count > second else pending)]
+                return [last[rank] for rank in (few if count > second else kinds)]
     return []
+
+
+def _of_one_number(pending: Mapping[int, Collective]) -> dict[int, str]:
+    """By rank, what it has under the number that is to end first. Who is one further, as the root of a broadcast, had it
+    before; of who is further still that is not known."""
+    first = min(one.seq for one in pending.values())
+    found = {
+        rank: one.kind if one.seq == first else one.before if one.seq == first + 1 else ""
+        for rank, one in pending.items()
+    }
+    return {rank: kind for rank, kind in found.items() if kind}
 
 
 Owed = Mapping[int, Mapping[int, str]]
@@ -481,12 +509,12 @@ def _owing(owed: Owed, last: Mapping[int, Seen]) -> set[int]:
 
 
 def _waits(owed: Owed, last: Mapping[int, Seen]) -> Waits:
-    """Of ranks, and of numbers of collectives in their group, each of which waits for those whose last one that is and
+    """Of ranks, and of numbers of collectives in their group, each of which waits for those that are at it and
     for the number before: thousands of ranks may wait for thousands."""
     waits: dict[Hashable, set[Hashable]] = {rank: {*owed.get(rank, ())} for rank in last}
     groups: dict[str, dict[int, dict[int, bool]]] = {}
     for rank, seen in last.items():
-        for one in (o for o in seen.collectives or () if not o.p2p):
+        for one in (o for o in seen.collectives or () if o.known and not o.p2p):
             groups.setdefault(one.group, {}).setdefault(one.seq, {})[rank] = one.done
     for group, numbers in groups.items():
         before: set[Hashable] = set()
@@ -595,7 +623,7 @@ def _unsaid(seen: Seen) -> str:
     if seen.collectives is None:
         said = "; does not say what it has issued"
     elif seen.collectives and not seen.pending:
-        said = f"; issued last: {max(seen.collectives, key=lambda one: one.seq)}"
+        said = f"; issued last: {seen.collectives[-1]}"
     else:
         said = ""
     return said + (f"; in the kernel: {' < '.join(seen.kernel)}" if seen.kernel else "")

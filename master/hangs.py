@@ -1,7 +1,7 @@
 """Whether a round hangs: suspicion is cheap and ends nothing, a verdict needs evidence. Pure.
 
 A rank is *quiet* since its last optimizer step. The job's rhythm says how long that may be (`patience`);
-at a part of it the round is suspected, and all of its ranks are looked at, again and again, until one ticks or
+at half of it, or sooner, the round is suspected, and all of its ranks are looked at, again and again, until one ticks or
 the looks say who stands apart (`culprits.py`). What is learned belongs to the round.
 
 A round without a step may be of a script that has no optimizer. As a last resort its ranks are looked at now and
@@ -38,8 +38,8 @@ LONGEST_PHASE = 3600.0
 FIRST_STEP, FIRST_FLOORS = 60.0, 50
 """Seconds that nothing is suspected in a round before its first step, which imports, compiles, loads; so many floors
 at most, so that a small floor makes them fewer."""
-SUSPECTS = 0.4
-"""Of the patience: what is left is for looks, of which a verdict needs some."""
+SOONER = 0.4
+"""Of the floor: what is left is for looks, of which a verdict needs some."""
 RESTS, LONGEST_REST = 0.1, 300.0
 """Between two looks at a round that goes on without steps: of its age; seconds at most, and its patience at least."""
 GAP, LONGEST_GAP = 0.2, 30.0
@@ -199,7 +199,8 @@ def patience(state: State, policy: Policy) -> float:
 
 def suspects_at(state: State, policy: Policy) -> float:
     """Seconds of quiet from which a round is looked at."""
-    return SUSPECTS * patience(state, policy)
+    allowed = patience(state, policy)
+    return (SOONER if allowed <= policy.hang_floor else 0.5) * allowed
 
 
 def ended(

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 LEARN_EVERY = 1.0
 """Seconds."""
-KEPT = culprits.ENOUGH
+KEPT = 4
 """Looks at a rank."""
 AGAIN = 1.2
 """Agents hear of another patience once it is so many times the one before, or so small a part of it."""

@@ -394,6 +394,7 @@ def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
                 device=c.device,
                 started=c.started,
                 done=c.done,
+                before=c.before,
             )
             for c in issued
         ),

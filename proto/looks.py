@@ -84,6 +84,7 @@ class Collective:
     seq: int
     """Its number among the group's."""
     op: str
+    """Empty: a device is at something that is not recorded any more."""
     sizes: str
     """Of its inputs."""
     p2p: bool
@@ -91,9 +92,10 @@ class Collective:
     device: bool
     """It runs on a device (NCCL), and its host may do other things meanwhile."""
     started: bool
-    """It, or one before it in its group that is not over, on the device, where that is known
-    (`TORCH_NCCL_ENABLE_TIMING`); it waits there for the kernels before it."""
+    """On the device, where that is known (`TORCH_NCCL_ENABLE_TIMING`); it waits there for the kernels before it."""
     done: bool
+    before: str = ""
+    """What its group had before it, and of what sizes; empty where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,20 +214,38 @@ def telling(look: Look) -> tuple[Frame, ...]:
     """The frames that tell what a rank does, innermost first: its main thread's, and inside of them
     those of a thread that it waits for: a backward on a GPU, a training loop in a thread of its own."""
     main = main_thread(look)
-    innermost = _python(main.frames) if main is not None else None
-    if main is None or innermost is None:
-        return () if main is None else main.frames
+    if main is None:
+        return ()
     others = [t for t in look.threads if t is not main and t.frames]
-    name = bare(innermost.function)
-    if name == "_engine_run_backward":
+    if _in_backward(main):
         called = [t for t in others if not _by_threading(t.frames)]
         if called:
             return max(called, key=lambda t: len(t.frames)).frames + main.frames
-    if name in ("join", "_wait_for_tstate_lock") and innermost.file.endswith("threading.py"):
+    if _in_join(main):
         working = [t for t in others if _by_threading(t.frames) and not _idle(t.frames)]
         if len(working) == 1:
             return working[0].frames
     return main.frames
+
+
+def tells_alone(look: Look) -> bool:
+    """Its main thread does, whatever its others do meanwhile."""
+    main = main_thread(look)
+    return main is not None and not _in_backward(main) and not _in_join(main)
+
+
+def _in_backward(main: Thread) -> bool:
+    innermost = _python(main.frames)
+    return innermost is not None and bare(innermost.function) == "_engine_run_backward"
+
+
+def _in_join(main: Thread) -> bool:
+    innermost = _python(main.frames)
+    return (
+        innermost is not None
+        and bare(innermost.function) in ("join", "_wait_for_tstate_lock")
+        and innermost.file.endswith("threading.py")
+    )
 
 
 def brief(look: Look) -> Look:

@@ -5,7 +5,7 @@ import contextlib
 import os
 import statistics
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -87,7 +87,7 @@ class Looker:
                 found = await self._read(found, now + _READING * (deadline - now))
             except spy.SpyFailed as error:
                 return replace(found, problem=str(error))
-        if stat(pid).state in _ASLEEP and switches(pid) == count and _alone_tells(found):
+        if stat(pid).state in _ASLEEP and switches(pid) == count and looks.tells_alone(found):
             self._asleep[pid] = count, found.threads
         return found
 
@@ -107,10 +107,7 @@ class Looker:
             state = stat(found.pid).state
             threads = await self._spy(found.pid, native=False, deadline=deadline)
             moments.append(replace(found, state=state, threads=threads))
-        gil = statistics.mode(map(_has_gil, moments))
-        state = statistics.mode(moment.state for moment in moments)
-        *_, last = (moment for moment in moments if _has_gil(moment) is gil)
-        return replace(last, state=state)
+        return mostly(moments)
 
     async def _closely(self, found: Look, deadline: float) -> Look:
         """With its libraries' calls, and with what its children do. Who is stopped or in D state
@@ -155,6 +152,13 @@ class Looker:
         raise AssertionError("the last attempt returns or raises")
 
 
+def mostly(moments: Sequence[Look]) -> Look:
+    """The last of them that has the GIL, or has not, as most do, in the state of most."""
+    gil = statistics.mode(map(_has_gil, moments))
+    *_, last = (moment for moment in moments if _has_gil(moment) is gil)
+    return replace(last, state=statistics.mode(moment.state for moment in moments))
+
+
 async def ask(found: Look, target: Target, *, deadline: float) -> Look:
     """A look without stacks with those that the rank writes itself; only where `dump.ask` may be called, so the
     GIL is held."""
@@ -172,12 +176,6 @@ async def ask(found: Look, target: Target, *, deadline: float) -> Look:
     if not any(thread.tid == found.pid for thread in threads):
         problem = f"{problem}; it has too many threads to tell of its main one"
     return replace(found, how="faulthandler", threads=threads, problem=problem)
-
-
-def _alone_tells(found: Look) -> bool:
-    """Its main thread does: it waits for no other of its own, which may run meanwhile."""
-    main = looks.main_thread(found)
-    return main is not None and looks.telling(found) == main.frames
 
 
 def _has_gil(found: Look) -> bool:

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -64,60 +65,94 @@ def asked(code: str, times: int, *, patience: float = 60.0, written: int = 0) ->
 def entry(group: str, seq: int, state: str, **more: object) -> dict[str, object]:
     """As torch 2.11 writes them."""
     return {
-        "process_group": [group, "default_pg"], "collective_seq_id": seq, "profiling_name": "nccl:all_reduce",
-        "input_sizes": [[4, 4]], "state": state, "retired": False, "is_p2p": False, **more,
+        "process_group": [group, "default_pg"], "collective_seq_id": seq, "p2p_seq_id": 0,
+        "profiling_name": "nccl:all_reduce", "input_sizes": [[4, 4]], "state": state,
+        "retired": state == "completed", "is_p2p": False, **more,
     }  # fmt: skip
 
 
-def told_of(entries: list[dict[str, object]], *, device: bool) -> list[tuple[object, ...]]:
+def told_of(entries: list[dict[str, object]], *, device: bool = True) -> list[tuple[object, ...]]:
     return [
         (one.group, one.p2p, one.seq, one.started, one.done)
-        for one in recorder.last_of_each(entries, device=device)
+        for one in recorder.current_of_each(entries, device=device)
     ]
 
 
 def test_what_the_device_is_at_is_told_of_each_group() -> None:
     """Its host issues more than the device has begun, as much as it likes."""
     entries = [
-        entry("0", 4, "completed", retired=True),
+        entry("0", 4, "completed"),
         entry("0", 5, "started"),
         entry("1", 9, "scheduled"),
-        entry("1", 9, "scheduled", is_p2p=True, profiling_name="nccl:send 0->1"),
-        entry("1", 9, "scheduled", is_p2p=True, profiling_name="nccl:recv 0<-1"),
         entry("0", 6, "scheduled"),
         entry("2", 1, "completed"),
-        entry("2", 2, "completed", retired=True),
+        entry("2", 2, "completed"),
     ]
-    assert told_of(entries, device=True) == [
+    assert told_of(entries) == [
         ("0", False, 5, True, False),
         ("1", False, 9, False, False),
-        ("1", True, 9, False, False),
         ("2", False, 2, False, True),
     ]
-    assert told_of(entries, device=False)[0] == ("0", False, 6, True, False)
+    assert ("0", False, 6, False, False) in told_of(entries, device=False)
 
 
 def test_what_is_being_issued_is_not_over() -> None:
     """Its end is not recorded yet, and torch takes that for one that has come: seen where NCCL waits for its peers to
     connect."""
-    entries = [entry("0", 4, "completed", retired=True), entry("0", 5, "completed")]
-    assert told_of(entries, device=True) == [("0", False, 5, True, False)]
-    assert told_of(entries, device=False) == [("0", False, 5, False, True)]
-    retired = [*entries[:1], entry("0", 5, "completed", retired=True)]
-    assert told_of(retired, device=True) == [("0", False, 5, False, True)]
-    older = [*entries, entry("1", 1, "completed", retired=True)]
-    assert told_of(older, device=True)[0] == ("0", False, 5, False, True), "a group that is gone"
+    before, issued = entry("0", 4, "completed"), entry("0", 5, "completed", retired=False)
+    assert told_of([before, issued]) == [("0", False, 5, True, False)]
+    assert told_of([before, issued], device=False) == [("0", False, 5, False, True)]
+    assert told_of([before, entry("0", 5, "completed")]) == [("0", False, 5, False, True)]
+    of_a_group_that_is_gone = told_of([before, issued, entry("1", 1, "completed")])
+    assert ("0", False, 5, False, True) in of_a_group_that_is_gone
+    nobody_retires = [entry("0", seq, "completed", retired=False) for seq in (4, 5)]
+    assert told_of(nobody_retires) == [("0", False, 5, False, True)]
+    stuck_before = [before, entry("0", 5, "scheduled"), entry("0", 6, "completed", retired=False)]
+    assert told_of(stuck_before) == [("0", False, 5, False, False)]
 
 
-def test_a_host_that_runs_ahead_by_more_than_is_recorded_does_not_know() -> None:
+PARTS = ("nccl:_broadcast_oop", "nccl:_broadcast_oop", "nccl:ALLGATHER_coalesced")
+SENDS = ("nccl:send 0->1", "nccl:recv 0<-1", "nccl:coalesced")
+
+
+def at_once(names: Sequence[str], seq: int, transfer: int, state: str) -> list[dict[str, object]]:
+    """As an H200 told of `all_gather` of uneven sizes, and of `batch_isend_irecv`: parts never end, all of it does."""
+    *parts, whole = names
+    return [
+        *(
+            entry(
+                "0", seq, "scheduled", p2p_seq_id=transfer, profiling_name=name, is_p2p=bool(transfer)
+            )
+            for name in parts
+        ),
+        entry("0", seq, state, p2p_seq_id=transfer, profiling_name=whole, input_sizes=[]),
+    ]  # fmt: skip
+
+
+def test_what_is_issued_at_once_ends_as_one() -> None:
+    done = [
+        entry("0", 2, "completed"),
+        *at_once(PARTS, 3, 0, "completed"),
+        *at_once(SENDS, 3, 1, "completed"),
+        entry("0", 4, "completed", p2p_seq_id=1),
+    ]
+    assert told_of(done) == [("0", True, 3, False, True), ("0", False, 4, False, True)]
+    (waits,) = recorder.current_of_each([*done[:1], *at_once(PARTS, 3, 0, "started")], device=True)
+    assert (waits.op, waits.done, waits.before) == (PARTS[-1], False, "nccl:all_reduce [[4, 4]]")
+    pending = told_of([*done[:4], *at_once(SENDS, 3, 1, "started")])
+    assert pending == [("0", False, 3, False, True), ("0", True, 3, True, False)]
+
+
+def test_a_host_that_runs_ahead_by_more_than_is_recorded_says_only_that_it_waits() -> None:
     """Ranks run ahead by different numbers: whoever compared these would blame anybody."""
     ahead = [entry("0", seq, "scheduled", record_id=seq) for seq in range(300, 556)]
-    with pytest.raises(LookupError):
-        told_of(ahead, device=True)
+    assert told_of(ahead) == [("0", False, 0, False, False)]
+    others = [entry("1", seq, "completed", record_id=seq) for seq in range(100, 200)]
+    assert ("0", False, 0, False, False) in told_of(others + ahead)
     over = entry("0", 299, "completed", record_id=299)
-    assert told_of([over, *ahead], device=True) == [("0", False, 300, False, False)]
+    assert told_of([over, *ahead]) == [("0", False, 300, False, False)]
     young = [entry("0", seq, "scheduled", record_id=seq) for seq in range(3)]
-    assert told_of(young, device=True) == [("0", False, 0, False, False)]
+    assert told_of(young) == [("0", False, 0, False, False)]
 
 
 def test_one_that_is_busy_answers_and_lives() -> None:
@@ -145,7 +180,9 @@ def test_an_answer_in_any_letters_fits() -> None:
 
 
 def test_who_cannot_read_its_collectives_tells_the_rest() -> None:
-    spoil = "recorder.last_of_each = None\nsys.modules['torch._C._distributed_c10d'] = recorder\n"
+    spoil = (
+        "recorder.current_of_each = None\nsys.modules['torch._C._distributed_c10d'] = recorder\n"
+    )
     spoil += "recorder._dump_fr_trace_json = lambda *_: '{\"entries\": [1]}'\nsys.stdin.read()\n"
     for told in asked(spoil, 2):
         assert told.collectives is None
@@ -174,8 +211,8 @@ def endless() -> str:
 
 
 def calls_a_library() -> str:
-    """Which gives the GIL back for some tens of microseconds each time."""
-    return "import hashlib\ndata = bytes(1 << 15)\nwhile True:\n    hashlib.sha256(data)\n"
+    """Which gives the GIL back for most of the time."""
+    return "import hashlib\ndata = bytes(1 << 20)\nwhile True:\n    hashlib.sha256(data)\n"
 
 
 def test_it_is_told_whether_the_main_thread_gives_the_gil_back_by_itself() -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from elastic.agent import tasks
+
 PATIENCE = 60.0
 
 
@@ -44,6 +46,15 @@ def wait_for_state(pid: int, *states: str) -> None:
         assert looks < 100 * PATIENCE, f"{pid} is in state {now!r}, not in {states}"
         looks += 1
         select.select([], [], [], 0.01)
+
+
+def wait_until_it_sleeps(pid: int) -> None:
+    """For what does not come, and not for the GIL a moment before that."""
+    counts = [0, 1]
+    while counts[-1] != counts[-2]:
+        wait_for_state(pid, "S")
+        counts.append(tasks.switches(pid))
+        select.select([], [], [], 0.05)
 
 
 WAITS = """

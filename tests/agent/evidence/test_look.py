@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elastic.agent.evidence import spy
 from elastic.agent.evidence.dump import Target
-from elastic.agent.evidence.look import Looker, ask
+from elastic.agent.evidence.look import Looker, ask, mostly
 from elastic.proto import codec, looks
 from elastic.proto.looks import Look
 from tests.e2e.harness.freezer import Freezer
@@ -71,6 +72,43 @@ def test_who_holds_the_gil_does_at_two_of_three_moments(
     assert json.loads(left.read_text()) == []
 
 
+@pytest.mark.parametrize(
+    ("moments", "told"),
+    [
+        ("R+ R+", "R+"),
+        ("S+ R+ R+", "R+"),  # it waited for the GIL at the first
+        ("R- R+ S+", "R+"),
+        ("R- S- R+", "R-"),
+        ("S+ S+", "S+"),  # sleeps with it
+        ("R+ S- D-", "R-"),
+    ],
+)
+def test_a_look_is_what_most_of_its_moments_are(moments: str, told: str) -> None:
+    """A state, and whether the main thread has the GIL."""
+    found = mostly([moment(word, at) for at, word in enumerate(moments.split())])
+    assert replace(found, at=0.0) == moment(told, 0)
+    assert moments.split()[int(found.at)][1] == told[1]
+
+
+def moment(word: str, at: int) -> Look:
+    threads = (looks.Thread(tid=7, frames=(), gil=word[1] == "+"),)
+    return Look(rank=0, pid=7, at=float(at), state=word[0], how="py-spy", threads=threads)
+
+
+BACKWARD = looks.Frame(function="_engine_run_backward", file="torch/autograd/graph.py")
+JOIN = looks.Frame(function="Thread.join", file="lib/python3.11/threading.py")
+READS = looks.Frame(function="inner", file="train.py")
+
+
+@pytest.mark.parametrize(("innermost", "alone"), [(BACKWARD, False), (JOIN, False), (READS, True)])
+def test_who_waits_for_a_thread_of_its_own_is_read_again(
+    innermost: looks.Frame, alone: bool
+) -> None:
+    """Which runs meanwhile, whether it could be seen to or not."""
+    threads = (looks.Thread(tid=7, frames=(innermost, READS)), looks.Thread(tid=8, frames=()))
+    assert looks.tells_alone(Look(rank=0, pid=7, at=0.0, state="S", threads=threads)) is alone
+
+
 def test_who_has_not_run_since_is_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +116,7 @@ def test_who_has_not_run_since_is_where_it_was(
     left = a_stand_in_tells((False, False), tmp_path, monkeypatch)
 
     async def looks_at(looker: Looker, pid: int) -> tuple[tuple[looks.Thread, ...], int]:
-        programs.wait_for_state(pid, "S")
+        programs.wait_until_it_sleeps(pid)
         (found,) = await looker.look({0: pid}, deadline=asyncio.get_running_loop().time() + 60)
         assert found.how == "py-spy", found
         return found.threads, len(json.loads(left.read_text()))
