@@ -141,8 +141,10 @@ class World:
         return set(self.labels) - self._proved <= set(nodes) and bool(self._mute & set(nodes))
 
     def cut_off(self, node_id: NodeId) -> bool:
-        """Healthy, but none of its links to healthy nodes is: the same to see as a faulty one."""
-        others = self.labels.keys() - self.faulty_nodes - {node_id}
+        """Healthy, but none of its links to healthy nodes is, or to those that only compute slowly where there are no
+        healthy ones: the same to see as a faulty one."""
+        unfit = self._mute | {broken for broken, _ in self.broken_gpus} | {node_id}
+        others = self.labels.keys() - self.faulty_nodes - {node_id} or self.labels.keys() - unfit
         return bool(others) and all(link(node_id, other) in self.faulty_links for other in others)
 
     @property
