@@ -150,8 +150,8 @@ def current_of_each(entries: Sequence[dict[str, Any]], *, device: bool) -> Itera
             current[key] = _At(work, over, newest.get(key))
         newest[key] = work
     for at in list(current.values())[-MOST_GROUPS:]:
-        first = at.work.number[0] <= 1 or at.before is not None or complete
-        yield _told(at, device, known=not device or at.over or at.work.p2p or first)
+        reaches_back = complete or at.before is not None or at.work.number[0] <= 1
+        yield _told(at, device, known=not device or at.work.p2p or at.over or reaches_back)
 
 
 def _told(at: _At, device: bool, *, known: bool) -> "Collective":

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 LEARN_EVERY = 1.0
 """Seconds."""
-KEPT = 4
-"""Looks at a rank."""
+KEPT = culprits.ENOUGH + 1
+"""Looks at a rank: what else is to stand still does so for longer."""
 AGAIN = 1.2
 """Agents hear of another patience once it is so many times the one before, or so small a part of it."""
 
