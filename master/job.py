@@ -22,6 +22,7 @@ from elastic.master.state import (
     Round,
     Why,
     broken,
+    busy,
     candidates,
     doubt,
     drained,
@@ -53,13 +54,9 @@ def handle(job: Job, event: Event, now: float, policy: Policy) -> Decision:
     job, effects, reason = observe.observe(job, event, now, policy)
     reasons = [reason]
     if job.result is None and _stirred(before, job, event):
-        job, more, reason = observe.expire(job, now, policy)
+        job, more, said = _settle(job, now, policy)
         effects += more
-        reasons.append(reason)
-        if job.result is None:
-            job, until, reason = _decide(job, now, policy)
-            reasons.append(reason)
-            effects += _wake(job, until, policy)
+        reasons += said
     elif job.result is None:
         job, reason = _finish(job, now)
         reasons.append(reason)
@@ -116,13 +113,25 @@ def _shown(job: Job) -> tuple[object, ...]:
     return (job.last_round, standing, job.result is None, change, asked)
 
 
-def _wake(job: Job, until: float | None, policy: Policy) -> tuple[Effect, ...]:
-    """One time at which to look again: the earliest at which anything can change by itself."""
-    if job.result is not None:
-        return ()
-    again = prechecks.next_due(job.nodes, job.checks, trained(job), policy)
-    times = [t for t in (until, registry.next_deadline(job.nodes, policy), again) if t is not None]
-    return (ev.WakeAt(min(times)),) if times else ()
+def _settle(job: Job, now: float, policy: Policy) -> tuple[Job, tuple[Effect, ...], list[str]]:
+    """What follows from the facts and the time, and when to look again: the earliest time at which
+    anything can change by itself. Whom a decision leaves idle with an old verdict is seen to at once."""
+    effects: tuple[Effect, ...] = ()
+    reasons = []
+    aged: float | None = now
+    while aged is not None and aged <= now:
+        job, more, reason = observe.expire(job, now, policy)
+        effects += more
+        reasons.append(reason)
+        if job.result is not None:
+            return job, effects, reasons
+        job, until, reason = _decide(job, now, policy)
+        reasons.append(reason)
+        if job.result is not None:
+            return job, effects, reasons
+        aged = prechecks.next_due(job.nodes, job.checks, busy(job), policy)
+    times = [t for t in (until, registry.next_deadline(job.nodes, policy), aged) if t is not None]
+    return job, effects + ((ev.WakeAt(min(times)),) if times else ()), reasons
 
 
 def _join(reasons: Iterable[str]) -> str:

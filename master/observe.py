@@ -23,6 +23,7 @@ from elastic.master.state import (
     Round,
     Step,
     Why,
+    busy,
     drain,
     drained,
     end,
@@ -71,7 +72,7 @@ def expire(job: Job, now: float, policy: Policy) -> Step:
         job, _, reason = lose(job, gone, Cause.NODE_LOST, what, now, policy)
         reasons.append(reason)
     effects: tuple[Effect, ...] = tuple(ev.Knock(n.node_id, n.incarnation) for n in knocks)
-    if aged := prechecks.aged(job.nodes, job.checks, trained(job), now, policy):
+    if aged := prechecks.aged(job.nodes, job.checks, busy(job), now, policy):
         asked = [node.node_id for node in aged]
         job = probe(job, aged, now, policy)
         effects += (ev.Tell(frozenset(asked)),)

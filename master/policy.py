@@ -78,9 +78,7 @@ class Policy:
             )
         if self.straggler_interval <= 0:
             raise ValueError("straggler interval: want more than 0 seconds")
-        if self.precheck not in PRECHECKS or self.verdict_age < 0:
-            raise ValueError(
-                f"precheck: want {', '.join(PRECHECKS)}; verdict age: 0 seconds or more"
-            )
+        if self.precheck not in PRECHECKS or self.verdict_age <= 0:
+            raise ValueError(f"precheck: want {', '.join(PRECHECKS)}; verdict age: more than 0 s")
         if min(self.max_restarts, self.fault_budget) < 0 or self.same_failure_limit < 1:
             raise ValueError("restarts and faults: want 0 or more; same failure limit: 1 or more")

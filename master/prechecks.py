@@ -169,28 +169,29 @@ def awaited(node: Node, checks: Checks, policy: Policy, *, trained: bool = False
 def aged(
     nodes: Nodes,
     checks: Checks,
-    trained: Mapping[NodeId, Incarnation],
+    busy: Mapping[NodeId, Incarnation],
     now: float,
     policy: Policy,
 ) -> tuple[Node, ...]:
-    """Those that wait, or are kept out, by a verdict that is old: to be probed again. trained: as of `due`."""
-    idle = _idle(nodes, checks, trained, policy)
+    """Those that wait, or are kept out, by a verdict that is old: to be probed again. busy: lives
+    that train, or are being tested with one another."""
+    idle = _idle(nodes, checks, busy, policy)
     return tuple(node for node, one in idle if now >= one.at + policy.verdict_age)
 
 
 def next_due(
-    nodes: Nodes, checks: Checks, trained: Mapping[NodeId, Incarnation], policy: Policy
+    nodes: Nodes, checks: Checks, busy: Mapping[NodeId, Incarnation], policy: Policy
 ) -> float | None:
     """When the next of them is."""
-    idle = _idle(nodes, checks, trained, policy)
+    idle = _idle(nodes, checks, busy, policy)
     return min((one.at + policy.verdict_age for _, one in idle), default=None)
 
 
 def _idle(
-    nodes: Nodes, checks: Checks, trained: Mapping[NodeId, Incarnation], policy: Policy
+    nodes: Nodes, checks: Checks, busy: Mapping[NodeId, Incarnation], policy: Policy
 ) -> Iterator[tuple[Node, Checked]]:
     for node, checked in _here(nodes, checks, policy):
-        if checked.state == "faulty" or trained.get(node.node_id) != node.incarnation:
+        if checked.state == "faulty" or busy.get(node.node_id) != node.incarnation:
             yield node, checked
 
 
@@ -202,11 +203,12 @@ def describe(nodes: Nodes, checks: Checks, policy: Policy) -> str:
 
 
 def _here(nodes: Nodes, checks: Checks, policy: Policy) -> Iterator[tuple[Node, Checked]]:
-    """Those that are here and not being probed, with what is known of them."""
+    """Those that are here to stay and not being probed, with what is known of them."""
     if policy.precheck == "off":
         return
     for key, checked in checks.items():
         node = nodes.get(checked.node_id)
-        attached = node is not None and node.state is NodeState.ATTACHED
-        if node is not None and attached and node.probe is None and where(node) == key:
+        if node is None or node.state is not NodeState.ATTACHED or node.draining:
+            continue
+        if node.probe is None and where(node) == key:
             yield node, checked

@@ -177,6 +177,11 @@ def trained(job: Job) -> Mapping[NodeId, Incarnation]:
     return {} if job.round is None else job.round.incarnations
 
 
+def busy(job: Job) -> Mapping[NodeId, Incarnation]:
+    """The same, and of those that are being tested with one another."""
+    return trained(job) if job.trial is None else {**trained(job), **job.trial.members}
+
+
 def in_round(job: Job, node: Node) -> bool:
     """It has a part in the standing round that it has not finished."""
     current = job.round

@@ -288,9 +288,9 @@ def _judged(
         )  # fmt: skip
         if node_id in faults:
             known = replace(
-                known, state="faulty", what=faults[node_id], at=now, incarnation=node.incarnation
+                known, state="faulty", what=faults[node_id], incarnation=node.incarnation
             )
-        found[key] = replace(known, paired=began, doubted=faults.get(node_id, ""))
+        found[key] = replace(known, at=now, paired=began, doubted=faults.get(node_id, ""))
     return {**checks, **found}
 
 

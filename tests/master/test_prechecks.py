@@ -74,6 +74,18 @@ def test_a_fault_of_the_software_costs_no_probe() -> None:
     assert core.job.last_round == 2
 
 
+def test_whom_a_new_round_leaves_out_is_tried_again_once_its_verdict_is_old() -> None:
+    core = begun("a", "b", verdict_age=10.0)
+    for node in ("a", "b"):
+        answer(core, node, at=2.0)
+    pair(core, at=3.0)
+    spare(core)
+    core.feed(ev.Resized(min_nodes=1, max_nodes=1), 499.0)
+    core.feed(failed("a", 1, KILLED), 500.0)
+    assert core.seats() == ["a"]
+    assert asked(core, "a", "b") == [False, True]
+
+
 @pytest.mark.parametrize(("at", "again"), [(500.0, False), (1003.0, True)])
 def test_a_good_verdict_holds_for_another_life_of_the_node_for_a_while(
     at: float, again: bool

@@ -38,7 +38,7 @@ policies = st.builds(
     failure_grace=st.sampled_from([0.0, 2.0]),
     exclude_straggler=st.booleans(),
     precheck=st.sampled_from(["off", "off", "quick", "full"]),
-    verdict_age=st.sampled_from([0.0, 4.0, 3600.0]),
+    verdict_age=st.sampled_from([0.5, 4.0, 3600.0]),
 )
 
 failures = st.builds(

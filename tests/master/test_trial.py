@@ -419,6 +419,22 @@ def test_who_failed_in_pairs_is_tried_in_pairs_before_it_trains() -> None:
     assert (core.seats(), kept_out(core)) == (["a", "c"], ["b"])
 
 
+def test_a_verdict_is_as_old_as_the_last_tests() -> None:
+    """Alone or with others: neither in their midst nor after them is a node tried alone again."""
+    core = begun("a", "b", "c", verdict_age=10.0)
+    for node in "abc":
+        answer(core, node, at=2.0)
+    core.tick(60.0)
+    assert asked(core, *"abc") == [False] * 3
+    while in_pairs(core):
+        pair(core, "b", at=core.now + 60)
+    spare(core)
+    assert core.seats() == ["a", "c"]
+    assert asked(core, *"abc") == [False] * 3
+    core.tick(core.now + 10.0)
+    assert asked(core, *"abc") == [False, True, False]
+
+
 def test_who_could_not_be_tried_while_it_trained_is_waited_for_as_long() -> None:
     core = probed("a", "b")
     pair(core, at=3.0)
