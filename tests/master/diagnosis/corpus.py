@@ -1,7 +1,7 @@
 """The labelled failures under corpus/: what the master heard of each, and what had happened.
 
 `load("known")` is for whoever writes a classifier, `load("held_out")` for who judges it, and for
-nobody before; `load("devices")` came after it was written. `python -m tests.master.diagnosis.corpus FILE...` adds cases (JSON, one or a list) and
+nobody before; `load("later")` came after it was written. `python -m tests.master.diagnosis.corpus FILE...` adds cases (JSON, one or a list) and
 splits anew: which side a case is on follows from its label and a hash of its id.
 """
 
