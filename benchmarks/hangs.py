@@ -9,7 +9,8 @@ now and then, asleep or computing; verdicts, of which there must be none, as `ji
 and `jitter --steps 1000 --seconds 1 --calm 100`. reasons: the same of `--reasons` runs in each of which something takes
 long for a reason. cost: the time of a step of the same work in `--pairs` of blocks of one
 run, as a machine may be faster now than a minute later: all processes but the ranks run in one, and are stopped in
-the other, after which they catch up, which counts against them; and what a step without work (a backward pass, an
+the other, after which they catch up, which counts against them; the time of the ranks' cores that all these processes use, which is what
+they cost where no core is left for them; and what a step without work (a backward pass, an
 all-reduce, an optimizer's step) takes more in a rank than in a process of its own: hooks and torch's flight recorder.
 """
 
@@ -44,6 +45,8 @@ WAYS = {
 """Without a sleep that holds the GIL on machines with GPUs: where nobody may read stacks, the signal that asks for them wakes it."""
 BLOCK = 1.0
 """Seconds; less than a step may be late for before anybody looks."""
+BUSY = 120.0
+"""Seconds for which the time that processes use is taken; their clocks are told by the hundredth."""
 LONGEST = 0.1
 """Seconds of a step, of which a block is to have several."""
 MOST_VERDICTS = 100
@@ -195,6 +198,7 @@ def cost(device: str, folder: Path, pairs: int, seconds: float) -> None:
     job.wait_for_steps(ranks)
     parts = all_but(job, {line.pid for line in job.told("start")})
     blocks = [block(parts, bool(pair % 2)) + block(parts, not pair % 2) for pair in range(pairs)]
+    used = busy(parts) / ranks
     end(job)
     ends = [line.at for line in job.told("step", round=1, rank=0)]
     ratios = []
@@ -207,6 +211,7 @@ def cost(device: str, folder: Path, pairs: int, seconds: float) -> None:
         f"{pairs} pairs of blocks, steps of {1000 * took:.1f} ms: all but the ranks costs {statistics.mean(ratios):+.2%} "
         f"+- {sure:.2%}, median {statistics.median(ratios):+.2%}"
     )
+    print(f"all but the ranks use {used:.3%} of the ranks' cores, over {BUSY:.0f} s")
     hooks = [tick() / took / 1e6 for _ in range(TICKS)]
     ours = statistics.mean(hooks)
     unsure = statistics.stdev(hooks) / math.sqrt(TICKS)
@@ -214,7 +219,9 @@ def cost(device: str, folder: Path, pairs: int, seconds: float) -> None:
         f"a step's own work for it takes {ours * took * 1e6:.1f} +- {unsure * took * 1e6:.1f} us, {ours:.3%}"
     )
     most = statistics.mean(ratios) + ours + 2 * math.hypot(sure, unsure)
-    print(f"both together, with 95 % certainty: at most {most:.2%}")
+    print(
+        f"both together, with 95 % certainty: by the clock at most {most:.2%}, by the cores' time {used + ours + 2 * unsure:.2%}"
+    )
 
 
 def all_but(job: Job, ranks: set[int]) -> list[int]:
@@ -234,6 +241,13 @@ def block(parts: Sequence[int], run: bool) -> tuple[float, float]:
         return began, time.monotonic()
     finally:
         processes.kill(*parts, number=signal.SIGCONT)
+
+
+def busy(parts: Sequence[int]) -> float:
+    """Cores that they use."""
+    before, began = sum(map(processes.cpu_seconds, parts)), time.monotonic()
+    time.sleep(BUSY)
+    return (sum(map(processes.cpu_seconds, parts)) - before) / (time.monotonic() - began)
 
 
 def mean_step(ends: Sequence[float], began: float, ended: float) -> float:

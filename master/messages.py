@@ -98,7 +98,13 @@ def health(message: pb.Probed, node_id: NodeId, incarnation: Incarnation) -> ev.
 
 def pairing(message: pb.Paired, node_id: NodeId, incarnation: Incarnation) -> ev.Pairing:
     tests = (
-        ev.PairTest(passed=one.passed, late=one.late, what=one.what[:MAX_TEXT], gather=one.gather)
+        ev.PairTest(
+            passed=one.passed,
+            late=one.late,
+            unmet=one.unmet,
+            what=one.what[:MAX_TEXT],
+            gather=one.gather,
+        )
         for one in message.tests[:MOST_TESTS]
     )
     return ev.Pairing(
@@ -130,6 +136,7 @@ def _probe(probe: Probe | None, node_id: NodeId) -> pb.Probe:
                 device=pairs.device,
                 devices=pairs.devices,
                 deadline=pairs.deadline,
+                host=at[pairs.host],
             )
         )
     return asked

@@ -24,6 +24,8 @@ class Pairs:
 
     store: str
     """host:port, of one of theirs."""
+    host: NodeId
+    """Whose it is."""
     prefix: str
     """Of what they keep in it."""
     nodes: tuple[NodeId, ...]

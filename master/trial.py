@@ -104,8 +104,8 @@ def go_on(
         groups = (*trial.groups, *ready.values())
         trial = replace(trial, waiting=() if late else waiting, groups=groups)
     asked = {}
-    for store, group in ready.items():
-        pairs = _order(store, f"probe/{probes + 1}", group, here, checks, policy)
+    for host, group in ready.items():
+        pairs = _order(host, f"probe/{probes + 1}", group, here, checks, policy)
         for node_id in group.nodes:
             probes += 1
             probe = Probe(number=probes, level=policy.precheck, since=now, pairs=pairs)
@@ -211,27 +211,36 @@ def _solo(nodes: Nodes, checks: Checks) -> dict[NodeId, Solo]:
 
 def _with_stores(
     trial: Trial, here: Nodes, now: float, policy: Policy
-) -> tuple[dict[str, Group], tuple[Group, ...]]:
-    """Groups of those who are here that can answer in time, by the store at which they can meet; and the others."""
-    ready: dict[str, Group] = {}
+) -> tuple[dict[NodeId, Group], tuple[Group, ...]]:
+    """Groups of those who are here that can answer in time, by the node at whose store they can meet; and the others.
+    It is one that has failed in few tests: whoever cannot reach it is tested with nobody."""
+    bad = Counter(node_id for tests in trial.rounds for test in tests for node_id in _failed(test))
+    ready: dict[NodeId, Group] = {}
     waiting = []
     for group in trial.waiting:
         left = Group(pairs=tuple(pair for pair in group.pairs if here.keys() >= set(pair)))
-        store = next((here[n].store for n in left.nodes if here[n].store), "")
-        if store and now + _deadline(left, policy) + LATE <= trial.until:
-            ready[store] = left
+        hosts = [node_id for node_id in left.nodes if here[node_id].store]
+        if hosts and now + _deadline(left, policy) + LATE <= trial.until:
+            ready[min(hosts, key=lambda node_id: bad[node_id])] = left
         elif left.pairs:
             waiting.append(left)
     return ready, tuple(waiting)
 
 
+def _failed(test: Test) -> tuple[NodeId, ...]:
+    """Both of a test that did not pass."""
+    passed = test.a.outcome is test.b.outcome is Outcome.PASSED
+    return () if passed else (test.a.node_id, test.b.node_id)
+
+
 def _order(
-    store: str, prefix: str, group: Group, here: Nodes, checks: Checks, policy: Policy
+    host: NodeId, prefix: str, group: Group, here: Nodes, checks: Checks, policy: Policy
 ) -> Pairs:
     known = [checks.get(where(here[node_id])) for node_id in group.nodes]
     cuda = all(one is not None and one.device == "cuda" for one in known)
     return Pairs(
-        store=store,
+        store=here[host].store,
+        host=host,
         prefix=prefix,
         nodes=group.nodes,
         pairs=group.pairs,
@@ -246,12 +255,14 @@ def _tests(trial: Trial) -> Iterator[Test]:
     for group in trial.groups:
         turn: Counter[NodeId] = Counter()
         for a, b in group.pairs:
-            yield Test(a=_account(trial, a, turn[a]), b=_account(trial, b, turn[b]))
+            one, other = _account(trial, a, turn[a]), _account(trial, b, turn[b])
+            if one is not None and other is not None:
+                yield Test(a=one, b=other)
             turn.update((a, b))
 
 
-def _account(trial: Trial, node_id: NodeId, turn: int) -> Account:
-    """What a node says of its pairs' number `turn`."""
+def _account(trial: Trial, node_id: NodeId, turn: int) -> Account | None:
+    """What a node says of its pairs' number `turn`; None: it had no way to where they were to meet."""
     said = trial.answers.get(node_id)
     if said is None:
         return Account(node_id=node_id, outcome=Outcome.TIMED_OUT, what="it never answered")
@@ -261,6 +272,8 @@ def _account(trial: Trial, node_id: NodeId, turn: int) -> Account:
     if turn >= len(said.tests):
         return Account(node_id=node_id, outcome=Outcome.FAILED, what="it was not tested")
     test = said.tests[turn]
+    if test.unmet:
+        return None
     failed = Outcome.TIMED_OUT if test.late else Outcome.FAILED
     return Account(
         node_id=node_id,

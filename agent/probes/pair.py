@@ -42,6 +42,8 @@ _LOOK = 0.2
 """Seconds between looks at whether the other one has given up."""
 _LAST_WORD = 1.0
 """Seconds for a process to end as the other one did."""
+_REACH = 20.0
+"""Seconds to reach the store, which serves by then."""
 _MARGIN = 1.0
 """Seconds before the deadline at which the last pair is given up."""
 
@@ -82,6 +84,8 @@ class Setting:
 
     store: tuple[str, int]
     prefix: str
+    host: int
+    """The node whose store it is."""
     rank: int
     world: int
     per_node: int
@@ -160,18 +164,38 @@ def _alone(setting: Setting, report: Report) -> None:
 def _together(setting: Setting, report: Report) -> None:
     """All pairs that this node is in, each for as long as it may take at most."""
     report.alone, report.doing = False, f"reaching the store at {setting.store[0]}"
-    store = _connect(setting, max(setting.left - _MARGIN, 0.1))
-    store.set(f"alone/{setting.rank}", "passed")
     mine = setting.mine
+    others = [pair[0] if pair[1] == setting.node else pair[1] for _, pair in mine]
+    store = _met(setting, report, others)
+    store.set(f"alone/{setting.rank}", "passed")
     busiest = max(
         sum(node in pair for pair in setting.pairs) for pair in setting.pairs for node in pair
     )
     slot = max(setting.left - _MARGIN, 0.1) / (busiest + 1)
-    for done, (number, pair) in enumerate(mine):
-        other = pair[0] if pair[1] == setting.node else pair[1]
+    for done, ((number, pair), other) in enumerate(zip(mine, others, strict=True)):
         report.doing = f"allgather with node {other}"
         latest = setting.deadline - _MARGIN - slot * (len(mine) - done)
         report.pairs.append({"with": other, **_pair(setting, store, number, pair, slot, latest)})
+
+
+def _met(setting: Setting, report: Report, others: Sequence[int]) -> "Store":
+    """The store at which the group meets. Where there is no way to it, nothing is known of links to nodes that do not
+    have it."""
+    for other in others:
+        outcome = "failed" if setting.host in (other, setting.node) else "unmet"
+        what = f"no way to the store at {setting.store[0]}"
+        report.pairs.append({"with": other, "outcome": outcome, "what": what})
+    seconds = max(min(setting.left - _MARGIN, _REACH), 0.1)
+    # torch takes longer where nothing answers
+    timer = threading.Timer(
+        seconds, lambda: report.end(f"{report.doing}: no answer in {seconds:.0f} s")
+    )
+    timer.daemon = True
+    timer.start()
+    store = _connect(setting, seconds)
+    timer.cancel()
+    report.pairs.clear()
+    return store
 
 
 def _pair(
@@ -334,6 +358,7 @@ def _setting(options: argparse.Namespace, started: float) -> Setting:
     return Setting(
         store=(host.strip("[]"), int(port)),
         prefix=options.prefix,
+        host=options.host,
         rank=options.rank,
         world=options.world,
         per_node=options.per_node,
@@ -348,6 +373,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m elastic.agent.probes.pair")
     parser.add_argument("--store", required=True, metavar="HOST:PORT", help="at which they meet")
     parser.add_argument("--prefix", default="pairs", help="of what is kept in it")
+    parser.add_argument(
+        "--host", type=int, default=0, help="whose it is, by its number in the group"
+    )
     parser.add_argument("--parent", type=int, metavar="PID", help="that this is not to outlive")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world", type=int, required=True, help="processes on all nodes")

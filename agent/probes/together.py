@@ -37,7 +37,7 @@ class Testing:
                     *("--store", asked.store, "--prefix", asked.prefix, "--pairs", pairs),
                     *("--rank", str(first + local), "--world", str(asked.nodes * asked.devices)),
                     *("--per-node", str(asked.devices), "--device", asked.device),
-                    *("--deadline", str(asked.deadline)),
+                    *("--deadline", str(asked.deadline), "--host", str(asked.host)),
                 ]
                 environ = {**ONE_THREAD, **self._environ}  # several nodes may share a machine
                 self._programs.append(Program("pair", args, environ, python=self._python))
@@ -65,7 +65,8 @@ def read(line: bytes) -> pb.Paired:
         for one in figures["pairs"]:
             found.tests.add(
                 passed=one["outcome"] == "passed",
-                late=one["outcome"] == "timed out",
+                late=one["outcome"] in ("timed out", "unmet"),
+                unmet=one["outcome"] == "unmet",
                 what=str(one["what"]),
                 gather=float(one.get("gather_s", 0.0)),
             )
@@ -87,4 +88,6 @@ def of_all(told: Sequence[pb.Paired]) -> pb.Paired:
 
 def _worst(tests: Sequence[pb.Paired.Test]) -> pb.Paired.Test:
     failed = [test for test in tests if not test.passed]
-    return failed[0] if failed else max(tests, key=lambda test: test.gather)
+    if not failed:
+        return max(tests, key=lambda test: test.gather)
+    return next((test for test in failed if test.unmet), failed[0])

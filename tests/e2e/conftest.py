@@ -23,14 +23,16 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    """Three hosts."""
+    """Four hosts."""
     if why := missing():
         pytest.skip(f"no network namespaces: {why}")
-    with Network(f"e2e{secrets.token_hex(3)}", 3) as made:
+    with Network(f"e2e{secrets.token_hex(3)}", 4) as made:
         yield made
 
 
-@pytest.fixture(params=["loopback", pytest.param("hosts", marks=pytest.mark.netns)])
+@pytest.fixture(
+    params=["loopback", pytest.param("hosts", marks=[pytest.mark.netns, pytest.mark.soak])]
+)
 def start(job: Job, request: pytest.FixtureRequest) -> Callable[..., Node]:
     """Starts the job's next launcher: beside the others, or on the next host of a network, where
     the ranks train together."""

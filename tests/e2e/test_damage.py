@@ -121,7 +121,9 @@ def on_storage(job: Job, moment: Moment) -> bool:
     return found is not None and found.moment == moment
 
 
-@pytest.mark.parametrize("too", [False, True], ids=["memory", "and its storage"])
+@pytest.mark.parametrize(
+    "too", [pytest.param(False, marks=pytest.mark.soak), True], ids=["memory", "and its storage"]
+)
 def test_a_step_that_is_damaged_in_memory_is_taken_from_storage(job: Job, too: bool) -> None:
     """And where it is damaged there too, the one before it from memory."""
     start(job, "--own", "3000", "--step-time", "1", *PERSIST)

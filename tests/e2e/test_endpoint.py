@@ -143,6 +143,7 @@ def test_who_may_change_a_job_without_a_token(job: Job, network: Network) -> Non
     job.ends(0)
 
 
+@pytest.mark.soak
 @pytest.mark.netns
 def test_names_that_come_later_than_the_nodes(job: Job, network: Network) -> None:
     """As a pod's with the pod: node 1 waits for the name, and for another address behind it."""

@@ -91,6 +91,7 @@ def test_without_an_optimizer_there_is_a_last_resort(job: Job) -> None:
     )
 
 
+@pytest.mark.soak
 def test_a_disk_that_never_answers(job: Job) -> None:
     """The node with it leaves, since nothing ends the rank; the others go on."""
     with stuck_folder(job.folder / "stuck"):

@@ -84,6 +84,7 @@ def killed(cgroup: Path) -> int:
     return int(found[1])
 
 
+@pytest.mark.soak
 def test_a_node_that_leaves_snapshots_out_holds_up_no_other(job: Job, cgroup: Path) -> None:
     """The other's are never whole, and no save of its waits for them to be."""
     limit(cgroup, 2 * GIB)  # half of it is the reserve, and the rank alone has more than 0.5 GB

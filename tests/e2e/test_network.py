@@ -1,5 +1,6 @@
 """Nodes on hosts of their own: pulled cables, lost hosts, and a DNS server that says nothing."""
 
+import re
 import signal
 import socket
 
@@ -80,6 +81,23 @@ def test_a_master_that_dies_during_a_partition(job: Job, network: Network) -> No
     job.wait_for_event("node1 attached")
     job.wait_for_more_steps(number, 2)
     assert job.round() == number, job.dump()
+    job.finish()
+    job.ends(0)
+
+
+@pytest.mark.soak
+def test_a_link_that_carries_nothing_costs_one_of_its_ends(job: Job, network: Network) -> None:
+    """Both work with others, so that neither is at fault, and the three that can train together do."""
+    network.part(2, 3)
+    for host in range(4):  # in this order they are paired
+        flags = (FORK, "--precheck", "quick")
+        start(job, network, host, *flags, nodes="3:4", script="--torch")
+        job.wait_for_event(f"node{host} attached")
+    said = job.wait_for_event("is kept out: the link between node2 and node3: ")
+    assert re.search(r"; node[23] is kept out: ", said), said
+    assert said.count("is kept out") == 1, said
+    number = job.wait_for_steps(3)
+    assert job.told("start", round=number)[0].fields["world"] == 3, job.dump()
     job.finish()
     job.ends(0)
 

@@ -186,7 +186,7 @@ def test_the_launcher_with_the_master_dies_alone(job: Job) -> None:
     job.assert_nothing_left(soon=True)
 
 
-@pytest.mark.parametrize("seconds", [1, 6])
+@pytest.mark.parametrize("seconds", [1, pytest.param(6, marks=pytest.mark.soak)])
 def test_the_way_to_the_master_is_cut_and_ranks_go_on(job: Job, seconds: int) -> None:
     """Through a proxy, so it runs everywhere. The host itself still answers the master's knock."""
     with Proxy(job.address, job.port) as proxy:

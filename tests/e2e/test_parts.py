@@ -207,6 +207,7 @@ def test_a_rank_that_no_signal_ends_fails_its_node(job: Job, stuck_folder: Stuck
     assert left == [stuck], job.dump()
 
 
+@pytest.mark.soak
 def test_an_agent_dies_with_a_rank_that_no_signal_ends(job: Job, stuck_folder: StuckFolder) -> None:
     """The guardian waits for it for 10 s, without a look more than there is to see."""
     node = job.start(script=("--fault", "step:stuck:0:1"))
@@ -232,6 +233,7 @@ def test_parts_that_no_signal_ends_do_not_hold_up_the_end(job: Job, freezer: Fre
     assert {process.pid for process in job.left()} == stuck, job.dump()
 
 
+@pytest.mark.soak
 def test_a_store_that_no_signal_ends_is_waited_for_once(job: Job, freezer: Freezer) -> None:
     """Its round is over; sweeps, which end all that no round needs, do not mind it again."""
     node = job.start(script=("--store",))

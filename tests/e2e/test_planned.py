@@ -29,7 +29,7 @@ def computed_once(job: Job, *worlds: int) -> None:
     assert seen == list(range(1, len(seen) + 1)), job.dump()
 
 
-@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.soak), 4])
 def test_a_restart_by_hand(job: Job, every: int) -> None:
     start(job, script=("--save-every", str(every)))
     for number in range(1, 4):

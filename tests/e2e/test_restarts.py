@@ -12,7 +12,7 @@ MOST = 5.0
 
 
 def test_restarts_in_a_row(job: Job) -> None:
-    restarts(job, 20, "auto")
+    restarts(job, 8, "auto")
 
 
 @pytest.mark.soak

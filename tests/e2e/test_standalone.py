@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from elastic.proto import manifest
 from tests.e2e.harness import DEADLINE, ROOT, Job, processes
 from tests.e2e.harness.network import missing
@@ -131,6 +133,7 @@ def test_torchrun_restarts_ranks_from_the_step_before_the_kill(job: Job) -> None
     check(job, 3)
 
 
+@pytest.mark.soak
 def test_nodes_of_torchrun(job: Job) -> None:
     """A keeper on each, rank 0's hears of all."""
     port = str(free_port())  # of every address of the host, which torch's store takes

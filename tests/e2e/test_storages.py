@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 
 import fsspec
+import pytest
 import torch
 import xxhash
 
@@ -70,6 +71,7 @@ def loads_from_memory(job: Job, *storage: str) -> None:
         assert loaded == {"step": LAST, "digest": digest}, job.dump()
 
 
+@pytest.mark.soak
 def test_a_folder_that_is_removed_as_a_save_returns(job: Job) -> None:
     path = job.folder / "checkpoint"
     loads_from_memory(job, str(path), "{}")

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.harness import DEADLINE, ROOT
 from tests.e2e.harness.ports import free_port
 
@@ -41,6 +43,7 @@ def ran(folder: Path, *words: str, nodes: tuple[int, ...] = (2,)) -> list[list[s
     return [out.splitlines() for out, _ in said]
 
 
+@pytest.mark.soak
 def test_zero_by_hand_just_works(tmp_path: Path) -> None:
     assert ran(tmp_path, "zero") == [["kept 3", "kept 4"]] * 2
     assert ran(tmp_path, "zero", "load") == [["loaded 4 True"]] * 2

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elastic.k8s.kernel.api import Api
 from elastic.k8s.kernel.writes import Writer
 from elastic.k8s.launcher import SILENT, Supplier
@@ -202,6 +204,7 @@ def test_a_silent_agent_is_given_up_sooner_than_its_node_is_suspected() -> None:
     assert policy(Spec()).lease + SILENT < 15
 
 
+@pytest.mark.soak
 def test_pods_train_one_is_deleted_and_the_world_is_scaled(
     cluster: Cluster, tmp_path: Path
 ) -> None:

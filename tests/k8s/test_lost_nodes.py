@@ -13,7 +13,8 @@ from tests.k8s.test_launcher import supplied
 
 
 @pytest.mark.parametrize(
-    "fault", ["crash", pytest.param("frozen", marks=pytest.mark.soak), "deleted"]
+    "fault",
+    ["crash", *(pytest.param(one, marks=pytest.mark.soak) for one in ("frozen", "deleted"))],
 )
 def test_training_goes_on_and_is_whole_again_elsewhere(
     cluster: Cluster, tmp_path: Path, fault: str

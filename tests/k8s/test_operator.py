@@ -187,6 +187,7 @@ def test_a_master_whose_pod_is_lost_is_followed_by_another_and_ranks_train_on(
     job.wait("it is complete", lambda: job.holds("Complete"))
 
 
+@pytest.mark.soak
 def test_an_operator_that_is_killed_twice_changes_no_pod(
     crd: None, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -171,6 +171,7 @@ def looked(replica: Operator) -> int:
     return int(count)
 
 
+@pytest.mark.soak
 def test_two_operators_at_once_are_one(crd: None, cluster: Cluster, tmp_path: Path) -> None:
     """One works, and the other looks at nothing; it is killed, and the other takes over once its lease is over."""
     space = cluster.namespace

@@ -160,6 +160,11 @@ class Agent:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        """Say goodbye, so that the job's end does not wait for it to come back."""
+        with contextlib.suppress(
+            grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError
+        ):
+            await self.say(leaving=pb.Leaving(reason="the test is over"))
         await self.close()
 
     async def close(self) -> None:

@@ -106,6 +106,7 @@ async def test_a_living_agent_keeps_its_place(tmp_path: Path) -> None:
     ):
         async with Agent(address, knock_address=door) as agent:
             await agent.ordered(RUN)
+            await agent.close()
         await knocked.wait()
         assert await node_states(address) == {"node-a": "unreachable"}
         running = pb.NodeReport(round=1, phase=RUNNING)
@@ -122,6 +123,7 @@ async def test_a_new_agent_behind_the_knock_gets_time_to_attach(tmp_path: Path) 
     ):
         async with Agent(address, knock_address=door) as agent:
             await agent.ordered(RUN)
+            await agent.close()
         await noted(address, "the agent on node-a died")
         assert await node_states(address) == {"node-a": "restarting"}
         async with Agent(address, incarnation=2, knock_address=door) as again:
@@ -136,6 +138,7 @@ async def test_a_guardian_that_says_nothing_leaves_it_to_the_lease(tmp_path: Pat
     ):
         async with Agent(address, knock_address=door) as agent:
             await agent.ordered(RUN)
+            await agent.close()
         await knocked.wait()
         assert await node_states(address) == {"node-a": "unreachable"}
         async with Agent(address, incarnation=2, knock_address=door) as again:
@@ -150,6 +153,7 @@ async def test_a_host_that_does_not_answer_has_until_its_lease_ends(tmp_path: Pa
         async with master(tmp_path, policy=Policy(lease=2.0)) as address:
             async with Agent(address, knock_address=nowhere) as agent:
                 await agent.ordered(RUN)
+                await agent.close()
             await noted(address, "node-a is unreachable")
             assert await node_states(address) == {"node-a": "unreachable"}
             assert "nothing heard for 2 s" in await noted(address, "is lost")
@@ -172,6 +176,7 @@ async def test_a_node_that_is_heard_of_again_is_knocked_at_without_delay(tmp_pat
         async with listener(knock_wire.answer(1)) as (door, knocked):
             async with Agent(address, knock_address=door) as agent:
                 await agent.ordered(RUN)
+                await agent.close()
             await knocked.wait()
             again = Agent(address, incarnation=2, knock_address=door)
             await again.__aenter__()

@@ -1,9 +1,12 @@
 """Nodes that are tested with one another before they train together."""
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elastic.master import events as ev
 from elastic.master import prechecks
@@ -167,7 +170,46 @@ def test_a_bad_link_costs_one_node() -> None:
             pair(core, "a-b", at=core.now + 1)
     core.tick(core.now + 2)
     assert len(core.seats()) == 5
-    assert len({"a", "b"} & set(core.seats())) == 1
+    (out,) = kept_out(core)
+    assert out in {"a", "b"}
+    checked = core.job.checks[prechecks.where(core.job.nodes[NodeId(out)])]
+    assert checked.what.startswith("the link between a and b: "), checked.what
+
+
+def test_nodes_meet_where_nothing_has_failed() -> None:
+    core = probed(*"abcd")
+    assert {pairs(core, node).host for node in "ab"} == {"a"}
+    pair(core, "a-b", at=3.0)
+    assert in_pairs(core) == list("abcd")
+    assert {pairs(core, node).host for node in "abcd"} <= {"c", "d"}
+
+
+def test_who_cannot_come_to_where_its_group_meets_is_accused_of_that_way_alone() -> None:
+    """It was to be tested there with another, too, with which it works."""
+    core = probed(*"abcd")
+    pair(core, "a-b", "b-c", at=3.0)
+    assert pairs(core, "b").host == "c"
+    assert ("b", "d") in {tuple(sorted(one)) for one in pairs(core, "b").pairs}
+    while in_pairs(core):
+        pair(core, "a-b", "b-c", at=core.now + 1)
+    core.tick(core.now + 2)
+    said = [checked.what for checked in core.job.checks.values() if checked.what]
+    assert all(what.startswith("the link between ") for what in said), said
+    assert "d" in core.seats()
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(["abcd", "abcde", "abcdefg", "abcdefghi"]), st.data())
+def test_no_node_is_at_fault_for_a_bad_link_or_two(nodes: str, data: st.DataObject) -> None:
+    links = [f"{a}-{b}" for a, b in combinations(nodes, 2)]
+    broken = data.draw(st.lists(st.sampled_from(links), min_size=1, max_size=2, unique=True))
+    core = probed(*nodes)
+    while in_pairs(core):
+        pair(core, *broken, at=core.now + 1)
+    core.tick(core.now + 2)
+    said = [checked.what for checked in core.job.checks.values() if checked.what]
+    assert all(what.startswith("the link between ") for what in said), said
+    assert len(core.seats()) >= len(nodes) - len(broken)
 
 
 def test_who_never_answers_is_at_fault_once_the_time_is_over() -> None:

@@ -112,12 +112,16 @@ def test_one_that_has_not_the_interface_fails_alone(address: str) -> None:
 
 
 def test_a_store_that_nobody_serves_or_that_never_answers() -> None:
+    """Which is node 1's; of node 2 nothing is known then."""
     with socket.socket() as closed, socket.socket() as silent:
         for one in (closed, silent):
             one.bind(("127.0.0.1", 0))
         silent.listen()
         ports = (one.getsockname()[1] for one in (closed, silent))
-        probes = [Probe(f"127.0.0.1:{at}", 0, 2, *CPU, "--deadline", "20") for at in ports]
+        flags = (*CPU, "--deadline", "20", "--host", "1", "--pairs", "0-1,0-2")
+        probes = [Probe(f"127.0.0.1:{at}", 0, 3, *flags) for at in ports]
         for said in [probe.end(90) for probe in probes]:
             assert "reaching the store" in said["what"]
             assert not said["figures"]["alone"]
+            outcomes = [one["outcome"] for one in said["figures"]["pairs"]]
+            assert outcomes == ["failed", "unmet"], said

@@ -23,7 +23,7 @@ needs_elastic_run = pytest.mark.skipif(
     not (ROOT / "elastic" / "run.py").exists(), reason="there is no elastic-run in this checkout"
 )
 QUICK = {
-    "env", "exit_3", "sigterm",
+    "env", "exit_3",
 }  # fmt: skip
 """What is also run forked by default."""
 SOAK = {
@@ -47,6 +47,7 @@ SOAK = {
     "filter_ranks", "duplicate_filters", "log_attempts", "exit_256", "sighup", "sigint",
     "sigquit", "sigusr1_handled", "sigterm_ignored", "c10d_range", "bad_rdzv_conf",
     "missing_script", "launch_no_python", "nproc_gpu", "no_python", "cloud_two",
+    "static_restart", "static_two", "c10d_two_id",
 }  # fmt: skip
 """What is run only with -m soak: close relatives of cases that are run by default."""
 

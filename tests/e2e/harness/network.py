@@ -87,6 +87,11 @@ class Network:
         """Take a host's cable out: packets vanish, and nobody is told."""
         run("ip", "-n", self._switch, "link", "set", f"port{number}", "down")
 
+    def part(self, number: int, other: int) -> None:
+        """Nothing goes between these two any more; all others have both."""
+        for one, away in ((number, other), (other, number)):
+            run("ip", "-n", self._names[one], "route", "add", "blackhole", self.address(away))
+
     def limit(self, number: int, rate: str) -> None:
         """What goes to a host and comes from it, as tc writes it: 20mbit."""
         limit = ("root", "tbf", "rate", rate, "burst", "16kb", "latency", "100ms")

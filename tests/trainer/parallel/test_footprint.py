@@ -31,7 +31,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
 
 
 Ranks = Callable[[str], list[Any]]
-NAMES = [*PIPELINES, *(pytest.param(name, marks=pytest.mark.soak) for name in IN_BF16)]
+NAMES = [pytest.param(name, marks=pytest.mark.soak) for name in (*PIPELINES, *IN_BF16)]
 
 
 @pytest.fixture(scope="module")

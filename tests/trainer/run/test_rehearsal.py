@@ -47,7 +47,7 @@ def run(
 @pytest.mark.parametrize(
     ("ranks", "flags"),
     [
-        pytest.param(1, (), id="exact"),
+        pytest.param(1, (), id="exact", marks=pytest.mark.soak),
         pytest.param(2, TP2, id="shared-layers", marks=pytest.mark.soak),
         pytest.param(2, ROTARY, id="rotary", marks=pytest.mark.soak),
     ],
