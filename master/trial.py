@@ -214,6 +214,8 @@ def _with_stores(
 ) -> tuple[dict[NodeId, Group], tuple[Group, ...]]:
     """Groups of those who are here that can answer in time, by the node at whose store they can meet; and the others.
     It is one that has failed in few tests: whoever cannot reach it is tested with nobody."""
+    if not trial.waiting:  # as with most events
+        return {}, ()
     bad = Counter(node_id for tests in trial.rounds for test in tests for node_id in _failed(test))
     ready: dict[NodeId, Group] = {}
     waiting = []
