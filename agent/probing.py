@@ -68,6 +68,8 @@ class Probing:
             await asyncio.wait([before])  # its processes would disturb ours
         environ = dict(self._settings.workload.environ)
         if order.HasField("pairs"):
+            for store in set(order.pairs.stores):
+                self._serve(store)
             await self._cleared()
             self._told = await self._with_others(order, environ | resolver(environ))
         else:
@@ -100,7 +102,6 @@ class Probing:
 
     async def _with_others(self, order: pb.Probe, environ: dict[str, str]) -> pb.FromAgent:
         asked = order.pairs
-        self._serve(asked.store)
         self._running = testing = Testing(asked, environ, self._settings.workload.python)
         try:
             said = await testing.run()

@@ -176,8 +176,6 @@ class PairTest:
     passed: bool
     late: bool = False
     """Not passed: it only waited for the other."""
-    unmet: bool = False
-    """Not passed: it could not reach the store at which they were to meet, which is neither one's."""
     what: str = ""
     gather: float = 0.0
     """Seconds of an allgather."""

@@ -101,7 +101,6 @@ def pairing(message: pb.Paired, node_id: NodeId, incarnation: Incarnation) -> ev
         ev.PairTest(
             passed=one.passed,
             late=one.late,
-            unmet=one.unmet,
             what=one.what[:MAX_TEXT],
             gather=one.gather,
         )
@@ -127,7 +126,7 @@ def _probe(probe: Probe | None, node_id: NodeId) -> pb.Probe:
         at = {member: number for number, member in enumerate(pairs.nodes)}
         asked.pairs.CopyFrom(
             pb.Pairs(
-                store=pairs.store,
+                stores=pairs.stores,
                 prefix=pairs.prefix,
                 node=at[node_id],
                 nodes=len(pairs.nodes),
@@ -136,7 +135,6 @@ def _probe(probe: Probe | None, node_id: NodeId) -> pb.Probe:
                 device=pairs.device,
                 devices=pairs.devices,
                 deadline=pairs.deadline,
-                host=at[pairs.host],
             )
         )
     return asked

@@ -22,15 +22,13 @@ class NodeState(StrEnum):
 class Pairs:
     """Nodes that are tested two by two."""
 
-    store: str
-    """host:port, of one of theirs."""
-    host: NodeId
-    """Whose it is."""
     prefix: str
-    """Of what they keep in it."""
+    """Of what they keep in stores."""
     nodes: tuple[NodeId, ...]
     pairs: tuple[tuple[NodeId, NodeId], ...]
     """In the order in which they are tested."""
+    stores: tuple[str, ...] = ()
+    """host:port at which each pair meets, of one of its two."""
     device: str
     """cpu or cuda."""
     devices: int

@@ -49,6 +49,7 @@ def probed(job: Job, event: ev.Probed, now: float, policy: Policy) -> Step:
             device=health.device,
             devices=health.devices,
             paired=None if before is None else before.paired,
+            failed=0 if before is None else before.failed,
             doubted="" if before is None else before.doubted,
         )
         found = f"is kept out: {health.what}" if health.state == "faulty" else f"is {health.state}"

@@ -17,6 +17,9 @@ from elastic.master.policy import PRECHECKS, Policy
 PATIENCE = {"quick": 180.0, "full": 900.0}
 """Seconds that a round which could start without it waits for a node that is being probed."""
 
+DOUBLED = 5
+"""How often, at most, the age is doubled at which a verdict is old."""
+
 HURRY = 20.0
 """The same, where the others have trained, and could go on."""
 
@@ -40,6 +43,8 @@ class Checked:
     devices: int = 1
     paired: float | None = None
     """When its last tests with others began, in job time."""
+    failed: int = 0
+    """How often in a row tests with others had it kept out."""
     doubted: str = ""
     """Why it does not train before it was tried again, alone and with others; empty once it was, and works."""
 
@@ -89,7 +94,7 @@ def kept(checks: Checks, nodes: Nodes, now: float, policy: Policy) -> Checks:
         key: checked
         for key, checked in checks.items()
         if checked.doubted
-        or now < checked.at + policy.verdict_age
+        or now < _old_at(checked, policy)
         or ((node := nodes.get(checked.node_id)) is not None and where(node) == key)
     }
 
@@ -176,7 +181,7 @@ def aged(
     """Those that wait, or are kept out, by a verdict that is old: to be probed again. busy: lives
     that train, or are being tested with one another."""
     idle = _idle(nodes, checks, busy, policy)
-    return tuple(node for node, one in idle if now >= one.at + policy.verdict_age)
+    return tuple(node for node, one in idle if now >= _old_at(one, policy))
 
 
 def next_due(
@@ -184,7 +189,12 @@ def next_due(
 ) -> float | None:
     """When the next of them is."""
     idle = _idle(nodes, checks, busy, policy)
-    return min((one.at + policy.verdict_age for _, one in idle), default=None)
+    return min((_old_at(one, policy) for _, one in idle), default=None)
+
+
+def _old_at(checked: Checked, policy: Policy) -> float:
+    """In job time. Twice as late each time that its tests with others, for which those stop, end in the same way."""
+    return checked.at + policy.verdict_age * (1 << min(max(checked.failed - 1, 0), DOUBLED))
 
 
 def _idle(

@@ -1,7 +1,7 @@
 """Nodes that are about to train together are tested two by two before: rounds of tests as `pairing` plans them,
 until every fault has a name. Pure.
 
-Nodes of a group meet at a spare store of one of them. Who does not answer in time has failed its tests; who is gone,
+Two nodes meet at a spare store of one of them. Who does not answer in time has failed its tests; who is gone,
 cannot be heard, or could not be tested, is left out, and accused of nothing.
 """
 
@@ -14,7 +14,7 @@ from elastic.master import pairing
 from elastic.master.events import Incarnation, NodeId, Pairing
 from elastic.master.grouping import Group
 from elastic.master.nodes import Node, Nodes, NodeState, Pairs, Probe
-from elastic.master.pair_results import Account, Kind, Limits, Outcome, Test, Verdict
+from elastic.master.pair_results import Account, Kind, Limits, Link, Outcome, Test, Verdict, link
 from elastic.master.pairing import Found, Solo
 from elastic.master.policy import Policy
 from elastic.master.prechecks import Checked, Checks, where
@@ -101,11 +101,11 @@ def go_on(
     late = now >= trial.until
     ready, waiting = _with_stores(trial, here, now, policy)
     if late or waiting != trial.waiting:
-        groups = (*trial.groups, *ready.values())
+        groups = (*trial.groups, *(group for group, _ in ready))
         trial = replace(trial, waiting=() if late else waiting, groups=groups)
     asked = {}
-    for host, group in ready.items():
-        pairs = _order(host, f"probe/{probes + 1}", group, here, checks, policy)
+    for group, stores in ready:
+        pairs = _order(stores, f"probe/{probes + 1}", group, here, checks, policy)
         for node_id in group.nodes:
             probes += 1
             probe = Probe(number=probes, level=policy.precheck, since=now, pairs=pairs)
@@ -211,38 +211,41 @@ def _solo(nodes: Nodes, checks: Checks) -> dict[NodeId, Solo]:
 
 def _with_stores(
     trial: Trial, here: Nodes, now: float, policy: Policy
-) -> tuple[dict[NodeId, Group], tuple[Group, ...]]:
-    """Groups of those who are here that can answer in time, by the node at whose store they can meet; and the others.
-    It is one that has failed in few tests: whoever cannot reach it is tested with nobody."""
-    if not trial.waiting:  # as with most events
-        return {}, ()
-    bad = Counter(node_id for tests in trial.rounds for test in tests for node_id in _failed(test))
-    ready: dict[NodeId, Group] = {}
-    waiting = []
+) -> tuple[list[tuple[Group, tuple[str, ...]]], tuple[Group, ...]]:
+    """Groups of those who are here that can answer in time, with the store at which each pair can meet; and the others."""
+    met = Counter[Link]()
+    if trial.waiting:  # else, as with most events, nobody asks
+        met.update(test.link for tests in trial.rounds for test in tests)
+    ready, waiting = [], []
     for group in trial.waiting:
         left = Group(pairs=tuple(pair for pair in group.pairs if here.keys() >= set(pair)))
-        hosts = [node_id for node_id in left.nodes if here[node_id].store]
-        if hosts and now + _deadline(left, policy) + LATE <= trial.until:
-            ready[min(hosts, key=lambda node_id: bad[node_id])] = left
+        stores = _stores(left, here, met)
+        if left.pairs and all(stores) and now + _deadline(left, policy) + LATE <= trial.until:
+            ready.append((left, stores))
         elif left.pairs:
             waiting.append(left)
     return ready, tuple(waiting)
 
 
-def _failed(test: Test) -> tuple[NodeId, ...]:
-    """Both of a test that did not pass."""
-    passed = test.a.outcome is test.b.outcome is Outcome.PASSED
-    return () if passed else (test.a.node_id, test.b.node_id)
+def _stores(group: Group, here: Nodes, met: Counter[Link]) -> tuple[str, ...]:
+    """For each pair that of one of its two nodes, once the one's and once the other's; empty: neither has one. A third one's
+    would have them fail together for what is between it and one of them. met: how often each link was tested."""
+    stores, again = [], Counter[Link]()
+    for pair in group.pairs:
+        which = link(*pair)
+        ends = which if (met[which] + again[which]) % 2 == 0 else which[::-1]
+        stores.append(next((here[node_id].store for node_id in ends if here[node_id].store), ""))
+        again[which] += 1
+    return tuple(stores)
 
 
 def _order(
-    host: NodeId, prefix: str, group: Group, here: Nodes, checks: Checks, policy: Policy
+    stores: tuple[str, ...], prefix: str, group: Group, here: Nodes, checks: Checks, policy: Policy
 ) -> Pairs:
     known = [checks.get(where(here[node_id])) for node_id in group.nodes]
     cuda = all(one is not None and one.device == "cuda" for one in known)
     return Pairs(
-        store=here[host].store,
-        host=host,
+        stores=stores,
         prefix=prefix,
         nodes=group.nodes,
         pairs=group.pairs,
@@ -257,14 +260,12 @@ def _tests(trial: Trial) -> Iterator[Test]:
     for group in trial.groups:
         turn: Counter[NodeId] = Counter()
         for a, b in group.pairs:
-            one, other = _account(trial, a, turn[a]), _account(trial, b, turn[b])
-            if one is not None and other is not None:
-                yield Test(a=one, b=other)
+            yield Test(a=_account(trial, a, turn[a]), b=_account(trial, b, turn[b]))
             turn.update((a, b))
 
 
-def _account(trial: Trial, node_id: NodeId, turn: int) -> Account | None:
-    """What a node says of its pairs' number `turn`; None: it had no way to where they were to meet."""
+def _account(trial: Trial, node_id: NodeId, turn: int) -> Account:
+    """What a node says of its pairs' number `turn`."""
     said = trial.answers.get(node_id)
     if said is None:
         return Account(node_id=node_id, outcome=Outcome.TIMED_OUT, what="it never answered")
@@ -274,8 +275,6 @@ def _account(trial: Trial, node_id: NodeId, turn: int) -> Account | None:
     if turn >= len(said.tests):
         return Account(node_id=node_id, outcome=Outcome.FAILED, what="it was not tested")
     test = said.tests[turn]
-    if test.unmet:
-        return None
     failed = Outcome.TIMED_OUT if test.late else Outcome.FAILED
     return Account(
         node_id=node_id,
@@ -305,7 +304,13 @@ def _judged(
             known = replace(
                 known, state="faulty", what=faults[node_id], incarnation=node.incarnation
             )
-        found[key] = replace(known, at=now, paired=began, doubted=faults.get(node_id, ""))
+        found[key] = replace(
+            known,
+            at=now,
+            paired=began,
+            failed=known.failed + 1 if node_id in faults else 0,
+            doubted=faults.get(node_id, ""),
+        )
     return {**checks, **found}
 
 

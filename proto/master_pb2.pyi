@@ -196,8 +196,7 @@ class Probe(_message.Message):
     def __init__(self, number: _Optional[int] = ..., level: _Optional[str] = ..., pairs: _Optional[_Union[Pairs, _Mapping]] = ...) -> None: ...
 
 class Pairs(_message.Message):
-    __slots__ = ("store", "prefix", "node", "nodes", "first", "second", "device", "devices", "deadline", "host")
-    STORE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("prefix", "node", "nodes", "first", "second", "device", "devices", "deadline", "stores")
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
@@ -206,8 +205,7 @@ class Pairs(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    store: str
+    STORES_FIELD_NUMBER: _ClassVar[int]
     prefix: str
     node: int
     nodes: int
@@ -216,8 +214,8 @@ class Pairs(_message.Message):
     device: str
     devices: int
     deadline: float
-    host: int
-    def __init__(self, store: _Optional[str] = ..., prefix: _Optional[str] = ..., node: _Optional[int] = ..., nodes: _Optional[int] = ..., first: _Optional[_Iterable[int]] = ..., second: _Optional[_Iterable[int]] = ..., device: _Optional[str] = ..., devices: _Optional[int] = ..., deadline: _Optional[float] = ..., host: _Optional[int] = ...) -> None: ...
+    stores: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, prefix: _Optional[str] = ..., node: _Optional[int] = ..., nodes: _Optional[int] = ..., first: _Optional[_Iterable[int]] = ..., second: _Optional[_Iterable[int]] = ..., device: _Optional[str] = ..., devices: _Optional[int] = ..., deadline: _Optional[float] = ..., stores: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Probed(_message.Message):
     __slots__ = ("number", "level", "state", "what", "seconds", "device", "devices")
@@ -240,18 +238,16 @@ class Probed(_message.Message):
 class Paired(_message.Message):
     __slots__ = ("number", "state", "what", "gpu", "matmul", "tests")
     class Test(_message.Message):
-        __slots__ = ("passed", "late", "what", "gather", "unmet")
+        __slots__ = ("passed", "late", "what", "gather")
         PASSED_FIELD_NUMBER: _ClassVar[int]
         LATE_FIELD_NUMBER: _ClassVar[int]
         WHAT_FIELD_NUMBER: _ClassVar[int]
         GATHER_FIELD_NUMBER: _ClassVar[int]
-        UNMET_FIELD_NUMBER: _ClassVar[int]
         passed: bool
         late: bool
         what: str
         gather: float
-        unmet: bool
-        def __init__(self, passed: bool = ..., late: bool = ..., what: _Optional[str] = ..., gather: _Optional[float] = ..., unmet: bool = ...) -> None: ...
+        def __init__(self, passed: bool = ..., late: bool = ..., what: _Optional[str] = ..., gather: _Optional[float] = ...) -> None: ...
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]

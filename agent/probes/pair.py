@@ -1,8 +1,9 @@
 """A program: a matmul, then allgathers between pairs of nodes, one process for each of their devices.
 
-`python -m elastic.agent.probes.pair --store HOST:PORT --rank R --world W --device cpu|cuda --deadline S`
+`python -m elastic.agent.probes.pair --stores HOST:PORT,... --rank R --world W --device cpu|cuda --deadline S`
 is run for every rank of a group of nodes; node n has the ranks from n x `--per-node` on. `--pairs 0-1,0-2`
-says which nodes are tested with each other, in this order (0-1 by itself for two). At the end it prints one
+says which nodes are tested with each other, in this order (0-1 by itself for two), `--stores` where each of
+these pairs meets, at one of its two: what a third node has to do with says nothing of them. At the end it prints one
 line of JSON and nothing else on stdout:
 
     {"probe": "pair", "ok": bool, "what": "<in words, empty when ok>", "figures": {
@@ -43,7 +44,11 @@ _LOOK = 0.2
 _LAST_WORD = 1.0
 """Seconds for a process to end as the other one did."""
 _REACH = 20.0
-"""Seconds to reach the store, which serves by then."""
+"""Seconds to reach a store, which serves by then."""
+_FINE, _FAILED = "fine", "failed"
+"""What a process says of itself where a pair meets."""
+_TELL = 2.0
+"""Seconds to tell others that this one failed by itself."""
 _MARGIN = 1.0
 """Seconds before the deadline at which the last pair is given up."""
 
@@ -82,10 +87,9 @@ class Report:
 class Setting:
     """Who this process is, and until when."""
 
-    store: tuple[str, int]
+    stores: tuple[tuple[str, int], ...]
+    """At which each pair meets, of one of its nodes."""
     prefix: str
-    host: int
-    """The node whose store it is."""
     rank: int
     world: int
     per_node: int
@@ -140,7 +144,7 @@ def main(args: Sequence[str]) -> None:
 
 
 def _alone(setting: Setting, report: Report) -> None:
-    """The matmul; the others of the group hear of it if it fails."""
+    """The matmul; those that it was to be tested with hear of it if it fails."""
     report.doing = "importing torch"
     env.process_environment().setdefault(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
@@ -155,66 +159,66 @@ def _alone(setting: Setting, report: Report) -> None:
             _group_of_one()
         report.doing = "matmul"
         report.figures["matmul_s"] = matmul.measure(device, "quick")["median_s"]
-    except Exception:
-        with contextlib.suppress(Exception):
-            _connect(setting, min(2.0, setting.left)).set(f"alone/{setting.rank}", "failed")
-        raise
+    except Exception as error:  # noqa: BLE001 - as in main
+        report.doing = f"{report.doing}: {_said(error)}"  # should the deadline come meanwhile
+        telling = [
+            threading.Thread(target=_tell, args=(setting, number), daemon=True)
+            for number, _ in setting.mine
+        ]
+        for thread in telling:
+            thread.start()
+        until = time.monotonic() + _TELL
+        for thread in telling:
+            thread.join(max(until - time.monotonic(), 0.0))
+        report.end(report.doing)
+
+
+def _tell(setting: Setting, number: int) -> None:
+    """That this one failed by itself."""
+    with contextlib.suppress(Exception):
+        _connect(setting, number, _TELL).set(_here(number, setting.rank), _FAILED)
+
+
+def _here(number: int, rank: int) -> str:
+    """The key of a process that comes to a pair, for better or worse."""
+    return f"here/{number}/{rank}"
 
 
 def _together(setting: Setting, report: Report) -> None:
     """All pairs that this node is in, each for as long as it may take at most."""
-    report.alone, report.doing = False, f"reaching the store at {setting.store[0]}"
+    report.alone = False
     mine = setting.mine
-    others = [pair[0] if pair[1] == setting.node else pair[1] for _, pair in mine]
-    store = _met(setting, report, others)
-    store.set(f"alone/{setting.rank}", "passed")
     busiest = max(
         sum(node in pair for pair in setting.pairs) for pair in setting.pairs for node in pair
     )
     slot = max(setting.left - _MARGIN, 0.1) / (busiest + 1)
-    for done, ((number, pair), other) in enumerate(zip(mine, others, strict=True)):
+    for done, (number, pair) in enumerate(mine):
+        other = pair[0] if pair[1] == setting.node else pair[1]
         report.doing = f"allgather with node {other}"
         latest = setting.deadline - _MARGIN - slot * (len(mine) - done)
-        report.pairs.append({"with": other, **_pair(setting, store, number, pair, slot, latest)})
-
-
-def _met(setting: Setting, report: Report, others: Sequence[int]) -> "Store":
-    """The store at which the group meets. Where there is no way to it, nothing is known of links to nodes that do not
-    have it."""
-    for other in others:
-        outcome = "failed" if setting.host in (other, setting.node) else "unmet"
-        what = f"no way to the store at {setting.store[0]}"
-        report.pairs.append({"with": other, "outcome": outcome, "what": what})
-    seconds = max(min(setting.left - _MARGIN, _REACH), 0.1)
-    # torch takes longer where nothing answers
-    timer = threading.Timer(
-        seconds, lambda: report.end(f"{report.doing}: no answer in {seconds:.0f} s")
-    )
-    timer.daemon = True
-    timer.start()
-    store = _connect(setting, seconds)
-    timer.cancel()
-    report.pairs.clear()
-    return store
+        report.pairs.append({"with": other, **_pair(setting, number, pair, slot, latest)})
 
 
 def _pair(
-    setting: Setting, store: "Store", number: int, pair: tuple[int, int], slot: float, latest: float
+    setting: Setting, number: int, pair: tuple[int, int], slot: float, latest: float
 ) -> dict[str, Any]:
     """latest: when it has to begin, on the monotonic clock."""
+    store = _reached(setting, number)
+    if isinstance(store, str):
+        return {"outcome": "failed", "what": store}
     ranks = setting.ranks(pair)
-    others = [rank for rank in ranks if rank // setting.per_node != setting.node]
-    try:
-        store.set(f"here/{number}/{setting.rank}", "")
-        for rank in others:
-            store.wait([f"alone/{rank}"], timedelta(seconds=max(latest - time.monotonic(), 0.01)))
-            if store.get(f"alone/{rank}") != b"passed":
-                return {"outcome": "not tested", "what": "the other one failed alone"}
-        here = [f"here/{number}/{rank}" for rank in ranks]
-        store.wait(here, timedelta(seconds=max(latest - time.monotonic(), 0.01)))
-    except RuntimeError as error:  # which all of torch's errors are
-        return {"outcome": "timed out", "what": f"no word of it through the store: {_said(error)}"}
     failed = f"failed/{number}"
+    try:
+        store.set(_here(number, setting.rank), _FINE)
+        for rank in ranks:
+            here = _here(number, rank)
+            store.wait([here], timedelta(seconds=max(latest - time.monotonic(), 0.01)))
+            if store.get(here) != _FINE.encode():
+                return {"outcome": "not tested", "what": "the other one failed alone"}
+    except RuntimeError as error:  # which all of torch's errors are
+        with contextlib.suppress(RuntimeError):
+            store.set(failed, "")
+        return {"outcome": "timed out", "what": f"no word of it through the store: {_said(error)}"}
     found = _bounded(
         lambda give_up: _gathers(setting, number, ranks, slot, give_up),
         slot,
@@ -224,6 +228,26 @@ def _pair(
         with contextlib.suppress(RuntimeError):
             store.set(failed, "")
     return found
+
+
+def _reached(setting: Setting, number: int) -> "Store | str":
+    """The store at which a pair meets, or why there is no way to it. torch takes longer than it is told to where nothing
+    answers."""
+    seconds = max(min(setting.left - _MARGIN, _REACH), 0.1)
+    found: list[Store | str] = []
+
+    def reach() -> None:
+        try:
+            found.append(_connect(setting, number, seconds))
+        except RuntimeError as error:
+            found.append(_said(error))
+
+    thread = threading.Thread(target=reach, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    store = found[0] if found else f"nothing answers, for {seconds:.0f} s"
+    host, port = setting.stores[number]
+    return f"no way to the store at {host}:{port}: {store}" if isinstance(store, str) else store
 
 
 def _there(store: "Store", key: str) -> bool:
@@ -310,7 +334,7 @@ def _group(setting: Setting, number: int, ranks: list[int], seconds: float) -> A
     from torch import distributed as dist
     from torch._C._distributed_c10d import PrefixStore
 
-    store = PrefixStore(f"pair/{number}", _connect(setting, seconds))
+    store = PrefixStore(f"pair/{number}", _connect(setting, number, seconds))
     rank = ranks.index(setting.rank)
     if setting.device == "cuda":
         options = dist.ProcessGroupNCCL.Options()
@@ -327,10 +351,11 @@ def _group_of_one() -> None:
     dist.ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=10))
 
 
-def _connect(setting: Setting, seconds: float) -> "Store":
+def _connect(setting: Setting, number: int, seconds: float) -> "Store":
+    """To the store at which a pair meets."""
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-    host, port = setting.store
+    host, port = setting.stores[number]
     timeout = timedelta(seconds=seconds)
     store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
     return PrefixStore(setting.prefix, store)
@@ -350,15 +375,16 @@ def _said(error: BaseException) -> str:
 
 
 def _setting(options: argparse.Namespace, started: float) -> Setting:
-    host, _, port = options.store.rpartition(":")
+    stores = [store.rpartition(":") for store in options.stores.split(",")]
     pairs = [tuple(map(int, pair.split("-"))) for pair in options.pairs.split(",")]
     nodes = options.world // options.per_node
+    if len(stores) != len(pairs):
+        raise SystemExit(f"elastic: {len(stores)} stores are not those of {len(pairs)} pairs")
     if any(len(pair) != 2 or pair[0] == pair[1] or max(pair) >= nodes for pair in pairs):
         raise SystemExit(f"elastic: --pairs {options.pairs} are not pairs of {nodes} nodes")
     return Setting(
-        store=(host.strip("[]"), int(port)),
+        stores=tuple((host.strip("[]"), int(port)) for host, _, port in stores),
         prefix=options.prefix,
-        host=options.host,
         rank=options.rank,
         world=options.world,
         per_node=options.per_node,
@@ -371,11 +397,10 @@ def _setting(options: argparse.Namespace, started: float) -> Setting:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m elastic.agent.probes.pair")
-    parser.add_argument("--store", required=True, metavar="HOST:PORT", help="at which they meet")
-    parser.add_argument("--prefix", default="pairs", help="of what is kept in it")
     parser.add_argument(
-        "--host", type=int, default=0, help="whose it is, by its number in the group"
+        "--stores", required=True, metavar="HOST:PORT,...", help="at which each pair meets"
     )
+    parser.add_argument("--prefix", default="pairs", help="of what is kept in it")
     parser.add_argument("--parent", type=int, metavar="PID", help="that this is not to outlive")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world", type=int, required=True, help="processes on all nodes")

@@ -34,10 +34,11 @@ class Testing:
         try:
             for local in range(asked.devices):
                 args = [
-                    *("--store", asked.store, "--prefix", asked.prefix, "--pairs", pairs),
+                    *("--stores", ",".join(asked.stores), "--prefix", asked.prefix),
+                    *("--pairs", pairs),
                     *("--rank", str(first + local), "--world", str(asked.nodes * asked.devices)),
                     *("--per-node", str(asked.devices), "--device", asked.device),
-                    *("--deadline", str(asked.deadline), "--host", str(asked.host)),
+                    *("--deadline", str(asked.deadline)),
                 ]
                 environ = {**ONE_THREAD, **self._environ}  # several nodes may share a machine
                 self._programs.append(Program("pair", args, environ, python=self._python))
@@ -65,8 +66,7 @@ def read(line: bytes) -> pb.Paired:
         for one in figures["pairs"]:
             found.tests.add(
                 passed=one["outcome"] == "passed",
-                late=one["outcome"] in ("timed out", "unmet"),
-                unmet=one["outcome"] == "unmet",
+                late=one["outcome"] == "timed out",
                 what=str(one["what"]),
                 gather=float(one.get("gather_s", 0.0)),
             )
@@ -88,6 +88,4 @@ def of_all(told: Sequence[pb.Paired]) -> pb.Paired:
 
 def _worst(tests: Sequence[pb.Paired.Test]) -> pb.Paired.Test:
     failed = [test for test in tests if not test.passed]
-    if not failed:
-        return max(tests, key=lambda test: test.gather)
-    return next((test for test in failed if test.unmet), failed[0])
+    return failed[0] if failed else max(tests, key=lambda test: test.gather)

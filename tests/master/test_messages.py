@@ -62,13 +62,13 @@ def test_a_phase_of_a_newer_release_is_none() -> None:
 def test_a_node_hears_which_of_those_that_are_tested_it_is() -> None:
     a, b, c = map(NodeId, "abc")
     pairs = Pairs(
-        store="a:1", host=a, prefix="probe/4", nodes=(b, a, c), pairs=((b, a), (b, c)), device="cuda", devices=8, deadline=60.0
+        prefix="probe/4", nodes=(b, a, c), pairs=((b, a), (b, c)), stores=("b:1", "c:1"), device="cuda", devices=8, deadline=60.0
     )  # fmt: skip
     order = Directive(kind="wait", probe=Probe(number=5, level="full", since=1.0, pairs=pairs))
     for node_id, number in ((b, 0), (a, 1), (c, 2)):
         sent = messages.directive(order, node_id, epoch=4).directive.probe
         assert (sent.number, sent.level, sent.pairs.node) == (5, "full", number)
-        assert sent.pairs.host == 1
+        assert [*sent.pairs.stores] == ["b:1", "c:1"]
         assert (sent.pairs.nodes, [*sent.pairs.first], [*sent.pairs.second]) == (3, [0, 0], [1, 2])
         fields = {field.name for field in pb.Pairs.DESCRIPTOR.fields}
         assert {field.name for field, _ in sent.pairs.ListFields()} >= fields - {"node"}

@@ -24,8 +24,11 @@ class Probe:
     def __init__(
         self, store: str, rank: int, world: int, *flags: str, prefix: Sequence[str] = ()
     ) -> None:
+        """store: at which all pairs meet, or each, by commas."""
+        count = flags[flags.index("--pairs") + 1].count(",") + 1 if "--pairs" in flags else 1
+        stores = store if "," in store else ",".join([store] * count)
         me = (sys.executable, "-m", "elastic.agent.probes.pair")
-        who = ("--store", store, "--rank", str(rank), "--world", str(world))
+        who = ("--stores", stores, "--rank", str(rank), "--world", str(world))
         self.process = subprocess.Popen(
             (*prefix, *me, *who, *flags),
             stdout=subprocess.PIPE,

@@ -75,7 +75,7 @@ def test_one_that_stops_in_the_middle(address: str, store: TCPStore) -> None:
     flags = (*CPU, "--deadline", "40", "--pairs", "0-1,0-2")
     stopped = Probe(address, 1, 3, *flags)
     try:
-        store.wait(["pairs/alone/1"], LONG)
+        store.wait(["pairs/here/0/1"], LONG)
         stopped.process.send_signal(signal.SIGSTOP)
         probes = [Probe(address, rank, 3, *flags) for rank in (0, 2)]
         said, other = (probe.end(200) for probe in probes)
@@ -111,17 +111,20 @@ def test_one_that_has_not_the_interface_fails_alone(address: str) -> None:
     assert [one["outcome"] for one in said["figures"]["pairs"]] == ["not tested"], said
 
 
-def test_a_store_that_nobody_serves_or_that_never_answers() -> None:
-    """Which is node 1's; of node 2 nothing is known then."""
+def test_a_store_that_nobody_serves_or_that_never_answers(address: str) -> None:
+    """Costs the pairs that meet there, and no others."""
     with socket.socket() as closed, socket.socket() as silent:
         for one in (closed, silent):
             one.bind(("127.0.0.1", 0))
         silent.listen()
-        ports = (one.getsockname()[1] for one in (closed, silent))
-        flags = (*CPU, "--deadline", "20", "--host", "1", "--pairs", "0-1,0-2")
-        probes = [Probe(f"127.0.0.1:{at}", 0, 3, *flags) for at in ports]
-        for said in [probe.end(90) for probe in probes]:
-            assert "reaching the store" in said["what"]
-            assert not said["figures"]["alone"]
-            outcomes = [one["outcome"] for one in said["figures"]["pairs"]]
-            assert outcomes == ["failed", "unmet"], said
+        ports = [one.getsockname()[1] for one in (closed, silent)]
+        stores = ",".join([*(f"127.0.0.1:{port}" for port in ports), address])
+        flags = (*CPU, "--deadline", "80", "--pairs", "0-1,0-2,0-3")
+        probes = [Probe(stores, rank, 4, *flags) for rank in (0, 3)]
+        said, other = (probe.end(200) for probe in probes)
+    assert other["ok"], other
+    assert not said["figures"]["alone"]
+    first, second, third = said["figures"]["pairs"]
+    assert [first["outcome"], second["outcome"], third["outcome"]] == ["failed", "failed", "passed"]
+    for port, one in zip(ports, (first, second), strict=True):
+        assert one["what"].startswith(f"no way to the store at 127.0.0.1:{port}: "), said

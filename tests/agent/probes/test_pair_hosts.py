@@ -1,5 +1,6 @@
 """Four network namespaces as four nodes: `decide` and the pair probe find a bad link, and a bad node."""
 
+import contextlib
 import secrets
 import subprocess
 import sys
@@ -54,25 +55,31 @@ class Hosts:
     def _round(self, group: Group) -> list[Test]:
         """One group after the other: on real nodes they have cores of their own."""
         on = {node_id: self.network.on(HOSTS.index(node_id)) for node_id in group.nodes}
-        hub = HOSTS.index(group.nodes[0])
-        server = subprocess.Popen(
-            (*self.network.on(hub), sys.executable, "-c", STORE),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert server.stdout
-        try:
-            address = f"{self.network.address(hub)}:{server.stdout.readline().strip()}"
+        with contextlib.ExitStack() as stack:
+            stores = {node_id: self._store(stack, HOSTS.index(node_id)) for node_id in group.nodes}
+            meeting = ",".join(stores[pair[0]] for pair in group.pairs)
             flags = ("--device", "cpu", "--mib", "1", "--deadline", str(self.deadline),
                      "--pairs", numbers(group))  # fmt: skip
             ifname = ("env", "GLOO_SOCKET_IFNAME=eth0")
             probes = {
-                node_id: Probe(address, rank, len(on), *flags, prefix=(*on[node_id], *ifname))
+                node_id: Probe(meeting, rank, len(on), *flags, prefix=(*on[node_id], *ifname))
                 for rank, node_id in enumerate(group.nodes)
             }
             said = {node_id: probe.end(4 * self.deadline) for node_id, probe in probes.items()}
-        finally:
-            server.communicate()
         return told_of(group, said)
+
+    def _store(self, stack: contextlib.ExitStack, number: int) -> str:
+        """A host's, until the stack is closed."""
+        server = stack.enter_context(
+            subprocess.Popen(
+                (*self.network.on(number), sys.executable, "-c", STORE),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+        )  # fmt: skip
+        assert server.stdin
+        assert server.stdout
+        stack.callback(server.stdin.close)
+        return f"{self.network.address(number)}:{server.stdout.readline().strip()}"
 
 
 @pytest.fixture

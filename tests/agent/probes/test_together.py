@@ -33,22 +33,6 @@ def test_what_one_process_says() -> None:
         (False, False, "a wrong byte"),
     ]
     assert said.tests[0].gather == 0.5
-    assert not any(one.unmet for one in said.tests)
-
-
-def test_who_had_no_way_to_where_they_meet() -> None:
-    """Of several devices one is enough: those of other nodes waited for it."""
-    lost = read(line("no store", pairs=[met("timed out", "no store"), met("unmet", "no store")]))
-    assert [(one.passed, one.late, one.unmet) for one in lost.tests] == [
-        (False, True, False),
-        (False, True, True),
-    ]
-    there = read(line("no word", pairs=[met("passed"), met("timed out", "no word")]))
-    for told in ((there, lost), (lost, there)):
-        assert [(one.passed, one.unmet) for one in of_all(told).tests] == [
-            (False, False),
-            (False, True),
-        ]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ SOAK = {
     "filter_ranks", "duplicate_filters", "log_attempts", "exit_256", "sighup", "sigint",
     "sigquit", "sigusr1_handled", "sigterm_ignored", "c10d_range", "bad_rdzv_conf",
     "missing_script", "launch_no_python", "nproc_gpu", "no_python", "cloud_two",
-    "static_restart", "static_two", "c10d_two_id",
+    "c10d_two_id",
 }  # fmt: skip
 """What is run only with -m soak: close relatives of cases that are run by default."""
 
