@@ -35,22 +35,40 @@ def _star(hub: NodeId, *others: NodeId) -> Group:
     return Group(pairs=tuple((hub, other) for other in others))
 
 
-def first(labels: Labels) -> tuple[Group, ...]:
+def first(labels: Labels, turn: int = 0) -> tuple[Group, ...]:
     """Neighbours in pairs; an odd one makes their last pair a star of three. At least two nodes.
 
-    Who has no neighbour is paired with others that have none, and the last of them with anybody.
+    Who has no neighbour is paired with others that have none, and the last of them with anybody. turn: how often
+    that was done before; others meet then.
     """
     by_label: dict[str, list[NodeId]] = {}
     for node_id, label in labels.items():
         by_label.setdefault(label, []).append(node_id)
     single = [ids[0] for ids in by_label.values() if len(ids) == 1]
-    groups = [pair for ids in by_label.values() if len(ids) > 1 for pair in _pairs(ids)]
+    groups = [
+        pair for ids in by_label.values() if len(ids) > 1 for pair in _pairs(_moved(ids, turn))
+    ]
     if len(single) > 1:
-        groups += _pairs(single)
+        groups += _pairs(_moved(single, turn))
     elif single:
         hub = groups[-1].pairs[0][0]
         groups[-1] = Group(pairs=(*groups[-1].pairs, (hub, single[0])))
     return tuple(groups)
+
+
+def _moved(ids: Sequence[NodeId], turn: int) -> Sequence[NodeId]:
+    """In an order in which other two follow one another each turn, as in a round-robin tournament: of an even number all
+    have met after one turn less."""
+    spare = (turn - 1) % len(ids) if len(ids) % 2 else len(ids)
+    left, apart = [*ids[:spare], *ids[spare + 1 :]], ids[spare : spare + 1]
+    ring = [*left[0::2], *reversed(left[1::2])]
+    by = turn % max(len(ring) - 1, 1)
+    ring = [*ring[:1], *ring[1 + by :], *ring[1 : 1 + by]]
+    half = len(ring) // 2
+    return [
+        *(one for two in zip(ring[:half], reversed(ring), strict=False) for one in two),
+        *apart,
+    ]
 
 
 def _pairs(ids: Sequence[NodeId]) -> list[Group]:

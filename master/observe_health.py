@@ -49,6 +49,7 @@ def probed(job: Job, event: ev.Probed, now: float, policy: Policy) -> Step:
             device=health.device,
             devices=health.devices,
             paired=None if before is None else before.paired,
+            times=0 if before is None else before.times,
             failed=0 if before is None else before.failed,
             doubted="" if before is None else before.doubted,
         )

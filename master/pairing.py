@@ -84,8 +84,10 @@ def decide(
     solo: Mapping[NodeId, Solo],
     rounds: Sequence[Round],
     limits: Limits = Limits(),  # noqa: B008 - frozen
+    turn: int = 0,
 ) -> Plan:
-    """labels: all nodes that are probed, with where each is; rounds: results so far, oldest first.
+    """labels: all nodes that are probed, with where each is; rounds: results so far, oldest first; turn: how often
+    they were tested before, and something still does not work. Of few nodes all meet then that work.
 
     A node that is gone is left out of `labels`, and what others did with it counts no more.
     """
@@ -102,11 +104,13 @@ def decide(
     if len(left) < 2:
         return Plan(verdicts=own, reason=_done(own, (), "there are no two nodes to be paired"))
     if not rounds:
-        groups = grouping.first(left)
+        groups = grouping.first(left, turn)
         return Plan(groups=groups, verdicts=own, reason=f"round 1: {len(left)} nodes in pairs")
     case = _Case.of(left, reading, limits)
     verdicts = (*own, *case.verdicts(), *_two_alone(case, solo))
     groups = () if len(rounds) >= limits.rounds else case.next(limits.star)
+    if turn and not groups and len(left) <= grouping.FEW and len(rounds) < limits.rounds:
+        groups = grouping.among(case.good, case.tested)
     if groups:
         return Plan(groups=groups, verdicts=verdicts, reason=case.why(len(rounds) + 1))
     undecided = tuple(case.undecided(verdicts))
@@ -171,8 +175,12 @@ class _Case:
         """Suspects of whom more has to be known."""
         return [node_id for node_id in self.suspects if not self.guilty(node_id)]
 
+    @property
+    def tested(self) -> set[Link]:
+        return self.bad.keys() | self.reading.good
+
     def next(self, star: int) -> tuple[Group, ...]:
-        tested = self.bad.keys() | self.reading.good
+        tested = self.tested
         if not self.good:
             groups = grouping.among(list(self.labels), tested)
             once = [which for which, what in self.bad.items() if len(what) == 1]

@@ -43,6 +43,8 @@ class Checked:
     devices: int = 1
     paired: float | None = None
     """When its last tests with others began, in job time."""
+    times: int = 0
+    """How often it was tested with others."""
     failed: int = 0
     """How often in a row tests with others had it kept out."""
     doubted: str = ""
@@ -83,7 +85,7 @@ def doubt(nodes: Iterable[Node], checks: Checks, why: str, now: float, policy: P
     for node in nodes if policy.precheck != "off" else ():
         found[where(node)] = Checked(
             node_id=node.node_id, incarnation=node.incarnation, level="off", state="unknown", what="", at=now,
-            doubted=why,
+            times=_times(node, checks), doubted=why,
         )  # fmt: skip
     return {**checks, **found} if found else checks
 
@@ -114,6 +116,16 @@ def to_pair(
         return True
     new = all(trained.get(node.node_id) != node.incarnation for node in nodes)
     return new and not all(_paired(node, checks, now, policy) for node in nodes)
+
+
+def times_in_doubt(nodes: Iterable[Node], checks: Checks) -> int:
+    """How often those of them that are in doubt were tested with others before, at most."""
+    return max((_times(node, checks) for node in nodes if in_doubt(node, checks)), default=0)
+
+
+def _times(node: Node, checks: Checks) -> int:
+    checked = checks.get(where(node))
+    return 0 if checked is None else checked.times
 
 
 def in_doubt(node: Node, checks: Checks) -> bool:

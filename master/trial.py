@@ -17,7 +17,7 @@ from elastic.master.nodes import Node, Nodes, NodeState, Pairs, Probe
 from elastic.master.pair_results import Account, Kind, Limits, Link, Outcome, Test, Verdict, link
 from elastic.master.pairing import Found, Solo
 from elastic.master.policy import Policy
-from elastic.master.prechecks import Checked, Checks, where
+from elastic.master.prechecks import Checked, Checks, times_in_doubt, where
 
 START = 30.0
 """Seconds for a group to have a store."""
@@ -61,7 +61,8 @@ class Moved:
 def begin(nodes: Sequence[Node], checks: Checks, now: float, policy: Policy) -> Trial:
     members = {node.node_id: node.incarnation for node in nodes}
     table = {node.node_id: node for node in nodes}
-    plan = pairing.decide(_labels(table), _solo(table, checks), (), _limits(policy))
+    turn = times_in_doubt(nodes, checks)
+    plan = pairing.decide(_labels(table), _solo(table, checks), (), _limits(policy), turn)
     return Trial(
         members=members, began=now, waiting=plan.groups, until=_until(plan.groups, now, policy)
     )
@@ -308,6 +309,7 @@ def _judged(
             known,
             at=now,
             paired=began,
+            times=known.times + 1,
             failed=known.failed + 1 if node_id in faults else 0,
             doubted=faults.get(node_id, ""),
         )

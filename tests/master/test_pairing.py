@@ -1,6 +1,7 @@
 """Whatever is at fault: it is named, nobody else is, and what cannot be told is said to be undecided."""
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import pytest
 from hypothesis import event, given, settings
@@ -131,6 +132,23 @@ def test_neighbours_are_paired_first() -> None:
     assert sorted(len(group.nodes) for group in groups) == [3, 3, 3]
 
 
+def test_who_is_tested_once_more_meets_others() -> None:
+    """As in a tournament; of few nodes all."""
+    few = world(6)
+    _, rounds = probe(few, turn=1)
+    assert (few.tested, rounds) == (set(combinations(names(6), 2)), 2)
+    many = dict.fromkeys(names(20), "")
+    assert met(many, 0) == set(zip(names(20)[::2], names(20)[1::2], strict=True))
+    assert set.union(*(met(many, turn) for turn in range(19))) == set(combinations(names(20), 2))
+    odd = [met(dict.fromkeys(names(21), ""), turn) for turn in range(3)]
+    assert {len(one) for one in odd} == {11}
+    assert len(set.union(*odd)) > 30
+
+
+def met(labels: dict[NodeId, str], turn: int) -> set[tuple[NodeId, NodeId]]:
+    return {link(*pair) for group in grouping.first(labels, turn) for pair in group.pairs}
+
+
 def test_a_node_that_is_gone_counts_no_more() -> None:
     four = world(4, dead={B})
     first = four.run(decide(four.labels, {}, []).groups)
@@ -254,10 +272,10 @@ def worlds(draw: st.DrawFn, most: int = 64) -> World:
 
 
 @settings(max_examples=150, deadline=None)
-@given(worlds(), st.booleans())
-def test_whatever_is_wrong_nobody_healthy_is_accused(world: World, probed: bool) -> None:
+@given(worlds(), st.booleans(), st.integers(0, 5))
+def test_whatever_is_wrong_nobody_healthy_is_accused(world: World, probed: bool, turn: int) -> None:
     """In three rounds, and what they do not tell of a failed test is said to be undecided."""
-    plan, rounds = probe(world, fine(world) if probed else {})
+    plan, rounds = probe(world, fine(world) if probed else {}, turn=turn)
     event(f"{min(len(plan.verdicts), 5)} verdicts, {min(len(plan.undecided), 5)} undecided")
     assert rounds <= 3
     assert not world.wrong(plan.verdicts), plan.reason
@@ -296,10 +314,10 @@ def mild(draw: st.DrawFn) -> World:
 
 
 @settings(max_examples=150, deadline=None)
-@given(mild())
-def test_what_can_be_told_is_named(world: World) -> None:
+@given(mild(), st.integers(0, 5))
+def test_what_can_be_told_is_named(world: World, turn: int) -> None:
     """With as many rounds as that takes."""
-    plan, rounds = probe(world, fine(world), MANY)
+    plan, rounds = probe(world, fine(world), MANY, turn)
     assert not world.wrong(plan.verdicts), plan.reason
     assert not world.missed(plan.verdicts), plan.reason
     assert rounds < MANY.rounds

@@ -421,6 +421,26 @@ def test_a_network_s_fault_without_another_cause_has_all_tried() -> None:
     assert core.seats() == ["a", "b"], "the doubt is over"
 
 
+def test_a_link_that_was_not_tested_before_is_once_the_network_fails() -> None:
+    core = probed(*"abcd", min_nodes=3)
+    assert {pairs(core, node).pairs for node in "abcd"} == {(("a", "b"),), (("c", "d"),)}
+    pair(core, "a-c", at=3.0)
+    spare(core)
+    assert core.seats() == list("abcd")
+    core.feed(failed("c", 1, CLOSED), 5.0)
+    core.tick(5.0 + core.policy.settle)
+    for node in "abcd":
+        answer(core, node, at=9.0)
+    while in_pairs(core):
+        pair(core, "a-c", at=core.now + 1)
+    core.tick(core.now + 2)
+    (out,) = kept_out(core)
+    assert core.job.checks[prechecks.where(core.job.nodes[NodeId(out)])].what.startswith(
+        "the link between a and c: "
+    )
+    assert len(core.seats()) == 3
+
+
 def test_nobody_goes_on_without_the_others_while_all_are_in_doubt() -> None:
     """One that has probed itself first is not one that could go on."""
     core = probed(*"abcd", min_nodes=2)

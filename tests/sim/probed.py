@@ -191,13 +191,16 @@ def names(count: int) -> list[NodeId]:
 
 
 def probe(
-    world: World, solo: dict[NodeId, Solo] | None = None, limits: Limits | None = None
+    world: World,
+    solo: dict[NodeId, Solo] | None = None,
+    limits: Limits | None = None,
+    turn: int = 0,
 ) -> tuple[Plan, int]:
-    """Rounds until nothing more is to be tested; how many there were."""
+    """Rounds until nothing more is to be tested; how many there were. turn: as of `decide`."""
     limits = limits or Limits()
     rounds: list[tuple[Test, ...]] = []
     while True:
-        plan = decide(world.labels, solo or {}, rounds, limits)
+        plan = decide(world.labels, solo or {}, rounds, limits, turn)
         assert plan.reason
         if not plan.groups:
             return plan, len(rounds)
