@@ -29,6 +29,8 @@ class Testing:
     async def run(self) -> pb.Paired:
         """Raises OSError where no process can be started."""
         asked = self._asked
+        if len(asked.stores) != len(asked.first):  # as a master of another release asks
+            return pb.Paired(state="unknown", what="it was not told where to meet the others")
         pairs = ",".join(f"{a}-{b}" for a, b in zip(asked.first, asked.second, strict=True))
         first = asked.node * asked.devices
         try:

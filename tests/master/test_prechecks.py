@@ -1,11 +1,13 @@
 """Who is probed before it joins, and who is kept out."""
 
+from typing import Any
+
 import pytest
 
 from elastic.master import events as ev
 from elastic.master.events import Incarnation, KnockAnswer, NodeId
 from elastic.master.prechecks import PATIENCE
-from tests.master.builders import KILLED, detached, failed, knocked, left, spare
+from tests.master.builders import KILLED, Core, detached, failed, knocked, left, spare
 from tests.master.probing import answer, asked, begun, in_pairs, pair
 
 
@@ -61,13 +63,18 @@ def test_what_nobody_knows_is_no_fault() -> None:
     assert core.seats() == ["a"]
 
 
-def test_a_fault_of_the_software_costs_no_probe() -> None:
-    """However old the verdict is."""
-    core = begun("a", "b", verdict_age=10.0)
-    for node in ("a", "b"):
+def training(*nodes: str, **policy: Any) -> Core:
+    core = begun(*nodes, **policy)
+    for node in nodes:
         answer(core, node, at=2.0)
     pair(core, at=3.0)
     spare(core)
+    return core
+
+
+def test_a_fault_of_the_software_costs_no_probe() -> None:
+    """However old the verdict is."""
+    core = training("a", "b", verdict_age=10.0)
     core.feed(failed("a", 1, KILLED), 500.0)
     assert asked(core, "a", "b") == [False, False]
     assert core.seats() == ["a", "b"]
@@ -75,11 +82,7 @@ def test_a_fault_of_the_software_costs_no_probe() -> None:
 
 
 def test_whom_a_new_round_leaves_out_is_tried_again_once_its_verdict_is_old() -> None:
-    core = begun("a", "b", verdict_age=10.0)
-    for node in ("a", "b"):
-        answer(core, node, at=2.0)
-    pair(core, at=3.0)
-    spare(core)
+    core = training("a", "b", verdict_age=10.0)
     core.feed(ev.Resized(min_nodes=1, max_nodes=1), 499.0)
     core.feed(failed("a", 1, KILLED), 500.0)
     assert core.seats() == ["a"]

@@ -1,10 +1,13 @@
 """What a node's processes say of its tests with others, as one answer."""
 
+import asyncio
 import json
+import sys
 from typing import Any
 
 import pytest
 
+from elastic.agent.probes import together
 from elastic.agent.probes.together import of_all, read
 from elastic.proto import master_pb2 as pb
 
@@ -33,6 +36,13 @@ def test_what_one_process_says() -> None:
         (False, False, "a wrong byte"),
     ]
     assert said.tests[0].gather == 0.5
+
+
+def test_who_is_not_told_where_to_meet_is_not_tested() -> None:
+    """And so accused of nothing."""
+    asked = pb.Pairs(nodes=2, first=[0], second=[1], device="cpu", devices=1, deadline=60.0)
+    said = asyncio.run(together.Testing(asked, {}, sys.executable).run())
+    assert (said.state, len(said.tests)) == ("unknown", 0)
 
 
 @pytest.mark.parametrize(
