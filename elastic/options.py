@@ -346,11 +346,13 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
             without_effect.append(f"{_flag(name)} {value}")
     in_step = slurm.started_by_srun(environ)
     step = slurm.step(environ) if in_step and not _says_where(args) else None
-    if step is not None:
+    if step is not None and "nnodes" not in args.given:
         args.nnodes = str(step.nodes)
     inside = pod(environ)
     overruled = "" if inside is None else join_pod(args, inside)
     min_nodes, max_nodes = values.node_counts(args.nnodes)
+    if step is not None and min_nodes > step.nodes:
+        raise UsageError(f"--nnodes {args.nnodes}: this step of Slurm's has {step.nodes} nodes")
     conf = values.rdzv_conf(args.rdzv_conf)
     where = meeting(args, conf, step) if inside is None else of_pod(args, inside)
     signals = values.signal_names(args.signals_to_handle)
@@ -407,8 +409,9 @@ def _add_local_rank(args: argparse.Namespace) -> None:
 
 
 def _says_where(args: argparse.Namespace) -> bool:
-    """Whether the user said how many nodes there are or where they meet, so that Slurm does not."""
-    return bool(args.standalone or args.given & {"nnodes", "rdzv_endpoint", "master_addr"})
+    """Whether the user said where nodes meet, or that there is one, so that Slurm does not."""
+    alone = "nnodes" in args.given and values.node_counts(args.nnodes)[1] == 1
+    return bool(args.standalone or alone or args.given & {"rdzv_endpoint", "master_addr"})
 
 
 def _entry_kind(args: argparse.Namespace) -> EntryKind:

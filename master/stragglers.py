@@ -361,7 +361,7 @@ def _with_groups(state: State, report: Report, step: float, policy: Policy) -> S
 
 def _of_links(state: State, report: Report, step: float, policy: Policy) -> Iterable[Verdict]:
     """The link that slow groups share, if compute is as it should be."""
-    if state.since or state.began is None:
+    if state.since or state.began is None or _falls_behind(state, state.began, policy):
         return
     nodes: dict[str, set[str]] = {}
     for seat in report.seats.values():
@@ -373,6 +373,17 @@ def _of_links(state: State, report: Report, step: float, policy: Policy) -> Iter
         "link" if ends else "communication", ranks, ends, state.began,
         worst.longer / worst.usual if worst.usual > 0 else 0.0, worst.longer, step, report, policy,
     )  # fmt: skip
+
+
+def _falls_behind(state: State, since: Mark, policy: Policy) -> bool:
+    """Whether anybody's compute grew, too, when transfers did. Who is without a processor sends late, and will be named for
+    his compute; or, once a window has nothing of before, was not."""
+    later = sum(mark.at > since.at for mark in state.marks)
+    return any(
+        median_low(now) - median_low(before) > policy.least / 2
+        for window in state.behind.values()
+        if (now := robust.known(window[-later:])) and (before := robust.known(window[:-later]))
+    )
 
 
 # --- both ----------------------------------------------------------------------------------------

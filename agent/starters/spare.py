@@ -1,6 +1,7 @@
 """A spare rank: forked ahead of its round, holds a device context, waits for its orders."""
 
 import contextlib
+import gc
 import importlib
 import os
 import select
@@ -50,6 +51,7 @@ def wait(request: fork.Request, modules: Iterable[str]) -> fork.Request:
         warmup.compiler(device)
         if why := warmup.rehearsal(request.spec):
             orders.send(UNREHEARSED + why.encode(errors="replace")[:500])
+        gc.freeze()  # modules and graphs: the rank need not look through them for garbage as it begins
         setproctitle(f"elastic-spare {device}")
         orders.send(READY)
     except OSError:

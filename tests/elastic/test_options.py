@@ -103,6 +103,11 @@ def test_each_prefix_means_what_torchrun_makes_of_it(action: argparse.Action) ->
 
 
 @needs_torchrun_2_13
+def test_each_flag_of_ours_is_told_of_in_the_docs() -> None:
+    text = (ROOT / "docs" / "elastic-run.md").read_text()
+    assert [flag.name for flag in flags.OURS if f"`--{flag.name}" not in text] == []
+
+
 @pytest.mark.parametrize("flag", [*flags.OURS, *dlrover_flags.FLAGS], ids=lambda flag: flag.name)
 def test_our_flags_are_only_reached_by_their_whole_name(flag: Flag) -> None:
     names = {f"--{flag.name}", f"--{flag.dest}"}

@@ -318,6 +318,27 @@ def test_of_a_ring_over_many_nodes_no_link_is_named() -> None:
     assert "times do not tell which link it is" in decision.reason
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_a_node_without_processors_sends_late_too_and_is_no_slow_link(seed: int) -> None:
+    """As of a quota: its transfers are seen to be slow before its compute is known to be."""
+    job = Job(
+        ranks=4, a_node=2, slow=((0, 0.12), (1, 0.12)), slow_groups=(("stage 0", 0.3),),
+        since=SLOW_SINCE, seed=seed,
+    )  # fmt: skip
+    kinds = {one.kind for decision in job.decisions() for one in decision.verdicts}
+    assert "node" in kinds
+    assert "link" not in kinds
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_slow_link_is_named_within_a_window(seed: int) -> None:
+    job = Job(ranks=4, a_node=2, slow_groups=(("stage 0", 0.3),), since=SLOW_SINCE, seed=seed)
+    decisions = list(job.decisions())
+    named = [{one.kind for one in decision.verdicts} for decision in decisions]
+    assert set().union(*named) == {"link"}
+    assert all(named[SLOW_SINCE + WINDOW :])
+
+
 def test_transfers_that_are_a_little_slower_are_no_matter() -> None:
     assert linked(("a", "b"), ("c", "d"), slow=(0,), more=0.03).verdicts == ()
 

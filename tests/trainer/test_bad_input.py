@@ -55,6 +55,9 @@ REFUSED = {
         f"{LLAMA} --save {{base}}/imported",
         "{base}/imported holds a model alone: give --load {base}/imported --finetune and another --save",
     ),
+    "a folder of Megatron's": (
+        "--load {base}/megatron", "megatron holds no checkpoint of ours, but Megatron's, which is not read",
+    ),
     "a folder of Hugging Face's": (
         "--load {base}/llama", "a model of Hugging Face's: make it one by `elasticctl hf import",
     ),
@@ -164,6 +167,8 @@ def told(base: Path) -> dict[str, Any]:
     shutil.copytree(MODELS / "llama", base / "llama")
     weights, _ = reading.read(base / "llama", divisible_by=128)
     save_model(str(base / "imported"), weights, step=1)
+    (base / "megatron").mkdir()
+    (base / "megatron" / "latest_checkpointed_iteration.txt").write_text("1000")
     every = (
         {"first": (SAVED, ""), "large": (f"{SAVED} {LARGE}", ""), "unsaved": (LARGE, "")}
         | SAID

@@ -23,6 +23,9 @@ from elastic.trainer.watch.reporter import say
 
 State = dict[str, Any]
 
+MEGATRONS = "latest_checkpointed_iteration.txt"
+"""Which a folder of its checkpoints has."""
+
 
 def identity(config: GPTConfig, plan: Plan, *, seed: int, data: str) -> dict[str, Any]:
     """What a run is: with another one of these, it would be another run. data: a digest of the order."""
@@ -219,6 +222,11 @@ def _missing(flags: CheckpointFlags, where: str) -> str:
         raise UsageError(
             f"{said}, but a model of Hugging Face's: make it one by `elasticctl hf import {where} DEST`, "
             "and give --load DEST --finetune"
+        )
+    if (Path(where) / MEGATRONS).is_file():
+        raise UsageError(
+            f"{said} of ours, but Megatron's, which is not read: convert it to Hugging Face's by Megatron's tools, "
+            "make that one by `elasticctl hf import`, and give --load DEST --finetune"
         )
     if flags.finetune or flags.exit_on_missing_checkpoint:
         raise UsageError(said)

@@ -73,7 +73,8 @@ if __name__ == "__main__":
     @functools.wraps(step)
     def told_step(*args: Any) -> None:
         step(*args)
-        tell(step=args[2] + 1, graphs=counters["stats"]["unique_graphs"])
+        objects = len(gc.get_objects())
+        tell(step=args[2] + 1, graphs=counters["stats"]["unique_graphs"], objects=objects)
 
     Loop._step = told_step  # type: ignore[assignment,method-assign]
     datasets = pretrain_gpt.train_valid_test_datasets_provider

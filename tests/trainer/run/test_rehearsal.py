@@ -101,6 +101,9 @@ def test_a_spare_rehearses_and_the_rank_that_it_becomes_compiles_nothing(tmp_pat
     assert "rehearse" not in done.stderr, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [one["graphs"] for one in found] == [0] * 3, (found, plain)
+    assert found[0]["objects"] < plain[0]["objects"] / 3, (
+        "what was rehearsed is no garbage to look for"
+    )
     assert steps(tmp_path, "spared") == steps(tmp_path, "plain")
 
 
