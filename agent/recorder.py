@@ -122,9 +122,6 @@ class _Work(NamedTuple):
     retired: bool
     """Torch's watchdog has seen its end."""
 
-    def __str__(self) -> str:
-        return f"{self.op} {self.sizes}"
-
 
 class _At(NamedTuple):
     work: _Work
@@ -157,9 +154,9 @@ def current_of_each(entries: Sequence[dict[str, Any]], *, device: bool) -> Itera
 def _told(at: _At, device: bool, *, known: bool) -> "Collective":
     """known: what was before it is over; else the device may be at one that is forgotten, and that this waits is all
     that is told."""
-    from elastic.proto.looks import Collective
+    from elastic.proto.looks import Collective, kind
 
-    work = at.work
+    work, before = at.work, at.before
     return Collective(
         group=work.group[:64],
         seq=work.number[0] if known else 0,
@@ -169,7 +166,7 @@ def _told(at: _At, device: bool, *, known: bool) -> "Collective":
         device=device,
         started=not at.over and work.state != "scheduled",
         done=at.over,
-        before=str(at.before)[:192] if known and at.before else "",
+        before=kind(before.op[:64], before.sizes[:128]) if known and before else "",
     )
 
 

@@ -20,6 +20,8 @@ class Rhythm:
         """Until when this node stood still; no rank was quiet by itself then."""
         self._usual_ns = 0.0
         """The last interval that counted."""
+        self._was_rare = False
+        """The last did not; two in a row do, for then steps are longer."""
         self._longest_ns = 0.0
 
     def hear(self, ticks: int, tick_ns: int, now_ns: int, phase_ns: int = 0) -> None:
@@ -34,10 +36,12 @@ class Rhythm:
             mean = (tick_ns - self._tick_ns) / (ticks - self.ticks)
             # Several optimizers step at once, and then none for long.
             took_ns = max(mean, heard_ns - self._tick_ns)
-            rare = self._usual_ns and took_ns > RARE * self._usual_ns
-            if not (rare and phase_ns > self._tick_ns):
+            longer = self._usual_ns and took_ns > RARE * self._usual_ns
+            rare = bool(longer) and phase_ns > self._tick_ns and not self._was_rare
+            if not rare:
                 self._longest_ns = max(self._longest_ns, took_ns)
                 self._usual_ns = took_ns
+            self._was_rare = rare
         self.ticks, self._tick_ns = ticks, tick_ns
 
     def quiet(self, now_ns: int) -> float:

@@ -80,11 +80,13 @@ class Watching:
     def _listen(self, ranks: Ranks) -> float:
         """Seconds until the next rank may be quiet."""
         now, limit = time.monotonic_ns(), self._order.quiet
-        if not limit or self._order.round != ranks.round:
-            return EVERY  # nobody wants to know
-        quiet, soonest = set[int](), limit
-        for rank in ranks.running():
+        running = ranks.running()
+        for rank in running:
             rank.listen()
+        if not limit or self._order.round != ranks.round:
+            return EVERY  # nobody wants to know who is quiet
+        quiet, soonest = set[int](), limit
+        for rank in running:
             since = rank.rhythm.quiet(now)
             if since >= limit:
                 quiet.add(rank.number)

@@ -22,6 +22,8 @@ from elastic.master.activity import Activity, Doing, OnDevice, is_native, moved,
 from elastic.master.circles import Waits, circles
 from elastic.master.events import NodeId
 from elastic.master.tree import Call, bare, merge, odd, ranges, render
+from elastic.proto.looks import kind as kind_of
+from elastic.proto.page import LEAVING
 
 LONG, LONG_PATIENCES = 60.0, 20
 """Seconds, and patiences, that a round may stand still for a reason; the larger of them."""
@@ -78,7 +80,7 @@ class Collective:
 
     @property
     def kind(self) -> str:
-        return f"{self.op} {self.sizes}"
+        return kind_of(self.op, self.sizes)
 
     def __str__(self) -> str:
         if not self.known:
@@ -176,6 +178,8 @@ class Patience:
     def of(self, looks: tuple[Seen, ...]) -> float:
         """Of a rank that does not move, by what it does."""
         seen, doing = looks[-1], looks[-1].doing
+        if self.phases.get(seen.rank) == LEAVING:
+            return math.inf  # the end that it waits for has a time of its own
         if not self.stepped:
             stuck = _lost_worker(looks) or _held(looks)
             return self.long * self.again(seen) if stuck else math.inf
@@ -238,6 +242,8 @@ def find(
         return _found(starved, last, "does not go on, for a worker of its loader is stopped")
     if quiet < patience.allowed or not last:
         return None
+    if any(found[-1].ticks > found[0].ticks + 1 for found in looks.values()):
+        return None  # who finishes steps waits for nobody
     still = {rank for rank, found in looks.items() if not _moved(found) and _spans(found, patience)}
     apart = [s for s in last.values() if not s.waits]
     if not apart:

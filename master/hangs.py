@@ -71,6 +71,8 @@ class Suspicion:
     """Of a round without steps: by rank, the time of the look since which it does not go on."""
     found: Found | None = None
     """Whom the last look was taken closely for."""
+    counted: frozenset[str] = frozenset()
+    """Places for which `judged` has this suspicion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,13 +238,15 @@ def decide(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
     if suspicion.found is not None:
         suspicion = _unless_moved(suspicion, unmoved(facts.seen, {}))
         state = replace(state, suspicion=suspicion)
-    found = suspicion.found or find(facts.seen, quiet, limits, facts.ended)
+    then = suspicion.looked - facts.ticked  # looks say nothing of what came after
+    found = suspicion.found or find(facts.seen, then, limits, facts.ended)
     if found is not None:
         return _verdict(state, found, quiet, f"no step for {quiet:.1f} s", facts, now)
     gap = max(GAP, limits.allowed / 6)
     if quiet >= 2 * limits.allowed:
         gap = max(gap, min(LONGEST_GAP, quiet / 4))
-    return _again(state, suspicion, gap, now)
+    due = [edge - then for edge in (limits.allowed, limits.long) if edge > then]
+    return _again(state, suspicion, min([gap, *due]), now)
 
 
 def _without_steps(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
@@ -299,10 +303,13 @@ def _verdict(
     if here and quiet >= CLOSER and state.suspicion.found is None:
         return _look(state, now, "", close=found)
     found = natively(found, facts.seen)
-    state = replace(state, suspicion=replace(state.suspicion, found=None))
+    suspicion = replace(state.suspicion, found=None)
     if found.soft:
-        counts = {place: state.judged.get(place, 0) + 1 for place in found.places}
+        new = frozenset(found.places) - suspicion.counted
+        counts = {place: state.judged.get(place, 0) + 1 for place in new}
         state = replace(state, judged={**state.judged, **counts})
+        suspicion = replace(suspicion, counted=suspicion.counted | new)
+    state = replace(state, suspicion=suspicion)
     verdict = Verdict(found, stood, facts.seen)
     return Decision(state=state, order=verdict, wake=now + LONGEST_GAP, reason=found.reason)
 
@@ -315,8 +322,8 @@ def _again(state: State, suspicion: Suspicion, gap: float, now: float) -> Decisi
 
 def _look(state: State, now: float, reason: str, *, close: Found | None = None) -> Decision:
     number = state.number + 1
-    since = {} if state.suspicion is None else state.suspicion.since
-    suspicion = Suspicion(number=number, looked=now, since=since, found=close)
+    before = state.suspicion or Suspicion(number=number, looked=now)
+    suspicion = replace(before, number=number, looked=now, found=close)
     state = replace(state, suspicion=suspicion, number=number)
     order = Examine(number, () if close is None else close.ranks)
     return Decision(state=state, order=order, wake=now + ANSWER, reason=reason)

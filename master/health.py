@@ -6,6 +6,7 @@ Nothing of it but the verdict is journaled: another master learns the round's rh
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from elastic.master import culprits, messages
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 LEARN_EVERY = 1.0
 """Seconds."""
+STUCK = 1.0
+"""Seconds between looks whether the journal can be written again."""
 KEPT = culprits.ENOUGH + 1
 """Looks at a rank: what else is to stand still does so for longer."""
 AGAIN = 1.2
@@ -145,6 +148,11 @@ class Health:
             one.push(order)
 
     def _decide(self, current: Round) -> None:
+        if self._shell.stuck:  # nobody is heard meanwhile, so nothing is known of this time
+            self._state = replace(self._state, suspicion=None)
+            self._ticked = {}
+            self._wake_in(STUCK)
+            return
         now = self._shell.now()
         quiet = [
             at
@@ -164,12 +172,13 @@ class Health:
         )
         decision = core.decide(self._state, facts, now, self._shell.policy)
         self._state = decision.state
+        if decision.state.suspicion is None:
+            self._told = (0, ())
         if decision.reason and not isinstance(decision.order, core.Verdict):
             log.info("round %d: %s", current.number, decision.reason)
         self._sleep()
         if decision.wake is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, decision.wake - now) + 0.001, self._wake)
+            self._wake_in(max(0.0, decision.wake - now) + 0.001)
         if isinstance(decision.order, core.Examine):
             if before is None:
                 self._seen = {}
@@ -213,6 +222,10 @@ class Health:
             (self._folder / job_folder.hang(number)).write_text(text, errors="backslashreplace")
         except OSError as error:
             log.error("what ranks did in the hang of round %d is not kept: %s", number, error)
+
+    def _wake_in(self, seconds: float) -> None:
+        self._sleep()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._wake)
 
     def _wake(self) -> None:
         self._timer = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from elastic.master import events as ev
 from elastic.master import nodes as registry
-from elastic.master import observe, prechecks, rendezvous, trial
+from elastic.master import observe, observe_health, prechecks, rendezvous, trial
 from elastic.master import recovery as medic
 from elastic.master.events import Effect, Event, NodeId
 from elastic.master.policy import Policy
@@ -125,6 +125,9 @@ def _settle(job: Job, now: float, policy: Policy) -> tuple[Job, tuple[Effect, ..
         reasons.append(reason)
         if job.result is not None:
             return job, effects, reasons
+        job, more, reason = observe_health.replace_straggler(job, now, policy)
+        effects += more
+        reasons.append(reason)
         job, until, reason = _decide(job, now, policy)
         reasons.append(reason)
         if job.result is not None:

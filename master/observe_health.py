@@ -164,15 +164,38 @@ def straggling(job: Job, event: ev.Straggling, now: float, policy: Policy) -> St
     reason = one_line(event.reason)
     if stand == current.stragglers:
         return job, (), reason
-    job = replace(job, round=replace(current, stragglers=stand))
-    node = job.nodes.get(event.nodes[0]) if event.kind in ("rank", "node") else None
-    if event.over or not event.pays or not policy.exclude_straggler or node is None:
-        return job, (), reason
-    if current.change is not None or not in_round(job, node):
+    current = replace(current, stragglers=stand)
+    job = replace(job, round=current)
+    if event.over or (node := _replaceable(job, current, event, policy)) is None:
         return job, (), reason
     if not _faster_without(job, current, node, event.share, now, policy):
         return job, (), f"{reason}, and nobody can take its place"
-    return drain(job, node, f"{node.node_id} drains: {reason}", now, policy, Why.STRAGGLER)
+    return _replaced(job, node, event, now, policy)
+
+
+def replace_straggler(job: Job, now: float, policy: Policy) -> Step:
+    """Drain the first that stands, for whom nobody was there when it was told of, and somebody is now."""
+    current = job.round
+    for event in () if current is None or not current.standing else current.stragglers:
+        assert current is not None
+        node = _replaceable(job, current, event, policy)
+        if node is not None and _faster_without(job, current, node, event.share, now, policy):
+            return _replaced(job, node, event, now, policy)
+    return job, (), ""
+
+
+def _replaceable(job: Job, current: Round, event: ev.Straggling, policy: Policy) -> Node | None:
+    """Whom it names, if somebody is to take its place where that pays."""
+    if not policy.exclude_straggler or not event.pays or event.kind not in ("rank", "node"):
+        return None
+    node = job.nodes.get(event.nodes[0])
+    here = node is not None and in_round(job, node) and current.change is None
+    return node if here else None
+
+
+def _replaced(job: Job, node: Node, event: ev.Straggling, now: float, policy: Policy) -> Step:
+    reason = f"{node.node_id} drains: {one_line(event.reason)}"
+    return drain(job, node, reason, now, policy, Why.STRAGGLER)
 
 
 def _faster_without(

@@ -41,7 +41,9 @@ class Pacing:
         self._judged = 0
         """The end of the last that was."""
         self._seats: dict[int, Seat] = {}
-        """As all ranks have told it first."""
+        """As ranks have told it first. Who has no optimizer tells nothing, and is not compared."""
+        self._in_part = 0
+        """Intervals of which not all ranks have told."""
         self._on_devices = False
         """Ranks tell what steps take there; who does not, of an interval, tells nothing of it."""
         self._state = core.State()
@@ -58,7 +60,7 @@ class Pacing:
             return
         if current.number != self._round:
             self._round, self._length = current.number, 0
-            self._waiting, self._judged = {}, 0  # its ranks are others
+            self._waiting, self._judged, self._in_part = {}, 0, 0  # its ranks are others
             self._world = sum(seat.ranks for seat in current.seats)
             self._seats, self._state, self._on_devices = {}, core.State(), False
             self._told = {one.about: one for one in current.stragglers}
@@ -109,8 +111,9 @@ class Pacing:
                 return
             told = self._waiting.pop(end)
             self._judged = end
-            if whole and not self._seats:
-                self._seats = _seats(current, told)
+            if whole or self._in_part >= core.SETTLING:
+                self._seats = _seats(current, told) | self._seats
+            self._in_part += not whole
             if current.change is not None:
                 continue  # who is about to leave waits for others in its save
             if self._seats:
@@ -130,7 +133,7 @@ class Pacing:
             times={
                 rank: _times_on_device(pace) if self._on_devices else _times(pace)
                 for rank, pace in told.items()
-                if pace.HasField("device") or not self._on_devices
+                if rank in self._seats and (pace.HasField("device") or not self._on_devices)
             },
         )
         decision = core.decide(self._state, report, self._shell.now(), core.Policy())

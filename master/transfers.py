@@ -41,7 +41,7 @@ def taken_in(group: Group, seconds: float, *, least: float, deviations: float) -
     group = replace(group, window=(*group.window, seconds)[-robust.WINDOW :])
     known = robust.known(group.window)
     if len(known) < robust.LEAST:
-        return group
+        return replace(group, slow=0)
     if not isfinite(group.usual):
         group = replace(group, usual=median_low(known))
     # Of the older half where that is less: one level becoming another over some intervals is no noise.

@@ -44,6 +44,20 @@ def test_what_comes_between_two_steps_by_name_is_no_steps_time() -> None:
     assert rhythm.take() == 2.0
 
 
+def test_steps_that_become_longer_for_good_are_steps_though_each_has_a_phase() -> None:
+    """A longer sequence, in a script that names its loader's part."""
+    rhythm = Rhythm()
+    rhythm.hear(1, SECOND, SECOND)
+    rhythm.hear(2, 2 * SECOND, 2 * SECOND, phase_ns=SECOND + 1)
+    rhythm.take()
+    rhythm.hear(3, 6 * SECOND, 6 * SECOND, phase_ns=2 * SECOND + 1)
+    assert rhythm.take() == 0.0, "it may be an evaluation"
+    rhythm.hear(4, 10 * SECOND, 10 * SECOND, phase_ns=6 * SECOND + 1)
+    assert rhythm.take() == 4.0
+    rhythm.hear(5, 14 * SECOND, 14 * SECOND, phase_ns=10 * SECOND + 1)
+    assert rhythm.take() == 4.0
+
+
 def test_phases_within_each_step_are_the_steps() -> None:
     """As a script's that names forward, backward and update."""
     rhythm = Rhythm()

@@ -1,12 +1,15 @@
 """What an agent asks its ranks."""
 
 import asyncio
+import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
 from elastic.agent import watching
 from elastic.agent.ranks import Rank
+from elastic.proto import page
 from elastic.proto.looks import Look, Thread, Told
 
 
@@ -24,6 +27,22 @@ def test_who_has_closed_its_end_is_asked_no_more() -> None:
         assert rank.recorder is None
 
     asyncio.run(ask())
+
+
+def test_steps_are_counted_though_nobody_asks_who_is_quiet() -> None:
+    """With --hang-action ignore stragglers are looked for all the same."""
+    fd = page.create()
+    rank = Rank(0, 0)
+    rank.page = page.open_page(fd)
+    writer = page.PageWriter.claim(fd, os.getpid())
+    assert writer is not None
+    of_a_round = SimpleNamespace(round=1, running=lambda: [rank])
+    watcher = watching.Watching(lambda: None, lambda _: None, lambda: None)
+    for _ in range(2):
+        writer.tick()
+        assert watcher._listen(of_a_round) == watching.EVERY  # type: ignore[arg-type]
+    assert rank.rhythm.take() > 0
+    os.close(fd)
 
 
 @pytest.mark.parametrize(

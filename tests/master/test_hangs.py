@@ -26,6 +26,7 @@ from elastic.master.policy import Policy
 from elastic.master.rendezvous import Seat
 from elastic.proto import codec
 from elastic.proto.looks import Look as RankLook
+from elastic.proto.page import LEAVING
 
 POLICY = Policy(hang_floor=1.2)
 REDUCE = Collective(group="0", seq=41, op="gloo:all_reduce", sizes="[[4]]", done=False)
@@ -322,6 +323,35 @@ def test_who_is_further_or_behind_waits_not_apart(other: Collective) -> None:
     """The root of a broadcast is further than those that wait for another rank's part of it; and what a rank is
     further by two had at their number is not known."""
     assert ranks(*WAITING, seen(3, collectives=(other,))) is None
+
+
+@pytest.mark.parametrize("op", ["gloo:all_to_all", "nccl:all_to_all", "gloo:scatter"])
+def test_ranks_exchange_as_much_as_each_has(op: str) -> None:
+    """A token's experts, say: other sizes are no other collective."""
+    exchange = replace(REDUCE, op=op)
+    every = [seen(rank, collectives=(replace(exchange, sizes=f"[[{rank}]]"),)) for rank in range(3)]
+    assert ranks(*every, seen(3, collectives=(replace(exchange, sizes="[[9]]"),))) is None
+    one = found(*every, seen(3, collectives=(REDUCE,)))
+    assert one is not None
+    assert one.ranks == (3,)
+
+
+def test_who_is_to_leave_waits_for_that_for_as_long_as_it_takes() -> None:
+    culprits = [seen(rank, Activity.LOCK, asleep=True) for rank in range(4)]
+    assert ranks(*culprits, quiet=LONG + 1) == (0, 1, 2, 3)
+    leaving = dict.fromkeys(range(4), LEAVING)
+    assert ranks(*culprits, quiet=3600.0, phases=leaving) is None
+    del leaving[2]
+    assert ranks(*culprits, quiet=LONG + 1, phases=leaving) == (2,)
+
+
+def test_nobody_waits_for_a_rank_while_others_finish_steps() -> None:
+    """It has ended its data, or does something of its own."""
+    culprit = seen(3, Activity.PYTHON)
+    patience = Patience(allowed=1.2, stepped=True, phases={}, judged={})
+    before = {rank: seen(rank, ticks=30) for rank in range(3)}
+    assert ranks(*WAITING, culprit) == (3,)
+    assert find(looks(*WAITING, culprit, before=before), 5.0, patience) is None
 
 
 def test_who_is_further_than_a_rank_whose_device_is_held_up_is_not_named_for_it() -> None:
@@ -693,6 +723,13 @@ def decide(
     return hangs.decide(state, facts, now, POLICY)
 
 
+def doubted(looked: float) -> State:
+    """A round that hangs since 200, of whose looks the last was ordered then."""
+    state = decide(learned(*[0.02] * 30), 200.61).state
+    assert state.suspicion is not None
+    return replace(state, suspicion=replace(state.suspicion, looked=looked))
+
+
 def phases(state: State, *told: tuple[float, str, int]) -> State:
     """What a rank told: when, its phase, its ticks."""
     before = None
@@ -754,13 +791,11 @@ def test_from_the_first_doubt_to_a_verdict() -> None:
 
 def test_a_verdict_that_took_a_minute_waits_for_one_look_with_what_libraries_do() -> None:
     culprit = seen(3, Activity.LOCK, asleep=True)
-    told = decide(
-        decide(learned(*[0.02] * 30), 200.61).state, 200.0 + LONG, looks(*WAITING, culprit)
-    )
+    told = decide(doubted(200.0 + LONG), 200.1 + LONG, looks(*WAITING, culprit))
     assert told.order == Examine(2, (3,))
     calls = (("0x7f13", "libc.so.6", 0), ("PyThread_acquire_lock_timed", "python3.11", 0), *STACK)
     closely = looks(*WAITING, replace(culprit, stack=calls), before={3: culprit})
-    assert decide(told.state, 200.1 + LONG, closely, ticked=200.05 + LONG).order is None, "it steps"
+    assert decide(told.state, 200.3 + LONG, closely, ticked=200.2 + LONG).order is None, "it steps"
     told = decide(told.state, 200.5 + LONG, closely)
     assert isinstance(told.order, Verdict)
     assert told.order.found.ranks == (3,)
@@ -769,9 +804,7 @@ def test_a_verdict_that_took_a_minute_waits_for_one_look_with_what_libraries_do(
 
 def test_whom_that_look_shows_going_on_is_not_named() -> None:
     culprit = seen(3, Activity.DATA, asleep=True)
-    told = decide(
-        decide(learned(*[0.02] * 30), 200.61).state, 200.0 + LONG, looks(*WAITING, culprit)
-    )
+    told = decide(doubted(200.0 + LONG), 200.1 + LONG, looks(*WAITING, culprit))
     assert told.order == Examine(2, (3,))
     comes_back = replace(culprit, stack=(("forward", "train.py", 7),), at=200.3 + LONG)
     closely = {**looks(*WAITING), 3: (culprit, comes_back)}
@@ -797,12 +830,11 @@ def test_a_rank_that_has_ended_while_all_others_wait_is_named() -> None:
 
 
 def test_who_has_ended_is_named_without_another_look() -> None:
-    told = decide(learned(*[0.02] * 30), 200.61)
     facts = Facts(
         ticked=200.0, stepping=False, phases={}, seen=looks(*WAITING), answered=True, begun=True,
         ended={3: NodeId("b")},
     )  # fmt: skip
-    told = hangs.decide(told.state, facts, 201.0 + LONG, POLICY)
+    told = hangs.decide(doubted(200.9 + LONG), facts, 201.0 + LONG, POLICY)
     assert isinstance(told.order, Verdict)
     assert told.order.found.ranks == (3,)
 
@@ -813,10 +845,33 @@ def test_who_has_ended_is_whom_a_look_does_not_tell_of() -> None:
     assert hangs.ended(seats, {0, 1, 4, 5}, ()) == {}, "b could not look"
 
 
-def test_a_verdict_of_seconds_waits_for_nothing() -> None:
-    culprit = seen(3, Activity.PYTHON)
-    told = decide(decide(learned(*[0.02] * 30), 200.61).state, 205.0, looks(*WAITING, culprit))
+def test_a_verdict_of_seconds_waits_for_a_look_behind_the_patience_and_no_longer() -> None:
+    """What was seen before says nothing of what came since, as where this process stood still."""
+    seen_so = looks(*WAITING, seen(3, Activity.PYTHON))
+    state = doubted(201.19)
+    told = decide(state, 201.195, seen_so)
+    assert (told.order, told.wake) == (None, pytest.approx(201.2))
+    told = decide(state, 205.0, seen_so)
+    assert told.order == Examine(2)
+    assert isinstance(decide(told.state, 205.1, seen_so).order, Verdict)
+
+
+def test_one_hang_counts_once_where_it_was() -> None:
+    """However often it is judged, where that ends nothing."""
+    state, seen_so, times = doubted(202.0), looks(*WAITING, seen(3, Activity.PYTHON)), 0
+    told = decide(state, 202.1, seen_so)
+    for now in (240.0, 250.0, 259.0):
+        times += isinstance(told.order, Verdict)
+        told = decide(told.state, now, seen_so)
+        told = decide(told.state, now + 0.1, seen_so) if told.order is not None else told
+    assert times >= 1
+    assert dict(told.state.judged) == {"train.py in main": 1}
+    calm = decide(told.state, 260.0, ticked=260.0)
+    again = decide(calm.state, 260.61, ticked=260.0)
+    state = replace(again.state, suspicion=replace(again.state.suspicion, looked=266.0))
+    told = decide(state, 266.1, seen_so, ticked=260.0)
     assert isinstance(told.order, Verdict)
+    assert dict(told.state.judged) == {"train.py in main": 2}
 
 
 def test_a_step_ends_the_doubt() -> None:

@@ -1,6 +1,7 @@
 """What a hang is known by, through the streams of a master: quiet told, looks ordered, a verdict folded."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,32 @@ async def test_ranks_that_go_on_again_end_the_suspicion(tmp_path: Path) -> None:
         assert not shell.job.ledger.restarts
 
 
+@within(120)
+async def test_nothing_is_judged_while_no_heartbeat_is_taken_in(small_disk: Path) -> None:
+    """The journal's disk is full: nobody knows how long ranks have been quiet."""
+    async with serving(small_disk, policy()) as (shell, streams):
+        a, b = await begun(streams)
+        beat(b, 1, QUIET)
+        await answered(a, b)
+        orders = [(await told(agent, "examine")).examine for agent in (a, b)]
+        ballast = small_disk / "ballast"
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(512))
+        while not shell.stuck:
+            shell.fold(ev.Saving(1))
+        for rank, (agent, order) in enumerate(zip((a, b), orders, strict=True)):
+            answer(agent, rank, order)
+            while not agent.said.empty():
+                await asyncio.sleep(0.01)
+        ballast.unlink()
+        while shell.stuck:
+            await asyncio.sleep(0.01)
+        beat(b, 1)
+        await over(shell, a, b)
+        assert not shell.job.ledger.restarts
+
+
 async def over(shell: Shell, *agents: Stream) -> None:
     """All that they have said so far has been heard, and what came of it was done."""
     for agent in agents:
@@ -191,3 +218,9 @@ async def test_what_becomes_of_a_hang(action: str, tmp_path: Path) -> None:
             assert shell.job.round is not None
             assert (shell.job.round.number, shell.job.round.standing) == (1, True)
             assert not shell.job.ledger.restarts
+            (tmp_path / job_folder.hang(1)).unlink()
+            beat(a, 0)
+            beat(b, 1)  # it goes on, and hangs again
+            beat(b, 1, QUIET)
+            while not (tmp_path / job_folder.hang(1)).exists():
+                await answered(a, b)

@@ -145,6 +145,17 @@ async def test_who_tells_nothing_holds_up_no_verdict_about_others(tmp_path: Path
 
 
 @within(120)
+async def test_a_rank_without_an_optimizer_is_not_compared_and_others_are(tmp_path: Path) -> None:
+    async with serving(tmp_path, POLICY) as (shell, streams):
+        train = Round(shell, streams)
+        await train.begin()
+        await train.run(INTERVALS, [0.04] * 4, silent=3)
+        await train.run(INTERVALS, [0.04, 0.048, 0.04, 0.04], silent=3)
+        assert train.slow == [(1,)]
+        await train.end()
+
+
+@within(120)
 async def test_stages_of_a_pipeline_are_compared_with_themselves(tmp_path: Path) -> None:
     async with serving(tmp_path, POLICY) as (shell, streams):
         train = Round(shell, streams)

@@ -339,6 +339,19 @@ def test_a_slow_link_is_named_within_a_window(seed: int) -> None:
     assert all(named[SLOW_SINCE + WINDOW :])
 
 
+def test_of_transfers_that_are_told_no_more_nothing_is_said() -> None:
+    """A script that begins to send and receive has stages, whose transfers are not looked at."""
+    job = Job(ranks=4, a_node=2, slow_groups=(("stage 0", 0.3),), since=SLOW_SINCE)
+    state, verdicts = State(), ()
+    for now, report in job.reports():
+        if now > 50.0 and verdicts:
+            times = {rank: replace(one, least=nan) for rank, one in report.times.items()}
+            report = replace(report, times=times)
+        decision = decide(state, report, now, Policy())
+        state, verdicts = decision.state, decision.verdicts
+    assert not verdicts
+
+
 def test_transfers_that_are_a_little_slower_are_no_matter() -> None:
     assert linked(("a", "b"), ("c", "d"), slow=(0,), more=0.03).verdicts == ()
 

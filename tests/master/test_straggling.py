@@ -78,6 +78,16 @@ def test_without_a_spare_it_goes_where_the_others_get_more_done(
     assert core.job.nodes[NodeId("b")].draining == drained
 
 
+def test_who_comes_later_takes_its_place() -> None:
+    core = excluding("a", "b", min_nodes=2, max_nodes=2)
+    assert "nobody can take its place" in core.feed(slow("b", share=0.9)).reason
+    core.attach("c")
+    spare(core)
+    assert core.job.nodes[NodeId("b")].draining
+    core.feed(ev.Met(1, 7))
+    assert core.seats() == ["a", "c"]
+
+
 def test_no_round_becomes_too_small_and_that_is_said() -> None:
     core = excluding("a", "b", min_nodes=2)
     assert "nobody can take its place" in core.feed(slow("b", share=0.9)).reason

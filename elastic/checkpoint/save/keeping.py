@@ -12,6 +12,7 @@ from elastic import session
 from elastic.proto import descriptors, keeper
 from elastic.proto.errors import CheckpointError, LinkError
 from elastic.proto.moment import Moment, Span
+from elastic.proto.page import LEAVING
 
 GONE = "the keeper of this rank's snapshots (its agent, or elastic-keeper) is gone"
 MOST_LOST = 64
@@ -111,7 +112,7 @@ class Keeping:
                 self.tell(keeper.Saved(step=step))
                 return
             self.tell(keeper.Saved(step=step, waits=leave.order, lost=keep()))
-            with session.in_phase("leave"):
+            with session.in_phase(LEAVING):
                 said = self.said
                 while self._leave is leave:
                     self.wait(said, 3600.0)
