@@ -7,7 +7,7 @@ import errno
 import os
 import re
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -28,6 +28,10 @@ _GPU = re.compile(r"NVRM: .*?\b([\da-f]{4,8}:[\da-f]{2}:[\da-f]{2})\b", re.IGNOR
 _FAULT = re.compile(
     r"NVRM: .*(?:\bXid\b|fallen off the bus)|\bSXid\b|\[Hardware Error\]|Memory failure: 0x|EDAC .*\bUE\b"
 )
+
+
+_DETAIL = re.compile(r"\[Hardware Error\](?!.*(?:uncorrect|fatal))", re.IGNORECASE)
+"""A record of firmware's has many lines."""
 
 
 class KernelLog:
@@ -60,7 +64,7 @@ class KernelLog:
             self.close()
 
     def lines(self, pids: Collection[int], *, struck: bool) -> list[str]:
-        """What may have to do with a rank's end, oldest first; pids: our ranks'; struck: the OOM killer ended one of our
+        """What may have to do with a rank's end, the most telling first; pids: our ranks'; struck: the OOM killer ended one of our
         cgroup, whose number the kernel may have otherwise."""
         since, gpus = asyncio.get_running_loop().time() - AGE, usable(self._visible)
         if self._xids is not None:
@@ -70,7 +74,7 @@ class KernelLog:
             return []
         self._hear()
         lines = (line for at, line in self._heard if at >= since)
-        return [x for x in lines if concerns(x, gpus, pids, struck=struck)][:LINES]
+        return telling(x for x in lines if concerns(x, gpus, pids, struck=struck))
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -81,15 +85,24 @@ class KernelLog:
             self._xids.close()
 
 
-def usable(visible: str | None, folder: Path = GPUS) -> frozenset[str]:
+def telling(lines: Iterable[str]) -> list[str]:
+    """As many as are told, oldest first, but details of errors that may have been corrected last."""
+    return sorted(lines, key=lambda line: bool(_DETAIL.search(line)))[:LINES]
+
+
+def usable(visible: str | None, folder: Path = GPUS, dev: Path = Path("/dev")) -> frozenset[str]:
     """PCI addresses of the GPUs that CUDA_VISIBLE_DEVICES names, by number or by UUID, without their function; of all
-    that we may see where it is not set or names none of them, as with MIG; of none where it is empty."""
+    that we may use where it is not set or names none of them, as with MIG; of none where it is empty. A cgroup may keep
+    others from us, which have no number then."""
     there = {}
     if visible == "":
         return frozenset()
     with contextlib.suppress(OSError):
-        for number, gpu in enumerate(sorted(folder.iterdir())):
-            about = (gpu / "information").read_text(errors="replace") if visible else ""
+        every = [
+            (gpu, (gpu / "information").read_text(errors="replace")) for gpu in folder.iterdir()
+        ]
+        ours = sorted((gpu, about) for gpu, about in every if _may_use(about, dev))
+        for number, (gpu, about) in enumerate(ours):
             uuid = re.search(r"^GPU UUID:\s*(\S+)", about, re.MULTILINE)
             there[gpu.name.lower().partition(".")[0]] = (str(number), uuid[1] if uuid else "")
     names = [name.strip() for name in (visible or "").split(",") if name.strip()]
@@ -101,6 +114,18 @@ def usable(visible: str | None, folder: Path = GPUS) -> frozenset[str]:
         )
     }
     return frozenset(named or there)
+
+
+def _may_use(about: str, dev: Path) -> bool:
+    """about: what the driver tells of a GPU."""
+    minor = re.search(r"^Device Minor:\s*(\d+)", about, re.MULTILINE)
+    if minor is None:
+        return True
+    try:
+        os.close(os.open(dev / f"nvidia{minor[1]}", os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def concerns(line: str, gpus: Collection[str], pids: Collection[int], *, struck: bool) -> bool:

@@ -154,7 +154,8 @@ def current_of_each(entries: Sequence[dict[str, Any]], *, device: bool) -> Itera
 def _told(at: _At, device: bool, *, known: bool) -> "Collective":
     """known: what was before it is over; else the device may be at one that is forgotten, and that this waits is all
     that is told."""
-    from elastic.proto.looks import Collective, kind
+    from elastic.proto.collectives import kind
+    from elastic.proto.looks import Collective
 
     work, before = at.work, at.before
     return Collective(

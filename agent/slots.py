@@ -90,7 +90,7 @@ def _visible(visible: str, uuids: list[str]) -> int:
             matches = [i for i, uuid in enumerate(uuids) if uuid.startswith(entry.strip())]
             index = matches[0] if len(matches) == 1 else -1
         else:
-            index = _leading_number(entry)
+            index = leading_number(entry)
         if not 0 <= index < len(uuids):
             break
         if index in seen:
@@ -99,7 +99,7 @@ def _visible(visible: str, uuids: list[str]) -> int:
     return len(seen)
 
 
-def _leading_number(entry: str) -> int:
+def leading_number(entry: str) -> int:
     """The number that `entry` begins with, as CUDA reads it (`1gpu` is 1), or -1."""
     digits = entry.strip().removeprefix("+")
     width = next((i for i, char in enumerate(digits) if char not in "0123456789"), len(digits))

@@ -10,6 +10,9 @@ from typing import Any
 PATIENCE_MS = 1000
 """That the library is asked to wait; how late a closed one notices that it is."""
 
+LOST = 79
+"""The Xid of a GPU that has fallen off the bus."""
+
 
 class Xids:
     """From now on, of all GPUs that we may see."""
@@ -41,15 +44,41 @@ class Xids:
                 pynvml.nvmlShutdown()  # once for each round's
 
     def _wait(self, nvml: Any, events: Any) -> None:
+        places = {}
         for index in range(nvml.nvmlDeviceGetCount()):
             device = nvml.nvmlDeviceGetHandleByIndex(index)
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, events)
+                places[index] = device, _place(nvml, device)
         while not self._over.is_set():
-            with contextlib.suppress(nvml.NVMLError_Timeout):
+            try:
                 found = nvml.nvmlEventSetWait_v2(events, PATIENCE_MS)
-                at = nvml.nvmlDeviceGetPciInfo(found.device)
-                where = f"PCI:{at.domain:04x}:{at.bus:02x}:{at.device:02x}"
-                self._heard.append(
-                    (time.monotonic(), f"NVRM: Xid ({where}): {int(found.eventData)}, by NVML")
-                )
+                self._note(_place(nvml, found.device), int(found.eventData))
+            except nvml.NVMLError_Timeout:
+                continue
+            except (
+                nvml.NVMLError
+            ):  # as where a GPU has fallen off the bus, which ends each wait from then on
+                for index in [
+                    index for index, (device, _) in places.items() if _lost(nvml, device)
+                ]:
+                    self._note(places.pop(index)[1], LOST)
+                self._over.wait(PATIENCE_MS / 1e3)
+
+    def _note(self, where: str, xid: int) -> None:
+        self._heard.append((time.monotonic(), f"NVRM: Xid ({where}): {xid}, by NVML"))
+
+
+def _place(nvml: Any, device: Any) -> str:
+    at = nvml.nvmlDeviceGetPciInfo(device)
+    return f"PCI:{at.domain:04x}:{at.bus:02x}:{at.device:02x}"
+
+
+def _lost(nvml: Any, device: Any) -> bool:
+    try:
+        nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)
+    except nvml.NVMLError_GpuIsLost:
+        return True
+    except nvml.NVMLError:
+        return False
+    return False

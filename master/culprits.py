@@ -22,8 +22,8 @@ from elastic.master.activity import Activity, Doing, OnDevice, is_native, moved,
 from elastic.master.circles import Waits, circles
 from elastic.master.events import NodeId
 from elastic.master.tree import Call, bare, merge, odd, ranges, render
-from elastic.proto.looks import kind as kind_of
-from elastic.proto.page import LEAVING
+from elastic.proto import collectives
+from elastic.proto.phases import LEAVING, PERSISTING
 
 LONG, LONG_PATIENCES = 60.0, 20
 """Seconds, and patiences, that a round may stand still for a reason; the larger of them."""
@@ -80,7 +80,7 @@ class Collective:
 
     @property
     def kind(self) -> str:
-        return kind_of(self.op, self.sizes)
+        return collectives.kind(self.op, self.sizes)
 
     def __str__(self) -> str:
         if not self.known:
@@ -178,8 +178,8 @@ class Patience:
     def of(self, looks: tuple[Seen, ...]) -> float:
         """Of a rank that does not move, by what it does."""
         seen, doing = looks[-1], looks[-1].doing
-        if self.phases.get(seen.rank) == LEAVING:
-            return math.inf  # the end that it waits for has a time of its own
+        if self.phases.get(seen.rank) in (LEAVING, PERSISTING):
+            return math.inf
         if not self.stepped:
             stuck = _lost_worker(looks) or _held(looks)
             return self.long * self.again(seen) if stuck else math.inf

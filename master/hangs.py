@@ -42,6 +42,8 @@ SOONER = 0.4
 """Of the floor: what is left is for looks, of which a verdict needs some."""
 RESTS, LONGEST_REST = 0.1, 300.0
 """Between two looks at a round that goes on without steps: of its age; seconds at most, and its patience at least."""
+FRESH = 0.5
+"""Seconds for which a look shows how things are."""
 GAP, LONGEST_GAP = 0.2, 30.0
 """Seconds between two looks: at first; and at most, for they double once the patience is over."""
 CLOSER = 60.0
@@ -238,14 +240,16 @@ def decide(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
     if suspicion.found is not None:
         suspicion = _unless_moved(suspicion, unmoved(facts.seen, {}))
         state = replace(state, suspicion=suspicion)
-    then = suspicion.looked - facts.ticked  # looks say nothing of what came after
+    # A look says nothing of what came long after, as where this process stood still meanwhile.
+    then = quiet if now <= suspicion.looked + FRESH else suspicion.looked - facts.ticked
     found = suspicion.found or find(facts.seen, then, limits, facts.ended)
     if found is not None:
         return _verdict(state, found, quiet, f"no step for {quiet:.1f} s", facts, now)
     gap = max(GAP, limits.allowed / 6)
     if quiet >= 2 * limits.allowed:
         gap = max(gap, min(LONGEST_GAP, quiet / 4))
-    due = [edge - then for edge in (limits.allowed, limits.long) if edge > then]
+    edges = [edge for edge in (limits.allowed, limits.long) if edge > then]
+    due = [facts.ticked + edge - suspicion.looked for edge in edges]
     return _again(state, suspicion, min([gap, *due]), now)
 
 

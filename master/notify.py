@@ -92,6 +92,8 @@ class Notifier:
                 return await self._run(target, document)
         except TimeoutError:
             return f"no answer in {self._timeout:g} s"
+        except OSError as error:
+            return str(error)
 
     async def _run(self, command: str, document: dict[str, Any]) -> str:
         """Its output is not shown, its errors are; a session of its own, so that all of it can be ended."""
@@ -150,7 +152,7 @@ def _request(url: str) -> tuple[str, dict[str, str]]:
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """With all that it started; what no signal ends is not waited for."""
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # as of sudo's
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1.0):

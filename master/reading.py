@@ -140,7 +140,7 @@ def _of_texts(failure: RankFailure) -> Said | None:
         return found.label, Weight.WAITED if waits else Weight.CAUSE, found.line
     if peer := _of_peer(said, tail):
         return peer
-    before = symptoms.raised(tail)
+    before = symptoms.raised(_last_chain(tail))
     if peer := _of_peer(before, tail):
         return peer
     found = symptoms.first(symptoms.CAUSES, before) if _CHAINED.search(tail) else None
@@ -151,6 +151,15 @@ def _of_texts(failure: RankFailure) -> Said | None:
     return "script_error", Weight.CAUSE, said.splitlines()[0]
 
 
+def _last_chain(log: str) -> str:
+    """From the first of those tracebacks on that the last one names as its causes; what was raised before was caught."""
+    starts = [found.start() for found in _TRACEBACK.finditer(log)]
+    while len(starts) > 1 and _CHAINED.search(log, starts[-2], starts[-1]):
+        starts.pop()
+    return log[starts[-1] :] if starts else log
+
+
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\)", re.MULTILINE)
 _CHAINED = re.compile("direct cause of the following|handling of the above exception")
 _VAGUE = ("RuntimeError", "AcceleratorError", "Exception")
 """What libraries in C++ raise: the log before it may say more."""

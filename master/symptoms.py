@@ -76,8 +76,11 @@ def _rules(*rows: tuple[str, ...]) -> tuple[Rule, ...]:
 
 DEVICE = _rules(
     ("gpu_lost", r"fallen off the bus|GPU is lost|unable to determine the device handle"),
-    ("ecc_error", r"\bECC error|double.bit error|row remap\w*:? .*fail|ECC uncorrect"),
-    ("nvlink_error", r"NVLink error|NVSwitch.*(?:fatal|error)|\bSXid\b"),
+    (
+        "ecc_error",
+        r"\bECC error(?!s?\s*[:=]\s*0\b)|double.bit error|row remap\w*:? .*fail|ECC uncorrect",
+    ),
+    ("nvlink_error", r"NVLink error(?!s?\s*[:=]\s*0\b)|NVSwitch.*(?:fatal|error)|\bSXid\b"),
     ("gpu_firmware", r"RPC from GSP|GSP (?:kernel exception|task|firmware)|gpu reset required"),
     ("device_assert", r"device-side assert(?!ion)|assertion `[^\n]*` failed|: block: \["),
     (
@@ -108,12 +111,13 @@ DEVICE = _rules(
         r"found no NVIDIA driver|invalid device ordinal|might not have a CUDA|nvml error",
         r"could not select device driver|no (?:devices|GPUs) were found|CUDA unknown error",
         r"nvidia-container-cli|RmInitAdapter failed|libcuda\.so[.\d]*: cannot open",
-        r"CUDA is not available|torch\.cuda\.is_available\(\) is False",
+        r"CUDA is not available(?!\. *Disabl|[,;:. ]+(?:us|fall|default|switch|run))|torch\.cuda\.is_available\(\) is False",
         r"(?:driver|fabric manager) (?:is )?not (?:loaded|running)|incorrectly set up environment",
     ),
     (
         "device_error",
-        r"unspecified launch failure|CU(?:DNN|BLAS|SPARSE|FFT|RAND|SOLVER)_(?:STATUS_)?[A-Z_]+",
+        r"unspecified launch failure|CU(?:DNN|BLAS|SPARSE|FFT|RAND|SOLVER)_STATUS_[A-Z_]+",
+        r"(?-i:CU(?:FFT|RAND)_(?!STATUS)[A-Z_]+)",
         r"launch timed out|cuda runtime error \(|ncclUnhandledCudaError|unhandled cuda error",
         r"\b(?:CUDA|HIP)(?: driver)? error\b|CUDA failure|cudaError[A-Z]\w+|CUDA_ERROR_[A-Z]",
     ),
@@ -305,7 +309,7 @@ KERNEL_NETWORK = _rules(
     ("network", r"\blink (?:is )?down\b|NETDEV WATCHDOG|tx timeout|port \d+ link down"),
 )
 
-XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]+)\): (\d+)", re.IGNORECASE)
+XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]+)[^)]*\): (\d+)", re.IGNORECASE)
 XIDS = {
     **dict.fromkeys((48, 64, 94, 95, 140, 171, 172), "ecc_error"),
     **dict.fromkeys((74, 137, *range(144, 151), 155), "nvlink_error"),

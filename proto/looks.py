@@ -75,15 +75,6 @@ class Child:
     """Of its main thread, innermost first, where it was looked at closely and runs Python."""
 
 
-_UNEVEN = ("all_to_all", "alltoall", "scatter")
-"""Operations of which ranks may give inputs of other sizes, or none."""
-
-
-def kind(op: str, sizes: str) -> str:
-    """What ranks are to have alike under one number of their group. op: as torch names it, "nccl:all_reduce"."""
-    return op if op.rpartition(":")[2].startswith(_UNEVEN) else f"{op} {sizes}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
     """The last that a rank issued in one process group, as torch's flight recorder has it; on a device the first that is
@@ -104,7 +95,7 @@ class Collective:
     """On the device, where that is known (`TORCH_NCCL_ENABLE_TIMING`); it waits there for the kernels before it."""
     done: bool
     before: str = ""
-    """The `kind` of what its group had before it; empty where that is not known."""
+    """The `collectives.kind` of what its group had before it; empty where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

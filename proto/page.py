@@ -57,9 +57,6 @@ SIZE = 4096
 OWNER_OFFSET = 16
 PHASE_BYTES = 56
 
-LEAVING = "leave"
-"""The phase of a rank that has saved and waits for its end."""
-
 _HEADER = struct.Struct("=8sHHI")
 _STAMP = struct.Struct("=q")
 _OWNER, TICKS, TICK_NS, _STEP, _STEP_NS, _CLAIMS, _CHANGES = range(2, 9)  # in words of 8 bytes

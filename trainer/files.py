@@ -1,6 +1,7 @@
 """Files that are whole or not there, whatever dies and whoever else writes."""
 
 import fcntl
+import glob
 import os
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +28,12 @@ def replace_atomically(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
         raise
     _sync(path.parent)  # the rename itself
+
+
+def remove_drafts(path: Path) -> None:
+    """Those of `path` whose writers were killed; for who holds the lock of all that write it."""
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.*.draft"):
+        draft.unlink(missing_ok=True)
 
 
 @contextmanager

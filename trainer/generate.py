@@ -129,7 +129,10 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         found = [args.prompt]
     else:
         try:
-            found = args.prompts.read_text(encoding="utf-8").splitlines()
+            text = args.prompts.read_text(encoding="utf-8")
+            found = [
+                line.removesuffix("\r") for line in text.removesuffix("\n").split("\n") if text
+            ]
         except UnicodeDecodeError as error:
             raise UsageError(f"{args.prompts} is no text in UTF-8") from error
         if not found:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from elastic.agent.probes.answers import CONTEXT
-from elastic.agent.probes.program import Clock, ask, begin, parser, tell
+from elastic.agent.probes.program import Clock, NotKnown, ask, begin, parser, tell
 
 
 class Device:
@@ -67,6 +67,9 @@ class Device:
 
     def device(self) -> dict[str, float]:
         """A context on it, and the start of a meeting with its siblings."""
+        version = self._torch.version
+        if self._name.startswith("cuda") and version.cuda is None and version.hip is None:
+            raise NotKnown("torch was built without CUDA, so that ranks use no GPU")
         with self.clock.part("context"):
             self._device = self._matmul.use(self._name)
         if self._meeting is not None:

@@ -28,7 +28,7 @@ LEAST_MEMORY = 256 << 20
 MOST_STALLED = 50.0
 """Percent of the last ten seconds in which nobody ran, all waiting for memory."""
 
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)[^)]*\): (\d+)")
 
 
 def gpu(figures: Mapping[str, float]) -> str:

@@ -53,7 +53,21 @@ def _reach(device: str) -> tuple[Any, Any]:
             return pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(device))
         return pynvml, pynvml.nvmlDeviceGetHandleByUUID(device)
     except pynvml.NVMLError as error:
+        if (handle := _by_beginning(pynvml, device)) is not None:
+            return pynvml, handle
         raise Fault(f"NVML cannot reach it: {error}") from error
+
+
+def _by_beginning(nvml: Any, uuid: str) -> Any:
+    """CUDA takes a UUID's beginning, too, if no other GPU's begins so. None: there is no such GPU."""
+    if not uuid.startswith("GPU-"):
+        return None
+    try:
+        every = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
+        found = [one for one in every if nvml.nvmlDeviceGetUUID(one).startswith(uuid)]
+    except nvml.NVMLError:
+        return None
+    return found[0] if len(found) == 1 else None
 
 
 class _Found:
@@ -115,19 +129,22 @@ def _others(nvml: Any, handle: Any) -> int:
 
 
 def _links(nvml: Any, handle: Any) -> dict[str, float]:
-    active, errors, counted = 0, 0, False
+    active, switched, errors, counted = 0, False, 0, False
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
             active += bool(nvml.nvmlDeviceGetNvLinkState(handle, link))
         except nvml.NVMLError:
             break  # there are no more
+        with contextlib.suppress(nvml.NVMLError):
+            far = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
+            switched |= far == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
         for kind in (nvml.NVML_NVLINK_ERROR_DL_REPLAY, nvml.NVML_NVLINK_ERROR_DL_RECOVERY):
             with contextlib.suppress(nvml.NVMLError):
                 errors += nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, kind)
                 counted = True
     else:
         link += 1
-    found = {"nvlinks_active": float(active)} if link else {}
+    found = {"nvlinks_active": float(active), "nvlinks_switched": float(switched)} if link else {}
     return {**found, "nvlink_errors": float(errors)} if counted else found
 
 

@@ -146,9 +146,8 @@ def main(args: Sequence[str]) -> None:
 def _alone(setting: Setting, report: Report) -> None:
     """The matmul; those that it was to be tested with hear of it if it fails."""
     report.doing = "importing torch"
-    env.process_environment().setdefault(
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
-    )  # we give up ourselves
+    # We give up ourselves: else who only lost its peer dies of that, and is accused, whatever the job has set.
+    env.process_environment()["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     from elastic.agent.probes import matmul
 
     try:

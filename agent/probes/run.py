@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from elastic.agent import slots
 from elastic.agent.probes.answers import CONTEXT, Answer
 from elastic.agent.probes.process import ONE_THREAD, Program
 from elastic.agent.probes.verdicts import NodeVerdict, Part, ProbeVerdict, compared, of_answer
@@ -69,12 +70,25 @@ def devices(environ: Mapping[str, str], dev: Path = Path("/dev")) -> tuple[Devic
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     names = [str(at) for at in range(len(there))]
     if visible is not None:
-        names = [name.strip() for name in visible.split(",") if name.strip()] if there else []
+        names = _named(visible, len(there))
     return tuple(
         Device(label=f"gpu{name}" if name.isdecimal() else name, torch="cuda:0", nvml=name)
         for name in names
-        if name not in ("-1", "NoDevFiles")
     ) or (Device(label="cpu", torch="cpu", nvml=""),)
+
+
+def _named(visible: str, count: int) -> list[str]:
+    """Of so many GPUs, by number or UUID. CUDA's rules: the first entry that names none ends the list, and one that is
+    named twice empties it."""
+    names: list[str] = []
+    for entry in map(str.strip, visible.split(",") if count else ()):
+        name = entry if entry.startswith(("GPU-", "MIG-")) else str(slots.leading_number(entry))
+        if name.lstrip("-").isdecimal() and not 0 <= int(name) < count:
+            break
+        if name in names:
+            return []
+        names.append(name)
+    return names
 
 
 async def probe(
@@ -313,6 +327,10 @@ class Prober:
         if len(self._alive()) < len(self._devices):
             gone = [device.label for device in self._devices if device in self._out]
             what = f"not tried: there was no going on with {', '.join(gone)}"
+            self._note("", Answer(probe="collectives", ok=True, what=what))
+            return
+        if any(device.nvml.startswith("MIG-") for device in self._devices):
+            what = "not tried: NCCL takes instances of one GPU for the same"
             self._note("", Answer(probe="collectives", ok=True, what=what))
             return
         answers = await asyncio.gather(*(self._ask(d, "collectives") for d in self._devices))

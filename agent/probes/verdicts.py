@@ -71,7 +71,8 @@ def compared(verdicts: Sequence[ProbeVerdict]) -> tuple[ProbeVerdict, ...]:
     checksums = _figures(verdicts, "matmul", "checksum")
     odd = odd_checksums(checksums)
     links = _figures(verdicts, "nvml", "nvlinks_active")
-    fewer = fewer_links(links)
+    switched = any(_figures(verdicts, "nvml", "nvlinks_switched").values())
+    fewer = fewer_links(links, switched=switched)
     found = []
     for verdict in verdicts:
         words = {"matmul": odd, "nvml": fewer}.get(verdict.probe, {}).get(verdict.device)
@@ -98,14 +99,14 @@ def odd_checksums(checksums: Mapping[str, float]) -> dict[str, str]:
     }
 
 
-def fewer_links(active: Mapping[str, float]) -> dict[str, str]:
+def fewer_links(active: Mapping[str, float], *, switched: bool) -> dict[str, str]:
     """Devices with fewer active NVLinks than another of the node: boards have links that lead nowhere,
-    but all of a node have as many."""
+    but all of a node have as many; but cards that bridges join, where one may have none. switched: links lead to switches."""
     most = max(active.values(), default=0.0)
     return {
         device: f"{own:.0f} NVLinks are active, another GPU has {most:.0f}"
         for device, own in active.items()
-        if own < most
+        if own < most and (own or switched)
     }
 
 

@@ -10,6 +10,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, SupportsFloat, get_args
 
+from elastic import session
 from elastic.checkpoint import arguments
 from elastic.checkpoint.keeper import places
 from elastic.checkpoint.load import files
@@ -24,6 +25,7 @@ from elastic.checkpoint.storage.protocol import words
 from elastic.proto import codec, keeper, manifest
 from elastic.proto.errors import CheckpointDamaged, CheckpointError
 from elastic.proto.moment import Moment
+from elastic.proto.phases import PERSISTING
 from elastic.proto.terms import Retention, Terms
 
 log = logging.getLogger(__name__)
@@ -164,8 +166,11 @@ class Checkpointer:
 
         Raises `CheckpointError` when that takes longer than `timeout` seconds, and for what went wrong.
         """
-        over = None if timeout is None else monotonic() + timeout
-        if not self._saver.finish(timeout):
+        with session.in_phase(PERSISTING):
+            self._wait(None if timeout is None else monotonic() + timeout)
+
+    def _wait(self, over: float | None) -> None:
+        if not self._saver.finish(None if over is None else max(0.0, over - monotonic())):
             raise CheckpointError(f"{self.path}: the last snapshot is not in host memory yet")
         if self._saver.unwritten:
             raise CheckpointError(self._saver.unwritten)

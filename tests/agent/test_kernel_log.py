@@ -6,6 +6,7 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from elastic.agent import kernel_log
+from elastic.agent import kernel_log, xids
 from elastic.agent.kernel_log import KernelLog, concerns, records, text
 from elastic.master import symptoms
 
@@ -70,6 +71,29 @@ def test_which_gpus_are_ours(visible: str | None, ours: str, tmp_path: Path) -> 
         gpu.mkdir()
         (gpu / "information").write_text(f"Model: NVIDIA H200\nGPU UUID: \t {uuid}\n")
     assert kernel_log.usable(visible, tmp_path) == {f"0000:0{bus}:00" for bus in ours}
+
+
+def test_gpus_that_a_cgroup_keeps_from_us_have_no_number(tmp_path: Path) -> None:
+    """As Slurm counts: from 0 among those of the job."""
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    for minor in range(4):
+        gpu = tmp_path / "gpus" / f"0000:0{minor}:00.0"
+        gpu.mkdir(parents=True)
+        (gpu / "information").write_text(f"GPU UUID: \t GPU-{minor}\nDevice Minor: \t {minor}\n")
+        if minor > 1:
+            (dev / f"nvidia{minor}").touch()
+    usable = partial(kernel_log.usable, folder=tmp_path / "gpus", dev=dev)
+    assert usable("0") == {"0000:02:00"}
+    assert usable(None) == {"0000:02:00", "0000:03:00"}
+
+
+def test_details_of_what_was_corrected_hide_no_fault() -> None:
+    """A record of firmware's about one error."""
+    record = [f"{{1}}[Hardware Error]:   port_type: {n}, root port" for n in range(20)]
+    fatal = "{1}[Hardware Error]: event severity: fatal"
+    found = kernel_log.telling([*record, fatal, XID])
+    assert found == [fatal, XID, *record[: kernel_log.LINES - 2]]
 
 
 def test_the_machine_is_everybodys() -> None:
@@ -129,7 +153,11 @@ class Driver:
     class NVMLError_Timeout(NVMLError):
         pass
 
-    nvmlEventTypeXidCriticalError = 8
+    class NVMLError_GpuIsLost(NVMLError):
+        pass
+
+    nvmlEventTypeXidCriticalError, NVML_TEMPERATURE_GPU = 8, 0
+    lost = False
 
     def __init__(self) -> None:
         self.faults = queue.Queue[int]()
@@ -142,6 +170,7 @@ class Driver:
             "nvmlDeviceGetCount": lambda: 2, "nvmlDeviceGetHandleByIndex": lambda index: index,
             "nvmlDeviceRegisterEvents": self.register, "nvmlEventSetWait_v2": self.wait,
             "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(domain=0, bus=0x9C, device=handle),
+            "nvmlDeviceGetTemperature": self.temperature,
             "nvmlEventSetFree": lambda events: None, "nvmlShutdown": self.freed.set,
         }[name]  # fmt: skip
 
@@ -150,7 +179,14 @@ class Driver:
             raise self.NVMLError("Not Supported")
         self.registered.append(handle)
 
+    def temperature(self, handle: int, sensor: int) -> int:
+        if self.lost:
+            raise self.NVMLError_GpuIsLost
+        return 41
+
     def wait(self, events: str, patience_ms: int) -> SimpleNamespace:
+        if self.lost:  # each wait fails from then on
+            raise self.NVMLError_GpuIsLost
         try:
             xid = self.faults.get(timeout=0.01)
         except queue.Empty:
@@ -163,6 +199,28 @@ async def heard(ours: KernelLog, count: int) -> list[str]:
         while len(found := ours.lines((), struck=False)) < count:
             await asyncio.sleep(0.01)
     return found
+
+
+def test_a_gpu_that_is_lost_ends_nvmls_waits_and_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver()
+    driver.lost = True
+    monkeypatch.setattr(kernel_log, "KERNEL_LOG", str(tmp_path / "none"))
+    monkeypatch.setattr(xids, "PATIENCE_MS", 10)
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+
+    async def ask() -> list[str]:
+        ours = KernelLog()
+        try:
+            await heard(ours, 1)
+            await asyncio.sleep(0.1)  # it has looked some times more
+            return ours.lines((), struck=False)
+        finally:
+            ours.close()
+
+    (line,) = asyncio.run(ask())
+    assert line == "NVRM: Xid (PCI:0000:9c:01): 79, by NVML"
 
 
 def test_where_the_log_is_not_ours_nvml_tells_of_xids(

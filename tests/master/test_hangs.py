@@ -26,7 +26,7 @@ from elastic.master.policy import Policy
 from elastic.master.rendezvous import Seat
 from elastic.proto import codec
 from elastic.proto.looks import Look as RankLook
-from elastic.proto.page import LEAVING
+from elastic.proto.phases import LEAVING, PERSISTING
 
 POLICY = Policy(hang_floor=1.2)
 REDUCE = Collective(group="0", seq=41, op="gloo:all_reduce", sizes="[[4]]", done=False)
@@ -339,8 +339,9 @@ def test_ranks_exchange_as_much_as_each_has(op: str) -> None:
 def test_who_is_to_leave_waits_for_that_for_as_long_as_it_takes() -> None:
     culprits = [seen(rank, Activity.LOCK, asleep=True) for rank in range(4)]
     assert ranks(*culprits, quiet=LONG + 1) == (0, 1, 2, 3)
-    leaving = dict.fromkeys(range(4), LEAVING)
-    assert ranks(*culprits, quiet=3600.0, phases=leaving) is None
+    for phase in (LEAVING, PERSISTING):
+        leaving = dict.fromkeys(range(4), phase)
+        assert ranks(*culprits, quiet=3600.0, phases=leaving) is None
     del leaving[2]
     assert ranks(*culprits, quiet=LONG + 1, phases=leaving) == (2,)
 
@@ -848,9 +849,11 @@ def test_who_has_ended_is_whom_a_look_does_not_tell_of() -> None:
 def test_a_verdict_of_seconds_waits_for_a_look_behind_the_patience_and_no_longer() -> None:
     """What was seen before says nothing of what came since, as where this process stood still."""
     seen_so = looks(*WAITING, seen(3, Activity.PYTHON))
-    state = doubted(201.19)
-    told = decide(state, 201.195, seen_so)
-    assert (told.order, told.wake) == (None, pytest.approx(201.2))
+    state = doubted(201.05)
+    told = decide(state, 201.1, seen_so)
+    assert told.order is None
+    assert told.wake == pytest.approx(201.2)
+    assert isinstance(decide(state, 201.201, seen_so).order, Verdict)
     told = decide(state, 205.0, seen_so)
     assert told.order == Examine(2)
     assert isinstance(decide(told.state, 205.1, seen_so).order, Verdict)
@@ -868,6 +871,7 @@ def test_one_hang_counts_once_where_it_was() -> None:
     assert dict(told.state.judged) == {"train.py in main": 1}
     calm = decide(told.state, 260.0, ticked=260.0)
     again = decide(calm.state, 260.61, ticked=260.0)
+    assert again.state.suspicion is not None
     state = replace(again.state, suspicion=replace(again.state.suspicion, looked=266.0))
     told = decide(state, 266.1, seen_so, ticked=260.0)
     assert isinstance(told.order, Verdict)

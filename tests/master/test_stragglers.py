@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elastic.master.intervals import Report, Seat, Times
 from elastic.master.robust import LEAST, WINDOW
-from elastic.master.stragglers import SETTLING, Decision, Policy, State, decide
+from elastic.master.stragglers import SETTLING, Decision, Policy, State, Verdict, decide
 from elastic.master.transfers import Group, taken_in
 from tests.master.straggling import STEPS, Job, found
 
@@ -342,7 +342,7 @@ def test_a_slow_link_is_named_within_a_window(seed: int) -> None:
 def test_of_transfers_that_are_told_no_more_nothing_is_said() -> None:
     """A script that begins to send and receive has stages, whose transfers are not looked at."""
     job = Job(ranks=4, a_node=2, slow_groups=(("stage 0", 0.3),), since=SLOW_SINCE)
-    state, verdicts = State(), ()
+    state, verdicts = State(), tuple[Verdict, ...]()
     for now, report in job.reports():
         if now > 50.0 and verdicts:
             times = {rank: replace(one, least=nan) for rank, one in report.times.items()}

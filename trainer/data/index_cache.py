@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from elastic.proto.errors import UsageError
 from elastic.trainer.data.blend import Blend, by_size, by_weight, shares
 from elastic.trainer.data.samples import Indices, Request, build, index_types, plan
-from elastic.trainer.files import exclusive, replace_atomically
+from elastic.trainer.files import exclusive, remove_drafts, replace_atomically
 
 MAKING = 5
 """Times the memory that arrays take in the end, they take while they are made: see `samples.build`."""
@@ -187,6 +187,7 @@ def _write(kept: _Kept, arrays: Sequence[NDArray[Any]]) -> None:
     with replace_atomically(kept.directory / f"{kept.base}-description.txt") as draft:
         draft.write_text(kept.description)
     for name, array in zip(kept.shapes, arrays, strict=True):
+        remove_drafts(kept.path(name))
         with replace_atomically(kept.path(name)) as draft, draft.open("wb") as file:
             np.lib.format.write_array(file, array)
 

@@ -7,6 +7,7 @@ such line.
 
 import contextlib
 import errno
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -57,7 +58,10 @@ def preprocess(
     told: hears of every block that is written. UsageError, one sentence, for what cannot be read, encoded
     or written.
     """
-    dtype = token_dtype(build(settings.tokenizer).vocab_size)
+    tokenizer = build(settings.tokenizer)
+    dtype = token_dtype(tokenizer.vocab_size)
+    if settings.append_eod:
+        tokenizer.eod  # noqa: B018 - it raises where the tokenizer names none, and now is the time to say so
     done = Done(documents=0, tokens=0, text=0, read=0)
     names = outputs(prefix, settings.keys)
     with _writing(names), ExitStack() as stack:
@@ -147,10 +151,12 @@ class _Encoders:
             return answer(out, self._keys)
         except (EOFError, BrokenPipeError) as error:
             code = process.wait()
+            if code == -signal.SIGKILL:
+                raise UsageError(
+                    "a process that encodes was killed: with less memory than it needs, give --workers less"
+                ) from error
             how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-            raise UsageError(
-                f"a process that encodes ended {how}: with less memory than it needs, give --workers less"
-            ) from error
+            raise UsageError(f"a process that encodes ended {how}: it says why above") from error
         finally:
             self._free.put(process)
 

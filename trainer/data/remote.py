@@ -21,7 +21,7 @@ import xxhash
 from elastic.checkpoint.storage.objects import driver
 from elastic.checkpoint.storage.protocol import URL, words
 from elastic.proto.errors import UsageError
-from elastic.trainer.files import exclusive, replace_atomically
+from elastic.trainer.files import exclusive, remove_drafts, replace_atomically
 
 KINDS = ("idx", "bin")
 PART = 16 << 20
@@ -121,6 +121,7 @@ def _look(fs: Any, path: str) -> Original:
 
 def _copy(fs: Any, path: str, original: Original, copy: Path) -> None:
     """Copy it, whole or not at all. OSError also where it changes meanwhile."""
+    remove_drafts(copy)
     free = shutil.disk_usage(copy.parent).free
     if free < original.size:
         raise OSError(f"{path} has {original.size} bytes, and there is room for {free}")

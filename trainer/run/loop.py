@@ -79,7 +79,7 @@ class Loop:
         self._run = run
         schedules = run.settings.schedules
         self._rate, self._decay = schedules.learning_rate(), schedules.decay_of_weights()
-        self._guard = guard.from_json(run.state["guard"])
+        self._set_guard(guard.begun(guard.from_json(run.state["guard"]), run.settings.guard))
         self._numbers = Numbers(
             run.settings, run.plan, run.reporter, run.timers, saves=run.checkpoint is not None
         )
@@ -276,6 +276,8 @@ class Loop:
         if not 0 < step <= (verdict.restore or 0):  # a run that ended in an odd step has saved it
             verdict = guard.nowhere(verdict)
         else:
+            if run.replicas is not None:
+                run.replicas.forget()
             self._again = max(self._again, verdict.restore or 0)
             self._numbers.back(step, run.plan.consumed(step))
             verdict = replace(verdict, restore=step)

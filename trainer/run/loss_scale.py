@@ -53,7 +53,7 @@ def after(state: State, policy: Policy, *, overflowed: bool) -> State:
         left = state.left - 1
         scale = max(state.scale / GROWTH, policy.least) if left <= 0 else state.scale
         return State(scale, 0, left)
-    if state.clean + 1 == policy.window:
+    if state.clean + 1 >= policy.window:  # which may have been another
         return State(state.scale * GROWTH, 0, policy.hysteresis)
     return state._replace(clean=state.clean + 1)
 

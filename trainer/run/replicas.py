@@ -47,6 +47,8 @@ class Replicas:
         self._zero, self._interval = zero, interval
         self._same: int | None = None
         """The newest step after which all were the same, in this life of the run."""
+        self._compared: int | None = None
+        """The step after which what they hold now was compared."""
 
     def due(self, step: int) -> bool:
         """Whether a check is, after so many steps."""
@@ -55,15 +57,19 @@ class Replicas:
     def check(self, step: int) -> bool:
         """Whether they were compared, which after one step is done once. Raises UsageError, on all ranks of the world
         and with the same words, where they differ. step: finished ones. All ranks call it."""
-        if self._same == step:
+        if self._compared == step:
             return False
         found = replicas.compare_sums(self._sums(), self._laid.mesh["dp"].get_group())
         heard = self._heard("" if found is None else json.dumps((str(found), found.suspects)))
         if heard:
             words, suspects = json.loads(heard)
             raise UsageError(self._stopping(words, suspects, step))
-        self._same = step
+        self._same = self._compared = step
         return True
+
+    def forget(self) -> None:
+        """They hold something else: what was loaded."""
+        self._compared = None
 
     def _sums(self) -> dict[str, Tensor]:
         if self._zero == 0:

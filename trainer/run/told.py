@@ -123,9 +123,10 @@ class Numbers:
         """The guard's state after the last step, and its verdict on it, which is told but for a rollback's. Raises
         UsageError where the run is to stop."""
         flags, last = self._settings.guard, self._taken[-1]
+        finite = last.step.skipped or math.isfinite(last.coming.norm)
+        if flags.guard != "rollback" and self._saves and not finite:
+            raise _not_finite(last.whole())
         if flags.guard == "off":
-            if self._saves and not last.step.skipped and not math.isfinite(last.coming.norm):
-                raise _not_finite(last.whole())
             return state, None
         skips, step = self._plan.line(state.skips), last.step
         before = step.consumed - step.batch_size
@@ -162,7 +163,7 @@ class Numbers:
         """Tell of all steps up to it, and a line of those since the last one. Raises UsageError where a gradient
         was not finite."""
         self.tell(wait=True)
-        if self._odd is not None and self._settings.guard.guard == "off":
+        if self._odd is not None and self._settings.guard.guard != "rollback":
             raise _not_finite(self._odd)
         if self._reporter is not None:
             self._reporter.line()

@@ -108,6 +108,14 @@ class Verdict:
         return said
 
 
+def begun(loaded: State, flags: GuardFlags) -> State:
+    """The state to begin with, from that of a checkpoint, which may be of an odd step, or of a run that only warned. Nobody
+    goes back behind what was loaded."""
+    if flags.guard == "warn":
+        return replace(loaded, holds=False)
+    return replace(loaded, bad=None, streak=0, holds=False)
+
+
 def judge(state: State, seen: Seen, flags: GuardFlags) -> tuple[State, Verdict | None]:
     """The state after a step, and what is wrong with it, said once for steps in a row."""
     if seen.idle or flags.guard == "off":

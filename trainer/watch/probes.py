@@ -39,7 +39,9 @@ class Probe:
 def read(path: Path) -> list[Probe]:
     """Raises UsageError, which names the line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split(
+            "\n"
+        )  # JSON may have other ends of lines in it
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--probe-file {path} cannot be read: {error}") from error
     found = [

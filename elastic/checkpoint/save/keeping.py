@@ -12,7 +12,7 @@ from elastic import session
 from elastic.proto import descriptors, keeper
 from elastic.proto.errors import CheckpointError, LinkError
 from elastic.proto.moment import Moment, Span
-from elastic.proto.page import LEAVING
+from elastic.proto.phases import LEAVING
 
 GONE = "the keeper of this rank's snapshots (its agent, or elastic-keeper) is gone"
 MOST_LOST = 64

@@ -91,10 +91,12 @@ def test_only_a_majority_makes_a_checksum_odd() -> None:
 
 
 def test_a_gpu_with_fewer_links_than_its_siblings() -> None:
-    assert fewer_links({"gpu0": 18.0, "gpu1": 17.0}) == {
-        "gpu1": "17 NVLinks are active, another GPU has 18"
-    }
-    assert not fewer_links({"gpu0": 0.0, "gpu1": 0.0})
+    said = {"gpu1": "17 NVLinks are active, another GPU has 18"}
+    assert fewer_links({"gpu0": 18.0, "gpu1": 17.0}, switched=False) == said
+    assert not fewer_links({"gpu0": 0.0, "gpu1": 0.0}, switched=True)
+    cards = {"gpu0": 4.0, "gpu1": 4.0, "gpu2": 0.0}
+    assert not fewer_links(cards, switched=False), "a bridge joins two of three cards"
+    assert fewer_links(cards, switched=True).keys() == {"gpu2"}
 
 
 def verdict(probe: str, device: str, **figures: float) -> ProbeVerdict:

@@ -16,6 +16,7 @@ class NVMLError(Exception):
 
 NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, NVML_AGGREGATE_ECC = 1, 0, 1
 NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_TEMPERATURE_GPU = 230, 0
+NVML_NVLINK_DEVICE_TYPE_SWITCH = 2
 NVML_NVLINK_MAX_LINKS, NVML_NVLINK_ERROR_DL_REPLAY, NVML_NVLINK_ERROR_DL_RECOVERY = 36, 0, 1
 
 class Memory:
@@ -43,6 +44,7 @@ def nvmlDeviceGetNvLinkState(handle, link):
     if link > 17:
         raise NVMLError("Invalid Argument")
     return 1
+def nvmlDeviceGetNvLinkRemoteDeviceType(handle, link): return 2
 def nvmlDeviceGetNvLinkErrorCounter(handle, link, counter): return 0
 def nvmlDeviceGetPciInfo(handle): return Pci
 """

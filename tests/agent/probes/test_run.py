@@ -472,5 +472,8 @@ def test_devices_that_may_be_used(tmp_path: Path) -> None:
     assert devices({"CUDA_VISIBLE_DEVICES": "GPU-5f"}, tmp_path) == (
         Device(label="GPU-5f", torch="cuda:0", nvml="GPU-5f"),
     )
-    for nothing in ("", "-1"):
+    more = ",".join(map(str, range(8)))  # as in a script of a larger machine
+    for some in (more, "0,1,2,GPU"):
+        assert devices({"CUDA_VISIBLE_DEVICES": some}, tmp_path) == tuple(gpu)
+    for nothing in ("", "-1", "7", "1,1", "NoDevFiles"):
         assert devices({"CUDA_VISIBLE_DEVICES": nothing}, tmp_path) == (CPU,)

@@ -191,6 +191,47 @@ def test_the_kernel_outranks_what_processes_say() -> None:
     assert "Xid" in told.evidence[0]
 
 
+def test_an_instance_of_a_gpu_is_a_gpu() -> None:
+    log = ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9)",)
+    told = diagnose([end(0, "unknown error", "RuntimeError")], {A: Host(kernel_log=log)})
+    assert where(told) == ("ecc_error", A, 0)
+
+
+CAUGHT = """Traceback (most recent call last):
+  File "train.py", line 9, in log_metrics
+requests.exceptions.ConnectionError: HTTPSConnectionPool(host='mlflow', port=443): Max retries exceeded with url: /api
+{between}
+Traceback (most recent call last):
+  File "train.py", line 30, in main
+RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x512 and 1024x10)
+"""
+SHAPES = "mat1 and mat2 shapes cannot be multiplied (8x512 and 1024x10)"
+
+
+def test_what_was_caught_before_is_not_blamed() -> None:
+    tail = CAUGHT.format(between="step 120 loss 2.31")
+    told = diagnose([end(0, SHAPES, "RuntimeError", tail=tail)], {A: Host()})
+    assert where(told) == ("script_error", A, 0)
+    chained = "During handling of the above exception, another exception occurred:\n"
+    told = diagnose(
+        [end(0, SHAPES, "RuntimeError", tail=CAUGHT.format(between=chained))], {A: Host()}
+    )
+    assert told.label == "network"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gpu0: ECC errors: 0, NVLink errors: 0",
+        "config: cudnn_benchmark: True, CUBLAS_WORKSPACE_CONFIG=:4096:8",
+        "UserWarning: torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  Disabling.",
+    ],
+)
+def test_words_about_devices_that_are_well_blame_none(line: str) -> None:
+    told = diagnose([end(0, "odd", "RuntimeError", tail=f"{line}\nRuntimeError: odd")], {A: Host()})
+    assert where(told) == ("script_error", A, 0)
+
+
 def test_a_corrected_memory_error_is_not_blamed_for_an_exception() -> None:
     hosts = {A: Host(kernel_log=("mce: [Hardware Error]: Machine check events logged",))}
     assert where(diagnose([end(0, "3", "KeyError")], hosts)) == ("script_error", A, 0)

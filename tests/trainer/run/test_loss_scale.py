@@ -31,6 +31,11 @@ def test_it_grows_after_a_window_without_overflow_and_forgives_again() -> None:
     assert scales("xx..x..") == [16, 8, 8, 8, 4, 4, 4], "the window starts anew"
 
 
+def test_a_window_that_was_made_shorter_than_what_is_clean_ends_at_once() -> None:
+    state = State(16.0, 700, 2)
+    assert after(state, POLICY, overflowed=False) == State(32.0, 0, POLICY.hysteresis)
+
+
 def test_it_does_not_fall_below_the_least() -> None:
     assert scales("xxxxxx")[-1] == 2
 

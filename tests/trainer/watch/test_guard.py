@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,7 +14,16 @@ from hypothesis import strategies as st
 
 from elastic.proto.errors import UsageError
 from elastic.trainer.arguments.guard import GuardFlags
-from elastic.trainer.watch.guard import Seen, State, Verdict, from_json, gone_back, judge, to_json
+from elastic.trainer.watch.guard import (
+    Seen,
+    State,
+    Verdict,
+    begun,
+    from_json,
+    gone_back,
+    judge,
+    to_json,
+)
 
 FLAGS = GuardFlags(guard="rollback", guard_window=32, guard_warmup=16, guard_patience=2)
 BATCH = 8
@@ -47,6 +57,18 @@ def test_a_bad_batch_is_told_in_its_own_step() -> None:
     assert (verdict.iteration, verdict.what, verdict.action) == (80, "spike", "warn")
     assert verdict.value == losses[79] > verdict.bound > losses[78]
     assert str(verdict) == f"iteration 80: lm loss {losses[79]:.6g} is above {verdict.bound:.6g}"
+
+
+@pytest.mark.parametrize("mode", ["off", "warn", "rollback"])
+def test_a_run_goes_back_behind_nothing_that_it_has_loaded(
+    mode: Literal["off", "warn", "rollback"],
+) -> None:
+    """A checkpoint of an odd step, as of a run that ended in one: what comes is saved, and counts from there."""
+    loaded = State(bad=(80, 640), streak=2, holds=True, tries=1)
+    state = begun(loaded, replace(FLAGS, guard=mode))
+    assert not state.holds
+    assert (state.bad, state.streak) == (((80, 640), 2) if mode == "warn" else (None, 0))
+    assert state.tries == 1
 
 
 def test_samples_seen_before_fall_suddenly() -> None:

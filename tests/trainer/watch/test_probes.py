@@ -86,6 +86,11 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, said: str) -> None:
         probes.read(path)
 
 
+def test_a_text_may_have_what_ends_lines_elsewhere(tmp_path: Path) -> None:
+    (probe,) = probes.read(file(tmp_path, '{"text": "a\u2028b\x85c"}'))
+    assert probe.text == "a\u2028b\x85c"
+
+
 def test_bad_files_and_long_probes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         probes.read(tmp_path / "none")

@@ -1,0 +1,6 @@
+"""What a rank says it is doing where it waits for no rank, for as long as that takes: the master calls it no hang. Pure."""
+
+LEAVING = "leave"
+"""It has saved, and waits for its end, which has a time of its own."""
+PERSISTING = "persist"
+"""It waits for what it has saved to be on storage."""
