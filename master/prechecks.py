@@ -23,6 +23,9 @@ DOUBLED = 5
 HURRY = 20.0
 """The same, where the others have trained, and could go on."""
 
+SOON = 60.0
+"""Seconds after which who is kept out is tried again where too few are left without it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
@@ -96,7 +99,7 @@ def kept(checks: Checks, nodes: Nodes, now: float, policy: Policy) -> Checks:
         key: checked
         for key, checked in checks.items()
         if checked.doubted
-        or now < _old_at(checked, policy)
+        or now < _old_at(checked, policy, short=False)
         or ((node := nodes.get(checked.node_id)) is not None and where(node) == key)
     }
 
@@ -192,21 +195,31 @@ def aged(
 ) -> tuple[Node, ...]:
     """Those that wait, or are kept out, by a verdict that is old: to be probed again. busy: lives
     that train, or are being tested with one another."""
-    idle = _idle(nodes, checks, busy, policy)
-    return tuple(node for node, one in idle if now >= _old_at(one, policy))
+    idle, short = _idle(nodes, checks, busy, policy), _short(nodes, checks, policy)
+    return tuple(node for node, one in idle if now >= _old_at(one, policy, short=short))
 
 
 def next_due(
     nodes: Nodes, checks: Checks, busy: Mapping[NodeId, Incarnation], policy: Policy
 ) -> float | None:
     """When the next of them is."""
-    idle = _idle(nodes, checks, busy, policy)
-    return min((_old_at(one, policy) for _, one in idle), default=None)
+    idle, short = _idle(nodes, checks, busy, policy), _short(nodes, checks, policy)
+    return min((_old_at(one, policy, short=short) for _, one in idle), default=None)
 
 
-def _old_at(checked: Checked, policy: Policy) -> float:
-    """In job time. Twice as late each time that its tests with others, for which those stop, end in the same way."""
+def _old_at(checked: Checked, policy: Policy, *, short: bool) -> float:
+    """In job time. Twice as late each time that its tests with others, for which those stop, end in the same way; soon
+    where nobody can train without it, as where all nodes lost a file system for a minute."""
+    if short and checked.state == "faulty" and not checked.failed:
+        return checked.at + min(SOON, policy.verdict_age)
     return checked.at + policy.verdict_age * (1 << min(max(checked.failed - 1, 0), DOUBLED))
+
+
+def _short(nodes: Nodes, checks: Checks, policy: Policy) -> bool:
+    """Whether fewer than the least are here and not kept out."""
+    here = (n for n in nodes.values() if n.state is NodeState.ATTACHED and not n.draining)
+    fit = sum((one := checks.get(where(n))) is None or one.state != "faulty" for n in here)
+    return fit < policy.min_nodes
 
 
 def _idle(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from elastic.master import events as ev
+from elastic.master import prechecks
 from elastic.master.events import Incarnation, KnockAnswer, NodeId
 from elastic.master.prechecks import PATIENCE
 from tests.master.builders import KILLED, Core, detached, failed, knocked, left, spare
@@ -114,14 +115,29 @@ def test_the_launcher_of_a_faulty_node_that_is_started_again_has_it_probed() -> 
 
 
 def test_an_old_verdict_is_looked_into() -> None:
-    core = begun("a")
+    core = begun("a", "b")
     answer(core, "a", "faulty", at=2.0)
+    answer(core, "b", at=3.0)
+    core.tick(4.0)
+    assert core.seats() == ["b"]
     assert core.wake() == 1002.0
     core.tick(1002.0)
     assert core.reason().startswith("probing a again")
     assert asked(core, "a") == [True]
-    answer(core, "a", at=1003.0)
-    assert core.seats() == ["a"]
+
+
+def test_where_too_few_are_left_a_verdict_is_old_soon() -> None:
+    """As where a file system of all nodes was away for a minute."""
+    core = begun("a", "b", min_nodes=2)
+    for node in ("a", "b"):
+        answer(core, node, "faulty", at=2.0)
+    assert core.wake() == 2.0 + prechecks.SOON
+    core.tick(2.0 + prechecks.SOON)
+    assert asked(core, "a", "b") == [True, True]
+    for node in ("a", "b"):
+        answer(core, node, at=65.0)
+    pair(core, at=66.0)
+    assert core.seats() == ["a", "b"]
 
 
 def test_a_spare_is_probed_again_once_its_verdict_is_old() -> None:

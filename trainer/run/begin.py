@@ -243,6 +243,7 @@ def state_of(
         "optimizer": adam,
         "tops": laid.gradients.tops,
         "guard": guard.to_json(guard.State()),
+        "job": states.job(),
     } | ({} if scale is None else {"loss_scale": scale.state})
 
 
@@ -287,6 +288,7 @@ def start(
     if finished == 0 and flags.load is not None:
         finished, said = states.begin(state, flags)
         notes += said
+    state["job"].setdefault("first", finished)
     notes.append(f"resumed from step {finished}" if finished else "starting from step 0")
     if settings.evaluation.skip_train and not finished and not flags.finetune:
         notes.append("--skip-train without a checkpoint: what is evaluated are first weights")

@@ -85,11 +85,12 @@ class Loop:
         )
         self._again = 0
         """Steps up to it were to be saved before the run went back behind them."""
-        self._began, self._asked_to_end = time.monotonic(), False
+        self._asked_to_end = False
 
     def train(self, start: int) -> int:
         """The steps after the first `start`; returns how many are finished then."""
-        run, step, ends = self._run, start, start >= self._run.plan.steps
+        run, step = self._run, start
+        ends = start >= run.plan.steps or (start > run.state["job"]["first"] and self._stops(start))
         try:
             with garbage.collected() as collect:
                 while not ends:
@@ -316,14 +317,20 @@ class Loop:
         if reporter is not None:
             reporter.begin()
 
+    def _stops(self, step: int) -> bool:
+        """Whether the job is to end behind this step. Ranks that find it saved by their own job ended there before they
+        could."""
+        interval = self._run.settings.checkpointing.exit_interval
+        return interval is not None and step % interval == 0
+
     def _ends(self, step: int) -> bool:
         """Whether it is over as it was asked to be; not before it is clear that it need not go back, nor where
         it has gone back and the step cannot be saved."""
         flags = self._run.settings.checkpointing
-        if flags.exit_interval is not None and step % flags.exit_interval == 0:
-            self._asked_to_end = True
+        self._asked_to_end |= self._stops(step)
         if flags.exit_duration_in_mins is not None:
-            over = time.monotonic() - self._began > flags.exit_duration_in_mins * 60
+            took = time.time() - self._run.state["job"]["began"]
+            over = took > flags.exit_duration_in_mins * 60
             agreed = torch.tensor(float(over), device=self._run.laid.device)
             dist.all_reduce(agreed, dist.ReduceOp.MAX)  # ranks' clocks differ
             self._asked_to_end |= bool(agreed)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elastic import session
 from elastic.checkpoint import Checkpointer
 from elastic.proto.errors import CheckpointDamaged, CheckpointError, UsageError
 from elastic.proto.manifest import step_of
@@ -81,6 +83,13 @@ def _digest(value: Any) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
 
 
+def job() -> dict[str, Any]:
+    """The job that trains, as it is saved: who it is, when it began (Unix, seconds), and, later, with how many finished
+    steps. Ranks that are started anew in it find this again."""
+    found = session.current()
+    return {"uid": "" if found is None else found.uid, "began": time.time()}
+
+
 def resume(
     checkpoint: Checkpointer, state: State, flags: CheckpointFlags, *, exact: bool
 ) -> tuple[int, list[str]]:
@@ -92,10 +101,13 @@ def resume(
     said: list[str] = []
 
     def attempt(wanted: int | None) -> int:
-        found: State = {"identity": None, "conditions": None, "recipe": None}
+        found: State = {"identity": None, "conditions": None, "recipe": None, "job": None}
         step = checkpoint.load(found, step=wanted, strict=False)
         if step == 0:
             return 0
+        before, now = found["job"], state["job"]
+        if isinstance(before, Mapping) and now["uid"] and before["uid"] == now["uid"]:
+            state["job"] = dict(before)
         _check(found, state, step, checkpoint.path, conditions=exact and not flags.other_conditions)
         said[:] = _others(found, state)
         return load(checkpoint, state, step)
@@ -141,9 +153,9 @@ def _largest(number: int) -> int:
 
 
 def load(checkpoint: Checkpointer, state: State, step: int | None = None) -> int:
-    """Load the newest, or that of `step`; its number, 0 without any. What the run is, its conditions and its recipe
-    stay its own: what is saved from then on is made by them. A loss scale begins anew where there was none."""
-    own = ("identity", "conditions", "recipe")
+    """Load the newest, or that of `step`; its number, 0 without any. What the run is, its conditions, its recipe and its
+    job stay its own: what is saved from then on is made by them. A loss scale begins anew where there was none."""
+    own = ("identity", "conditions", "recipe", "job")
     wanted = {name: one for name, one in state.items() if name not in own}
     if "loss_scale" in wanted:
         scaled: State = {"loss_scale": None}

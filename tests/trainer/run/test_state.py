@@ -29,7 +29,7 @@ def state(conditions: str, *, skips: tuple[tuple[int, int], ...] = ()) -> dict[s
     return {
         "identity": CONFIG, "conditions": {"tensor parallel": conditions}, "recipe": {"lr": 0.1}, "model": model,
         "optimizer": torch.optim.AdamW(model.parameters()), "tops": torch.zeros(2, dtype=torch.int64),
-        "guard": guard.to_json(guard.State(skips=Skips(ranges=skips))),
+        "guard": guard.to_json(guard.State(skips=Skips(ranges=skips))), "job": states.job(),
     }  # fmt: skip
 
 
@@ -66,6 +66,22 @@ def test_samples_that_were_left_out_stay_so_where_a_run_is_begun_from_another(
     assert guard.from_json(now["guard"]).skips.ranges == ((8, 16),)
     assert now["conditions"] == {"tensor parallel": "of now"}
     assert torch.equal(now["model"].weight, before["model"].weight)
+
+
+@pytest.mark.parametrize(("uid", "same"), [("a", True), ("b", False), ("", False)])
+def test_ranks_that_are_started_anew_know_when_their_job_began(
+    tmp_path: Path, uid: str, same: bool
+) -> None:
+    held, now = state("of now"), state("of now")
+    held["job"] = {"uid": uid and "a", "began": 7.0, "first": 2}
+    now["job"]["uid"] = uid
+    with Checkpointer(tmp_path) as checkpoint:
+        checkpoint.save(3, held, persist=True)
+        checkpoint.wait()
+        flags = CheckpointFlags(save=str(tmp_path))
+        assert states.resume(checkpoint, now, flags, exact=True) == (3, [])
+    assert now["job"].get("first") == (2 if same else None)
+    assert (now["job"]["began"] == 7.0) == same
 
 
 def damaged(folder: Path, *steps: int) -> None:
