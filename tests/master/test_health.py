@@ -141,16 +141,23 @@ async def test_nothing_is_judged_while_no_heartbeat_is_taken_in(small_disk: Path
         while shell.stuck:
             await asyncio.sleep(0.01)
         beat(b, 1)
-        await over(shell, a, b)
+        await heard(a, b)
         assert not shell.job.ledger.restarts
+        await a.end()
+        await b.end()
 
 
-async def over(shell: Shell, *agents: Stream) -> None:
-    """All that they have said so far has been heard, and what came of it was done."""
+async def heard(*agents: Stream) -> None:
+    """All that they have said so far."""
     for agent in agents:
         agent.say(heartbeat=pb.Heartbeat(round=1, metrics='{"heard": 1}'))
     while not all(session.metrics for session in agents[0].streams.sessions.values()):
         await asyncio.sleep(0)
+
+
+async def over(shell: Shell, *agents: Stream) -> None:
+    """All that they have said so far has been heard, and what came of it was done."""
+    await heard(*agents)
     shell.fold(ev.DrainAsked(None, "enough"))
     await agents[0].ordered(EXIT)
 
@@ -222,5 +229,7 @@ async def test_what_becomes_of_a_hang(action: str, tmp_path: Path) -> None:
             beat(a, 0)
             beat(b, 1)  # it goes on, and hangs again
             beat(b, 1, QUIET)
-            while not (tmp_path / job_folder.hang(1)).exists():
+            for _ in range(2):
                 await answered(a, b)
+            while not (tmp_path / job_folder.hang(1)).exists():
+                await asyncio.sleep(0.01)
