@@ -56,12 +56,10 @@ class Xids:
                 self._note(_place(nvml, found.device), int(found.eventData))
             except nvml.NVMLError_Timeout:
                 continue
-            except (
-                nvml.NVMLError
-            ):  # as where a GPU has fallen off the bus, which ends each wait from then on
-                for index in [
-                    index for index, (device, _) in places.items() if _lost(nvml, device)
-                ]:
+            except nvml.NVMLError:
+                # As where a GPU has fallen off the bus, which ends each wait from then on.
+                lost = [index for index, (device, _) in places.items() if _lost(nvml, device)]
+                for index in lost:
                     self._note(places.pop(index)[1], LOST)
                 self._over.wait(PATIENCE_MS / 1e3)
 

@@ -49,9 +49,8 @@ _STYLES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
     configure_grpc()
-    if (
-        argv is None
-    ):  # half of what a verb writes is removed at its end, which a time limit may bring
+    if argv is None:
+        # What a verb has written by half is removed at its end, which a time limit may bring.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     argv = sys.argv[1:] if argv is None else list(argv)
     if not _has_streams():

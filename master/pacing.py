@@ -111,7 +111,7 @@ class Pacing:
                 return
             told = self._waiting.pop(end)
             self._judged = end
-            if whole or self._in_part >= core.SETTLING:
+            if (whole or self._in_part >= core.SETTLING) and told.keys() - self._seats.keys():
                 self._seats = _seats(current, told) | self._seats
             self._in_part += not whole
             if current.change is not None:

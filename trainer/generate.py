@@ -130,9 +130,8 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     else:
         try:
             text = args.prompts.read_text(encoding="utf-8")
-            found = [
-                line.removesuffix("\r") for line in text.removesuffix("\n").split("\n") if text
-            ]
+            lines = text.removesuffix("\n").split("\n") if text else []
+            found = [line.removesuffix("\r") for line in lines]
         except UnicodeDecodeError as error:
             raise UsageError(f"{args.prompts} is no text in UTF-8") from error
         if not found:

@@ -135,7 +135,7 @@ def _links(nvml: Any, handle: Any) -> dict[str, float]:
             active += bool(nvml.nvmlDeviceGetNvLinkState(handle, link))
         except nvml.NVMLError:
             break  # there are no more
-        with contextlib.suppress(nvml.NVMLError):
+        with contextlib.suppress(nvml.NVMLError, AttributeError):  # of an old binding
             far = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
             switched |= far == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
         for kind in (nvml.NVML_NVLINK_ERROR_DL_REPLAY, nvml.NVML_NVLINK_ERROR_DL_RECOVERY):

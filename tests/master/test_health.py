@@ -104,14 +104,19 @@ async def test_a_rank_that_is_stopped_is_named_by_two_looks(tmp_path: Path) -> N
         assert account.count("\nrank ") == 2, account
 
 
+async def looking(a: Stream, b: Stream) -> list[pb.Examine]:
+    """Rank 1 is quiet, and was seen to be stopped once; the orders to look again."""
+    beat(b, 1, QUIET)
+    await answered(a, b)
+    return [(await told(agent, "examine")).examine for agent in (a, b)]
+
+
 @within(120)
 async def test_ranks_that_go_on_again_end_the_suspicion(tmp_path: Path) -> None:
     """Whatever late answers say then."""
     async with serving(tmp_path, policy()) as (shell, streams):
         a, b = await begun(streams)
-        beat(b, 1, QUIET)
-        await answered(a, b)
-        orders = [(await told(agent, "examine")).examine for agent in (a, b)]
+        orders = await looking(a, b)
         beat(b, 1)
         for rank, (agent, order) in enumerate(zip((a, b), orders, strict=True)):
             answer(agent, rank, order)
@@ -124,9 +129,7 @@ async def test_nothing_is_judged_while_no_heartbeat_is_taken_in(small_disk: Path
     """The journal's disk is full: nobody knows how long ranks have been quiet."""
     async with serving(small_disk, policy()) as (shell, streams):
         a, b = await begun(streams)
-        beat(b, 1, QUIET)
-        await answered(a, b)
-        orders = [(await told(agent, "examine")).examine for agent in (a, b)]
+        orders = await looking(a, b)
         ballast = small_disk / "ballast"
         with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
             while True:

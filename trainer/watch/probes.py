@@ -39,9 +39,8 @@ class Probe:
 def read(path: Path) -> list[Probe]:
     """Raises UsageError, which names the line."""
     try:
-        lines = path.read_text(encoding="utf-8").split(
-            "\n"
-        )  # JSON may have other ends of lines in it
+        # Not by splitlines: JSON may have other ends of lines in it.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--probe-file {path} cannot be read: {error}") from error
     found = [
