@@ -2,7 +2,6 @@
 that it killed for want of memory. Where we may not read its log, as in most containers, the Xids that NVML tells of."""
 
 import asyncio
-import contextlib
 import errno
 import os
 import re
@@ -12,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from elastic.agent.oom import AGE
+from elastic.agent.visible_devices import visible_devices
 from elastic.agent.xids import Xids
 
 KERNEL_LOG = "/dev/kmsg"
@@ -91,33 +91,30 @@ def telling(lines: Iterable[str]) -> list[str]:
 
 
 def usable(visible: str | None, folder: Path = GPUS, dev: Path = Path("/dev")) -> frozenset[str]:
-    """PCI addresses of the GPUs that CUDA_VISIBLE_DEVICES names, by number or by UUID, without their function; of all
-    that we may use where it is not set or names none of them, as with MIG; of none where it is empty. A cgroup may keep
-    others from us, which have no number then."""
-    there = {}
+    """PCI addresses, without their function, of the GPUs that CUDA_VISIBLE_DEVICES shows; of all that we may use where
+    it is not set or shows none of them whole, as with MIG; of none where it is empty. A cgroup may keep others from us,
+    which have no number then."""
     if visible == "":
         return frozenset()
-    with contextlib.suppress(OSError):
-        every = [
-            (gpu, (gpu / "information").read_text(errors="replace")) for gpu in folder.iterdir()
-        ]
-        ours = sorted((gpu, about) for gpu, about in every if _may_use(about, dev))
-        for number, (gpu, about) in enumerate(ours):
-            uuid = re.search(r"^GPU UUID:\s*(\S+)", about, re.MULTILINE)
-            there[gpu.name.lower().partition(".")[0]] = (str(number), uuid[1] if uuid else "")
-    names = [name.strip() for name in (visible or "").split(",") if name.strip()]
-    named = {
-        address
-        for address, (number, uuid) in there.items()
-        if any(
-            name == number or (name.startswith("GPU-") and uuid.startswith(name)) for name in names
-        )
-    }
-    return frozenset(named or there)
+    try:
+        told = {
+            gpu.name: (gpu / "information").read_text(errors="replace") for gpu in folder.iterdir()
+        }
+    except OSError:
+        return frozenset()
+    there = sorted(name for name, about in told.items() if _may_use(about, dev))
+    names = visible_devices(visible, [_uuid(told[name]) for name in there])
+    shown = [there[int(name)] for name in names if name.isdecimal()]
+    return frozenset(name.lower().partition(".")[0] for name in shown or there)
+
+
+def _uuid(about: str) -> str:
+    """about: what the driver tells of a GPU."""
+    found = re.search(r"^GPU UUID:\s*(\S+)", about, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _may_use(about: str, dev: Path) -> bool:
-    """about: what the driver tells of a GPU."""
     minor = re.search(r"^Device Minor:\s*(\d+)", about, re.MULTILINE)
     if minor is None:
         return True

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from elastic.agent.visible_devices import visible_devices
 from elastic.proto.errors import UsageError
 
 _ASK_TORCH = """\
@@ -48,7 +49,7 @@ def gpu_count(environ: Mapping[str, str]) -> int:
     uuids = _nvml_uuids()
     if not uuids and Path("/dev/kfd").exists():  # AMD's driver; its torch calls them cuda as well
         return _ask_torch("cuda", environ)
-    return len(uuids) if visible is None else _visible(visible, uuids)
+    return len(visible_devices(visible, uuids))
 
 
 def cpu_count(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int:
@@ -77,33 +78,6 @@ def _nvml_uuids() -> list[str]:
         raise UsageError(f"the GPUs cannot be counted: {error}; give --nproc-per-node") from error
     finally:
         pynvml.nvmlShutdown()
-
-
-def _visible(visible: str, uuids: list[str]) -> int:
-    """How many of the GPUs `visible` lets CUDA see.
-
-    CUDA's rules: the first entry that names no GPU ends the list, and a GPU named twice empties it.
-    """
-    seen: list[int] = []
-    for entry in visible.split(","):
-        if entry.strip().startswith("GPU-"):
-            matches = [i for i, uuid in enumerate(uuids) if uuid.startswith(entry.strip())]
-            index = matches[0] if len(matches) == 1 else -1
-        else:
-            index = leading_number(entry)
-        if not 0 <= index < len(uuids):
-            break
-        if index in seen:
-            return 0
-        seen.append(index)
-    return len(seen)
-
-
-def leading_number(entry: str) -> int:
-    """The number that `entry` begins with, as CUDA reads it (`1gpu` is 1), or -1."""
-    digits = entry.strip().removeprefix("+")
-    width = next((i for i, char in enumerate(digits) if char not in "0123456789"), len(digits))
-    return int(digits[:width]) if width else -1
 
 
 def _cgroup_quotas(proc: Path, mount: Path) -> list[float]:

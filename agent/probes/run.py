@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elastic.agent import slots
 from elastic.agent.probes.answers import CONTEXT, Answer
 from elastic.agent.probes.process import ONE_THREAD, Program
 from elastic.agent.probes.verdicts import NodeVerdict, Part, ProbeVerdict, compared, of_answer
+from elastic.agent.visible_devices import visible_devices
 
 ENVIRONMENT = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts
@@ -66,29 +66,12 @@ class Device:
 
 def devices(environ: Mapping[str, str], dev: Path = Path("/dev")) -> tuple[Device, ...]:
     """The GPUs that may be used here; the CPU where there are none."""
-    there = sorted(int(f.name[6:]) for f in dev.glob("nvidia[0-9]*") if f.name[6:].isdecimal())
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(at) for at in range(len(there))]
-    if visible is not None:
-        names = _named(visible, len(there))
+    there = [file for file in dev.glob("nvidia[0-9]*") if file.name[6:].isdecimal()]
+    names = visible_devices(environ.get("CUDA_VISIBLE_DEVICES"), [""] * len(there))
     return tuple(
         Device(label=f"gpu{name}" if name.isdecimal() else name, torch="cuda:0", nvml=name)
         for name in names
     ) or (Device(label="cpu", torch="cpu", nvml=""),)
-
-
-def _named(visible: str, count: int) -> list[str]:
-    """Of so many GPUs, by number or UUID. CUDA's rules: the first entry that names none ends the list, and one that is
-    named twice empties it."""
-    names: list[str] = []
-    for entry in map(str.strip, visible.split(",") if count else ()):
-        name = entry if entry.startswith(("GPU-", "MIG-")) else str(slots.leading_number(entry))
-        if name.lstrip("-").isdecimal() and not 0 <= int(name) < count:
-            break
-        if name in names:
-            return []
-        names.append(name)
-    return names
 
 
 async def probe(

@@ -1,10 +1,11 @@
 """What NVML says of a node's GPUs, asked in a thread: a sick driver must not stop the agent."""
 
 import asyncio
-import contextlib
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from elastic.agent.visible_devices import visible_devices
 
 DEADLINE = 2.0
 """Seconds for one question."""
@@ -55,7 +56,8 @@ class Gpus:
             every = [
                 pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())
             ]
-            self._handles = [every[i] for i in _chosen(self._visible, len(every))]
+            names = visible_devices(self._visible, [pynvml.nvmlDeviceGetUUID(gpu) for gpu in every])
+            self._handles = [every[int(name)] for name in names if name.isdecimal()]
         return self._handles
 
     def _used_by(self, pids: frozenset[int]) -> dict[int, tuple[int, int]]:
@@ -75,12 +77,3 @@ class Gpus:
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-def _chosen(visible: str | None, count: int) -> list[int]:
-    """Indexes in CUDA_VISIBLE_DEVICES; names (UUIDs) are left to whoever needs no memory figures."""
-    if visible is None:
-        return list(range(count))
-    with contextlib.suppress(ValueError):
-        return [i for i in map(int, filter(None, visible.split(","))) if 0 <= i < count]
-    return []

@@ -317,6 +317,8 @@ class Spares:
 
     def kill(self) -> None:
         """For good; who sweeps reaps them."""
+        self._wanted = False  # nor does one that is being forked stay
         for spare in self._spares.values():
             spare.kill()
+        self._spares.clear()  # their ends say nothing any more
         self._gpus.close()

@@ -99,23 +99,6 @@ def test_visible_devices_as_torch_reads_them(visible: str, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("four_gpus")
-@pytest.mark.parametrize(
-    ("visible", "count"),
-    [
-        (None, 4),
-        ("GPU-aa11,GPU-cc44", 2),
-        ("GPU-b", 1),
-        ("GPU-aa", 0),  # two begin so
-        ("GPU-aa11,GPU-aa11", 0),
-        ("GPU-aa11,GPU-zz,GPU-bb33", 1),
-    ],
-)
-def test_visible_devices_by_uuid(visible: str | None, count: int) -> None:
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert slots.gpu_count(environ) == count
-
-
-@pytest.mark.usefixtures("four_gpus")
 def test_gpu_and_auto_with_gpus() -> None:
     assert slots.resolve_slots("gpu", {}) == 4
     assert slots.resolve_slots("auto", {}) == 4

@@ -98,6 +98,22 @@ async def after(node: AgentSettings, starters: Starters, name: str, *, late: boo
     return found
 
 
+async def killed(node: AgentSettings, starters: Starters) -> bool:
+    """Whether a spare that rehearses ends, silently, with its agent."""
+    hangs = Path(node.workload.entry).parent / "hangs"
+    hangs.unlink()
+    spares, environ = Spares(node, starters), dict(node.workload.environ)
+    told = ModulesNote(modules=(), environ=environ, rehearsal=("rehearsed:hangs", ""))
+    spares.note(0, environ, told)
+    await spares.fork(0, "cpu")
+    (spare,) = spares._spares.values()
+    while not hangs.exists():
+        await asyncio.sleep(0.01)
+    spares.kill()
+    await spare.ended
+    return not spares.pids
+
+
 class Busy(Gpus):
     """One device, with room, whose driver answers once it is let."""
 
@@ -153,6 +169,7 @@ async def main(script: Path) -> dict[str, object]:
         await forked(node, starters, round_ends=ends) for ends in (False, True)
     ]
     seen["after one that hung"] = await after(node, starters, "hangs", late=True)
+    seen["killed in its rehearsal"] = await killed(node, starters)
     seen["after one that died"] = await after(node, starters, "dies")
     (waiting,) = spares.pids
     os.kill(waiting, signal.SIGKILL)

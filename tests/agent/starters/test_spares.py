@@ -85,6 +85,7 @@ def test_a_spare_dies_another_one_becomes_the_rank_and_a_third_is_given_up(tmp_p
     assert seen == {
         "forked where the driver is slow": [True, False],  # but not once its round is over
         "after one that hung": True,
+        "killed in its rehearsal": True,  # of which nothing is said
         "after one that died": True,
         "taken after its death": False,
         "took no orders": -signal.SIGKILL,
