@@ -53,10 +53,6 @@ class Pace:
         self._length = 0
         self._told: Times | None = None
 
-    @property
-    def heard(self) -> int:
-        return 0 if self._last is None else self._last.number
-
     def hear(self, beats: Iterable[Beat], length: int) -> None:
         """beats: those since the last that was heard, some may be missing; length: of an interval, in steps."""
         if length != self._length:

@@ -180,17 +180,16 @@ class Rank:
             told.pace.stage = 0 if self.page is None else page.stage(self.page)
         return told
 
-    def listen(self) -> None:
-        """To its ticks."""
-        if self.page is not None:
-            ticks, tick_ns, phase_ns = page.ticks(self.page)
-            self.rhythm.hear(ticks, tick_ns, time.monotonic_ns(), phase_ns)
-
-    def measure(self, steps: int) -> None:
-        """How long its steps take; steps: of an interval."""
-        if self.page is not None:
+    def listen(self, interval: int) -> None:
+        """To its steps; interval: of how many it is wanted what they take; 0: of none."""
+        if self.page is None:
+            return
+        ticks, tick_ns, phase_ns = page.ticks(self.page)
+        beats = page.beats(self.page, self.rhythm.beat)
+        self.rhythm.hear(ticks, tick_ns, time.monotonic_ns(), phase_ns, beats)
+        if interval:
             self.pace.hear_of_device(*page.device_steps(self.page, self.pace.heard_of_device))
-            self.pace.hear(page.beats(self.page, self.pace.heard), steps)
+            self.pace.hear(beats, interval)
 
 
 _CANNOT_OPEN = 2

@@ -1,4 +1,8 @@
-"""How regularly one rank's optimizer steps: from looks at its page, ten a second or more. Pure."""
+"""How regularly one rank's optimizer steps: from looks at its page, two a second or more. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from elastic.proto.page import Beat
 
 STOOD_STILL = 1.0
 """Seconds between two looks after which this process, and so likely its node, stood still: a frozen container,
@@ -8,12 +12,14 @@ RARE = 3
 
 
 class Rhythm:
-    """Times are CLOCK_MONOTONIC in nanoseconds. Where several ticks came between two looks, they count as
-    evenly spread: what is shorter than a look does not matter."""
+    """Times are CLOCK_MONOTONIC in nanoseconds. Of ticks that are no beats, as those of several optimizers, several
+    between two looks count as evenly spread: what is shorter than a look does not matter."""
 
     def __init__(self) -> None:
         self.ticks = 0
         self._tick_ns = 0
+        self.beat = 0
+        """The newest that was heard."""
         self._heard_ns = 0
         """When the page was looked at last."""
         self._awake_ns = 0
@@ -24,25 +30,52 @@ class Rhythm:
         """The last did not; two in a row do, for then steps are longer."""
         self._longest_ns = 0.0
 
-    def hear(self, ticks: int, tick_ns: int, now_ns: int, phase_ns: int = 0) -> None:
+    def hear(
+        self,
+        ticks: int,
+        tick_ns: int,
+        now_ns: int,
+        phase_ns: int = 0,
+        beats: Sequence[Beat] = (),
+    ) -> None:
         """What the page says now: its count, and when the last one was; phase_ns: when its script last named another
-        phase. An evaluation between two steps, if it says so, says nothing of what steps take."""
+        phase; beats: those since `beat`, some may be missing. An evaluation between two steps, if it says so, says
+        nothing of what steps take."""
         heard_ns, self._heard_ns = self._heard_ns, now_ns
         if heard_ns and now_ns - heard_ns > STOOD_STILL * 1e9:
             self._awake_ns = now_ns
-        if ticks <= self.ticks:
+        if ticks <= self.ticks and not beats:
             return
         if self.ticks:  # what comes before the first is no step's time
-            mean = (tick_ns - self._tick_ns) / (ticks - self.ticks)
-            # Several optimizers step at once, and then none for long.
-            took_ns = max(mean, heard_ns - self._tick_ns)
-            longer = self._usual_ns and took_ns > RARE * self._usual_ns
-            rare = bool(longer) and phase_ns > self._tick_ns and not self._was_rare
-            if not rare:
-                self._longest_ns = max(self._longest_ns, took_ns)
-                self._usual_ns = took_ns
-            self._was_rare = rare
+            for begin_ns, took_ns in self._intervals(ticks, tick_ns, heard_ns, beats):
+                self._learn(took_ns, phased=phase_ns > begin_ns)
         self.ticks, self._tick_ns = ticks, tick_ns
+        if beats:  # one may have come just after the tick that was read
+            self.beat, self._tick_ns = beats[-1].number, max(tick_ns, beats[-1].end_ns)
+
+    def _intervals(
+        self, ticks: int, tick_ns: int, heard_ns: int, beats: Sequence[Beat]
+    ) -> Iterator[tuple[int, float]]:
+        """Begin and length of each."""
+        begin_ns = self._tick_ns
+        if not beats:
+            mean = (tick_ns - begin_ns) / (ticks - self.ticks)
+            # Several optimizers step at once, and then none for long.
+            yield begin_ns, max(mean, heard_ns - begin_ns)
+        number = self.beat
+        for beat in beats:
+            if beat.number == number + 1:
+                yield begin_ns, beat.end_ns - begin_ns
+            number, begin_ns = beat.number, beat.end_ns
+
+    def _learn(self, took_ns: float, *, phased: bool) -> None:
+        """phased: a phase was named in it, or since."""
+        longer = self._usual_ns and took_ns > RARE * self._usual_ns
+        rare = bool(longer) and phased and not self._was_rare
+        if not rare:
+            self._longest_ns = max(self._longest_ns, took_ns)
+            self._usual_ns = took_ns
+        self._was_rare = rare
 
     def quiet(self, now_ns: int) -> float:
         """Seconds since the last tick; 0: there was none."""

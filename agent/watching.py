@@ -20,7 +20,7 @@ from elastic.proto.looks import Look, Thread, Told, brief
 
 log = logging.getLogger(__name__)
 
-EVERY = 0.1
+EVERY = 0.5
 """Seconds between looks at the pages, at most."""
 ANSWER = 0.2
 """Seconds that a rank has to answer what it does."""
@@ -73,16 +73,14 @@ class Watching:
             pause = EVERY
             if (ranks := self._ranks()) is not None:
                 pause = min(EVERY, self._listen(ranks))
-                if self._measure.round == ranks.round:
-                    for rank in ranks.running():
-                        rank.measure(self._measure.steps)
 
     def _listen(self, ranks: Ranks) -> float:
         """Seconds until the next rank may be quiet."""
         now, limit = time.monotonic_ns(), self._order.quiet
         running = ranks.running()
+        interval = self._measure.steps if self._measure.round == ranks.round else 0
         for rank in running:
-            rank.listen()
+            rank.listen(interval)
         if not limit or self._order.round != ranks.round:
             return EVERY  # nobody wants to know who is quiet
         quiet, soonest = set[int](), limit

@@ -220,7 +220,8 @@ OURS = (
         type=values.seconds,
         default=1.2,
         metavar="SECONDS",
-        help="A round that has gone without a step for less is never taken for one that hangs; "
+        help="A round that has gone without a step for less is never taken for one that hangs, "
+        "unless a process of it is stopped; "
         "beyond it, its own steps say how long they may take (%(default)g). Before its first step "
         "it is 50 times as long, at most a minute or the floor itself.",
     ),

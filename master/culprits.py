@@ -47,6 +47,8 @@ RARE = re.compile(
     r"_*(eval|valid|test|predict|generat|infer|save|checkpoint|upload|download)", re.IGNORECASE
 )
 """Beginnings of functions' names of a script that does something besides training."""
+MODULE = "/torch/nn/modules/module.py"
+"""Calls a model and each of its layers."""
 NONE_ENDED: Mapping[int, NodeId] = MappingProxyType({})
 PATIENT_AFTER = 4
 SILENT = frozenset({Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER})
@@ -375,9 +377,11 @@ def _spans(looks: tuple[Seen, ...], patience: Patience) -> bool:
     return looks[-1].at - looks[0].at >= SPAN * patience.allowed
 
 
-def _is_rare(stack: Collection[Call]) -> bool:
-    """Not torch's own, which calls what saves memory a checkpoint."""
-    return any(RARE.match(bare(name)) for name, file, _ in stack if "/torch/" not in file)
+def _is_rare(stack: Sequence[Call]) -> bool:
+    """Not what a model calls, nor torch: what saves memory is a checkpoint there."""
+    layers = [at for at, (_, file, _) in enumerate(stack) if file.endswith(MODULE)]
+    callers = stack[max(layers, default=-1) + 1 :]
+    return any(RARE.match(bare(name)) for name, file, _ in callers if "/torch/" not in file)
 
 
 def _moved(looks: tuple[Seen, ...]) -> bool:

@@ -203,7 +203,7 @@ def _judge(job: Job, current: Round, now: float, policy: Policy) -> Next:
 
 def _suspects(current: Round, verdict: medic.Restart) -> Iterable[NodeId]:
     """Nodes of which one may be at fault, or what is between them."""
-    if verdict.cause is Cause.HARDWARE and verdict.root is not None:
+    if verdict.root is not None and medic.may_be_device(verdict):
         return (verdict.root.node_id,)
     return current.incarnations if verdict.cause is Cause.NETWORK else ()
 

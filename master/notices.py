@@ -57,9 +57,10 @@ def _doubt(before: Job, event: Event, after: Job) -> Iterator[Notice]:
 
 
 def kept_out(before: Job, after: Job) -> Iterator[Notice]:
-    """Of nodes, by what their probes or tests have just said."""
+    """Of nodes, by what their probes or tests have just said; not again where these are tried again."""
     for where, checked in after.checks.items() if after.checks is not before.checks else ():
-        if checked.state == "faulty" and before.checks.get(where) != checked:
+        was = before.checks.get(where)
+        if checked.state == "faulty" and (was is None or was.state != "faulty"):
             reason = f"{checked.node_id} is kept out: {checked.what}"
             detail = {"level": checked.level}
             yield Notice(kind="kept_out", reason=reason, nodes=(checked.node_id,), detail=detail)

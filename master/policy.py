@@ -42,7 +42,7 @@ class Policy:
     below_min_timeout: float | None = None
     """Seconds to wait with fewer nodes than `min_nodes` before the job fails; None: for ever."""
     hang_floor: float = 1.2
-    """Seconds without a step below which no round counts as hung, however short its steps are."""
+    """Seconds without a step below which no round counts as hung, however short its steps are, unless a process is stopped."""
     hang_action: str = "recover"
     """What a hang's verdict does: "recover" restarts the ranks, "dump" only tells, "fail" ends the job, "ignore"
     looks for none."""

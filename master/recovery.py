@@ -23,7 +23,7 @@ from elastic.master.reading import Observed, Weight, describe, ends, of_machine,
 __all__ = [
     "COUNTED", "FREE", "REGROW", "UNIT_TRIES", "Cause", "Fail", "Hold", "Observed", "Recovery",
     "Restart", "Verdict", "charge", "classify", "describe", "fingerprint", "follows", "judge",
-    "progressed", "rested",
+    "may_be_device", "progressed", "rested",
 ]  # fmt: skip
 
 
@@ -90,6 +90,8 @@ _CAUSES: Mapping[str, Cause] = {
     **dict.fromkeys(("ecc_error", "gpu_lost", "nvlink_error", "gpu_firmware"), Cause.HARDWARE),
 }
 """By what a rank's end says, where that alone tells who pays."""
+DOUBTFUL = frozenset({"device_error", "no_device"})
+"""Errors of a script, by who pays for them, after which its node is probed."""
 _KINDS: Mapping[Failed, Cause] = {
     Failed.STORE: Cause.STORE_LOST,
     Failed.START: Cause.NO_START,
@@ -157,6 +159,13 @@ def classify(failure: RankFailure) -> Cause:
 def follows(failure: RankFailure) -> bool:
     """It looks like the end of a peer's peer: what it met may have begun elsewhere."""
     return ends(failure)[1] <= Weight.WAITED
+
+
+def may_be_device(verdict: Restart) -> bool:
+    """A fault of the machine, whoever pays for the restart: a failed call may be the script's or the device's."""
+    root = verdict.root
+    doubtful = root is not None and ends(root.failure)[0] in DOUBTFUL
+    return verdict.cause is Cause.HARDWARE or doubtful
 
 
 def judge(

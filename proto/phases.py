@@ -1,6 +1,7 @@
-"""What a rank says it is doing where it waits for no rank, for as long as that takes: the master calls it no hang. Pure."""
+"""What a rank says it is doing where it waits for no rank, for as long as that takes: the master calls it no hang. Their
+beginning is ours, so that no script's own phase is one of them. Pure."""
 
-LEAVING = "leave"
+LEAVING = "elastic:leave"
 """It has saved, and waits for its end, which has a time of its own."""
-PERSISTING = "persist"
+PERSISTING = "elastic:persist"
 """It waits for what it has saved to be on storage."""

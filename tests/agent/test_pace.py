@@ -143,7 +143,7 @@ def test_a_rank_s_page_is_told_with_its_heartbeat() -> None:
 
     for number in range(1, 5):
         beat(number, 2 * MS, 4 * MS, 1 * MS, 3 * MS, 1)
-    rank.measure(4)
+    rank.listen(4)
     pace = rank.progress().pace
     assert (pace.end, pace.compute, pace.waiting) == (4, 0.01, 0.0)
     device = pace.device
@@ -156,7 +156,7 @@ def test_a_rank_s_page_is_told_with_its_heartbeat() -> None:
     assert device.starved
     for number in range(5, 9):
         beat(number)
-    rank.measure(4)
+    rank.listen(4)
     told = rank.progress()
     assert told.pace.end == 8
     assert not told.pace.HasField("device"), "those before were told"

@@ -1,6 +1,10 @@
 """How regularly a rank's optimizer steps, from looks at its page."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from elastic.agent.rhythm import Rhythm
+from elastic.proto.page import KEPT, Beat
 
 SECOND = 1_000_000_000
 
@@ -21,6 +25,34 @@ def test_optimizers_that_step_together_make_no_steps_short() -> None:
         step = look // 20
         rhythm.hear(4 * step, step * 2 * SECOND, look * SECOND // 10)
     assert rhythm.take() >= 1.9
+
+
+@given(
+    st.lists(st.integers(min_value=1, max_value=10**10), min_size=2, max_size=60),
+    st.sets(st.integers(min_value=1, max_value=59)),
+    st.sampled_from([0, 1]),
+)
+def test_of_beats_every_interval_is_known(took: list[int], looks: set[int], late: int) -> None:
+    """Whenever the page is looked at; late: a beat that came while it was, after the tick was read."""
+    rhythm = Rhythm()
+    ends = [sum(took[: n + 1]) for n in range(len(took))]
+    every = [Beat(n, end, 0) for n, end in enumerate(ends, start=1)]
+    rhythm.hear(1, ends[0], ends[0], 0, every[:1])
+    for look in sorted(n for n in {*looks, len(ends)} if n <= len(ends)):
+        new = every[rhythm.beat : look]
+        read = look - late if look > 1 else look
+        rhythm.hear(read, ends[read - 1], ends[look - 1], 0, new)
+    assert rhythm.take() == max(took[1:]) / 1e9
+    assert rhythm.quiet(ends[-1] + SECOND) == 1.0
+
+
+def test_beats_that_are_kept_no_more_make_no_interval_long() -> None:
+    """Of an agent that stood still while its ranks trained on."""
+    rhythm = Rhythm()
+    beats = [Beat(n, n * SECOND, 0) for n in range(1, 1000)]
+    rhythm.hear(2, 2 * SECOND, 2 * SECOND, 0, beats[:2])
+    rhythm.hear(999, 999 * SECOND, 999 * SECOND, 0, beats[-KEPT:])
+    assert rhythm.take() == 1.0
 
 
 def test_nothing_is_quiet_while_its_node_stands_still() -> None:

@@ -24,6 +24,7 @@ from elastic.master.events import NodeId
 from elastic.master.hangs import Decision, Examine, Facts, State, Verdict, patience, suspects_at
 from elastic.master.policy import Policy
 from elastic.master.rendezvous import Seat
+from elastic.master.tree import Call
 from elastic.proto import codec
 from elastic.proto.looks import Look as RankLook
 from elastic.proto.phases import LEAVING, PERSISTING
@@ -206,6 +207,25 @@ def test_a_function_that_does_something_besides_training_gets_long(name: str) ->
     assert ranks(*WAITING, culprit, quiet=LONG) == (3,)
 
 
+MODULE = "/lib/torch/nn/modules/module.py"
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (("checkpoint", "megatron/random.py", 4), ("_checkpointed_forward", "block.py", 7), ("_call_impl", MODULE, 1)),
+        (("predict", "model.py", 4), ("_call_impl", MODULE, 1), ("forward", "model.py", 9), ("_call_impl", MODULE, 1)),
+        (("checkpoint", "/lib/torch/utils/checkpoint.py", 4),),
+    ],
+)  # fmt: skip
+def test_what_a_model_calls_its_layers_says_nothing(layers: tuple[Call, ...]) -> None:
+    """What recomputes activations is a checkpoint to all libraries."""
+    culprit = seen(3, Activity.PYTHON, stack=(*layers, ("main", "train.py", 9)))
+    assert ranks(*WAITING, culprit) == (3,)
+    evaluates = replace(culprit, stack=(*layers, ("evaluate", "train.py", 9)))
+    assert ranks(*WAITING, evaluates) is None
+
+
 def test_before_its_first_step_a_rank_may_do_what_it_likes() -> None:
     assert ranks(*WAITING, seen(3, Activity.PYTHON), quiet=9999.0, stepped=False) is None
     assert ranks(*WAITING, seen(3, Activity.STOPPED, state="T"), stepped=False) == (3,)
@@ -342,6 +362,8 @@ def test_who_is_to_leave_waits_for_that_for_as_long_as_it_takes() -> None:
     for phase in (LEAVING, PERSISTING):
         leaving = dict.fromkeys(range(4), phase)
         assert ranks(*culprits, quiet=3600.0, phases=leaving) is None
+    saying = dict.fromkeys(range(4), "persist")  # a script of its own accord
+    assert ranks(*culprits, quiet=LONG + 1, phases=saying) == (0, 1, 2, 3)
     del leaving[2]
     assert ranks(*culprits, quiet=LONG + 1, phases=leaving) == (2,)
 

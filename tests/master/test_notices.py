@@ -121,6 +121,10 @@ def test_a_node_that_is_kept_out_is_told_and_one_that_works_is_not() -> None:
     (one,) = told(core, (probed(core, "faulty"), 1.0))
     assert (one.kind, one.nodes) == ("kept_out", ("a",))
     assert one.reason == "a is kept out: matmul: a bit differs"
+    again = core.wake()
+    assert again is not None
+    core.tick(again)
+    assert not told(core, (probed(core, "faulty", number=2), again)), "it is still kept out"
     core = Core(Policy(precheck="quick"))
     core.feed(attached("a"), 0.0)
     assert not told(core, (probed(core, "ok"), 1.0))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elastic.master import events as ev
 from elastic.master import prechecks
-from elastic.master.events import KnockAnswer, NodeId
+from elastic.master.events import KnockAnswer, NodeId, RankFailure
 from elastic.master.nodes import Pairs
 from elastic.master.trial import DEADLINE, LATE, START
 from tests.master.builders import (
@@ -362,11 +362,22 @@ def test_who_trained_does_not_wait_for_a_newcomer_s_tests() -> None:
     assert asked(core, "a", "b", "c") == [False, False, True]
 
 
-def test_a_machine_s_fault_has_its_node_tried_before_it_trains_again() -> None:
-    core = probed("a", "b", min_nodes=2)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        LOST_GPU,
+        failure(error_type="AcceleratorError", message="CUDA error: unspecified launch failure"),
+        failure(error_type="RuntimeError", message="No CUDA GPUs are available"),
+    ],
+)
+def test_what_may_be_a_machine_s_fault_has_its_node_tried_before_it_trains_again(
+    fault: RankFailure,
+) -> None:
+    """Whoever pays for the restart."""
+    core = probed("a", "b", min_nodes=2, max_restarts=1)
     pair(core, at=3.0)
     spare(core)
-    core.feed(failed("b", 1, LOST_GPU), 5.0)
+    core.feed(failed("b", 1, fault), 5.0)
     core.tick(8.0)
     assert core.seats() == []
     assert asked(core, "a", "b") == [False, True]
