@@ -57,6 +57,7 @@ def rank_environment(
         "TORCHELASTIC_ERROR_FILE": error_file,
         env.MARK: mark(settings, order.round),
         env.JOB: job,
+        env.LAUNCH: order.launch,
         env.ROUND: str(order.round),
     }
     if settings.virtual_local_rank:

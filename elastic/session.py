@@ -42,6 +42,8 @@ class Session:
     """Its name."""
     uid: str
     """The job's own id, which no other job of its name has."""
+    launch: str
+    """Of the job's command: another each time that it is given, and the job goes on. Empty: it is not known."""
     node: str
     round: int
     """Grows by one or more each time that the ranks are started anew."""
@@ -59,6 +61,7 @@ def current() -> Session | None:
         return Session(
             job=job,
             uid=variables[env.JOB],
+            launch=variables.get(env.LAUNCH, ""),
             node=node,
             round=int(number),
             rank=int(variables["RANK"]),

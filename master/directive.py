@@ -65,6 +65,8 @@ class Directive:
     """To wait: build a standby meanwhile."""
     probe: Probe | None = None
     """To wait: what the node is to try."""
+    launch: str = ""
+    """To run: another each time that the job's command is given."""
     restart_count: int = 0
     stop_grace: float = 0.0
     """Seconds between SIGTERM and SIGKILL for ranks of older rounds."""
@@ -127,6 +129,7 @@ def directive(job: Job, node_id: NodeId, seated: Mapping[NodeId, Place]) -> Dire
             round=current.number,
             place=place,
             store=current.store,
+            launch=job.launch,
             restart_count=job.restart_count,
             stop_grace=job.stop_grace,
         )

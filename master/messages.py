@@ -164,6 +164,7 @@ def directive(order: Directive, node_id: NodeId, epoch: int) -> pb.ToAgent:
             local_world_size=place.local_world_size,
             world_size=place.world_size,
             store=order.store,
+            launch=order.launch,
             role_first_rank=place.role_first_rank,
             role_world_size=place.role_world_size,
             prepare=order.prepare,

@@ -20,6 +20,9 @@ MARK = "ELASTIC_MARK"
 JOB = "ELASTIC_JOB"
 """The job's own id, which no other job of its name has."""
 
+LAUNCH = "ELASTIC_LAUNCH"
+"""Of the job's command: another each time that it is given, and the job goes on."""
+
 ROUND = "ELASTIC_ROUND"
 """Number of the round that a rank belongs to."""
 

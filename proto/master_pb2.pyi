@@ -122,7 +122,7 @@ class Welcome(_message.Message):
     def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., heartbeat_interval: _Optional[float] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("kind", "epoch", "round", "node_rank", "num_nodes", "first_rank", "local_world_size", "world_size", "store", "role_first_rank", "role_world_size", "restart_count", "stop_grace", "exit_code", "reason", "prepare", "probe", "ending", "goes_on")
+    __slots__ = ("kind", "epoch", "round", "node_rank", "num_nodes", "first_rank", "local_world_size", "world_size", "store", "role_first_rank", "role_world_size", "restart_count", "stop_grace", "exit_code", "reason", "prepare", "probe", "ending", "goes_on", "launch")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WAIT: _ClassVar[Directive.Kind]
@@ -150,6 +150,7 @@ class Directive(_message.Message):
     PROBE_FIELD_NUMBER: _ClassVar[int]
     ENDING_FIELD_NUMBER: _ClassVar[int]
     GOES_ON_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_FIELD_NUMBER: _ClassVar[int]
     kind: Directive.Kind
     epoch: int
     round: int
@@ -169,7 +170,8 @@ class Directive(_message.Message):
     probe: Probe
     ending: Ending
     goes_on: bool
-    def __init__(self, kind: _Optional[_Union[Directive.Kind, str]] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., node_rank: _Optional[int] = ..., num_nodes: _Optional[int] = ..., first_rank: _Optional[int] = ..., local_world_size: _Optional[int] = ..., world_size: _Optional[int] = ..., store: _Optional[str] = ..., role_first_rank: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., stop_grace: _Optional[float] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., prepare: bool = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ..., goes_on: bool = ...) -> None: ...
+    launch: str
+    def __init__(self, kind: _Optional[_Union[Directive.Kind, str]] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., node_rank: _Optional[int] = ..., num_nodes: _Optional[int] = ..., first_rank: _Optional[int] = ..., local_world_size: _Optional[int] = ..., world_size: _Optional[int] = ..., store: _Optional[str] = ..., role_first_rank: _Optional[int] = ..., role_world_size: _Optional[int] = ..., restart_count: _Optional[int] = ..., stop_grace: _Optional[float] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., prepare: bool = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ..., goes_on: bool = ..., launch: _Optional[str] = ...) -> None: ...
 
 class Ending(_message.Message):
     __slots__ = ("kind", "rank", "exception", "fingerprint", "step")

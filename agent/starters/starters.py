@@ -30,6 +30,7 @@ _OF_A_RANK = env.OF_TORCHRUN | {
     env.LINK_FD,
     env.MARK,
     env.JOB,
+    env.LAUNCH,
     env.ROUND,
 }
 

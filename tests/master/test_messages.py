@@ -95,7 +95,7 @@ def test_a_directive_goes_out_whole() -> None:
         role_world_size=6,
     )
     order = Directive(
-        kind="exit", round=9, place=place, store="s:1", restart_count=2, stop_grace=1.5,
+        kind="exit", round=9, place=place, store="s:1", launch="l", restart_count=2, stop_grace=1.5,
         exit_code=213, reason="because", prepare=True, goes_on=True,
         probe=Probe(number=3, level="quick", since=1.0),
     )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elastic.proto.errors import UsageError
 from elastic.proto.verbs import Context, Output
 from elastic.trainer.arguments.data import TOKENIZER_TYPES, TokenizerFlags
+from elastic.trainer.extra import extra
 
 if TYPE_CHECKING:  # what these import takes its time, and --help needs none of it
     from elastic.trainer.data.preprocess import Done
@@ -63,17 +64,6 @@ def _tokenizer_flags(args: argparse.Namespace) -> TokenizerFlags:
     )
 
 
-@contextmanager
-def _installed() -> Iterator[None]:
-    """Imports of the extra, for which there is a sentence."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"{error.name} is not installed: pip install 'elastic-runtime[train]'"
-        ) from error
-
-
 # --- preprocess ----------------------------------------------------------------------------------
 
 
@@ -114,7 +104,7 @@ def _preprocess(out: Output, args: argparse.Namespace) -> int:
     for flag in WITHOUT_EFFECT:
         if getattr(args, flag[2:].replace("-", "_")) is not None:
             out.note(f"{flag} is of Megatron's tool, and has no effect here")
-    with _installed():
+    with extra():
         from elastic.trainer.data import lines
         from elastic.trainer.data.encoding import Settings
         from elastic.trainer.data.preprocess import outputs, preprocess
@@ -280,7 +270,7 @@ def _tokenizer(args: argparse.Namespace) -> "Tokenizer | None":
     flags = _tokenizer_flags(args)
     if not flags.given:
         return None
-    with _installed():
+    with extra():
         from elastic.trainer.data.tokenizers import build
 
     return build(flags)

@@ -8,14 +8,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-from tokenizers import Tokenizer as Model
-from tokenizers import decoders, models, pre_tokenizers
+from typing import TYPE_CHECKING, Any, Protocol
 
 from elastic.proto.errors import UsageError
 from elastic.trainer.arguments.data import TokenizerFlags
+from elastic.trainer.extra import extra
 from elastic.trainer.files import replace_atomically
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Model
 
 MODEL_NAME = "tokenizer.json"
 CONFIG_NAME = "tokenizer_config.json"
@@ -60,7 +61,7 @@ class Tokenizer(Protocol):
 class TextTokenizer:
     """Of the library's kind."""
 
-    model: Model
+    model: "Model"
     end: str | None
     """Token that ends a document."""
 
@@ -164,6 +165,9 @@ def load(path: Path) -> Tokenizer:
     if not file.exists() and vocabulary.exists() and merges.exists():
         return _gpt2(vocabulary, merges)
     text = _read(file)
+    with extra():
+        from tokenizers import Tokenizer as Model
+
     try:
         model = Model.from_str(text)
     except Exception as error:  # the library raises no other type
@@ -217,6 +221,10 @@ def _gpt2(vocab_file: Path, merge_file: Path) -> TextTokenizer:
                     "the two files of one tokenizer"
                 )
         merges.append((left, right))
+    with extra():
+        from tokenizers import Tokenizer as Model
+        from tokenizers import decoders, models, pre_tokenizers
+
     model = Model(models.BPE(vocab=vocabulary, merges=merges))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()
@@ -233,6 +241,9 @@ def _vocabulary(path: Path) -> dict[str, int]:
     ids = set(found.values())
     if len(ids) < len(found) or min(ids, default=-1) < 0:
         raise UsageError(f"{path} gives two tokens one id, or an id below 0, or no token at all")
+    with extra():
+        from tokenizers import pre_tokenizers
+
     missing = {GPT2_END, *pre_tokenizers.ByteLevel.alphabet()} - set(found)
     if missing:
         raise UsageError(

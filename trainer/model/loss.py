@@ -38,6 +38,8 @@ def cross_entropy(
     [T] int64. `weights` [T] fp32: what the losses' gradient will be, or any multiple of it; where it
     turns out to be anything else, the gradients are NaN. chunk: `of_chunk`, compiled.
     """
+    if not torch.is_grad_enabled():
+        head = head.detach()  # else a parameter's gradient is computed all the same
     return _CrossEntropy.apply(hidden, head, targets, weights, tp, chunk or of_chunk)  # type: ignore[no-any-return,no-untyped-call]
 
 

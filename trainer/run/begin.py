@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +82,8 @@ def checked(found: Any, settings: Settings, plan: Plan) -> Data:
             f"train_valid_test_dataset_provider is to return {', '.join(NAMES)}: three, or None for each"
         )
     train, valid, test = found
-    sets = () if valid is None else valid if isinstance(valid, Sequence) else (valid,)
+    several = isinstance(valid, Sequence) and not (valid and isinstance(valid[0], Mapping))
+    sets = () if valid is None else valid if several else (valid,)
     if not settings.evaluation.eval_iters:
         test = None
         sets = sets if settings.evaluation.full_validation else ()

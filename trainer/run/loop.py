@@ -329,7 +329,7 @@ class Loop:
         flags = self._run.settings.checkpointing
         self._asked_to_end |= self._stops(step)
         if flags.exit_duration_in_mins is not None:
-            took = time.time() - self._run.state["job"]["began"]
+            took = time.time() - self._run.state["job"]["began"] / 1000
             over = took > flags.exit_duration_in_mins * 60
             agreed = torch.tensor(float(over), device=self._run.laid.device)
             dist.all_reduce(agreed, dist.ReduceOp.MAX)  # ranks' clocks differ

@@ -84,10 +84,12 @@ def _digest(value: Any) -> int:
 
 
 def job() -> dict[str, Any]:
-    """The job that trains, as it is saved: who it is, when it began (Unix, seconds), and, later, with how many finished
-    steps. Ranks that are started anew in it find this again."""
+    """The job that trains, as it is saved: by which launch, when that began (Unix, ms), and, later, with how many
+    finished steps. Ranks that are started anew in it find this again. The same on all ranks, which all call it: else
+    what replicas save would not be."""
     found = session.current()
-    return {"uid": "" if found is None else found.uid, "began": time.time()}
+    began = -_largest(-int(1000 * time.time()))  # the first rank's
+    return {"launch": "" if found is None else found.launch, "began": began}
 
 
 def resume(
@@ -106,7 +108,7 @@ def resume(
         if step == 0:
             return 0
         before, now = found["job"], state["job"]
-        if isinstance(before, Mapping) and now["uid"] and before["uid"] == now["uid"]:
+        if isinstance(before, Mapping) and now["launch"] and before.get("launch") == now["launch"]:
             state["job"] = dict(before)
         _check(found, state, step, checkpoint.path, conditions=exact and not flags.other_conditions)
         said[:] = _others(found, state)

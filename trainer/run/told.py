@@ -123,8 +123,8 @@ class Numbers:
         """The guard's state after the last step, and its verdict on it, which is told but for a rollback's. Raises
         UsageError where the run is to stop."""
         flags, last = self._settings.guard, self._taken[-1]
-        finite = last.step.skipped or math.isfinite(last.coming.norm)
-        if flags.guard != "rollback" and self._saves and not finite:
+        judges = self._saves and flags.guard != "rollback" and not last.step.skipped
+        if judges and not math.isfinite(last.coming.norm):  # which waits for the device
             raise _not_finite(last.whole())
         if flags.guard == "off":
             return state, None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from elastic.data import Leaves
+from elastic.data import Leaf, Leaves
 from elastic.proto.errors import UsageError
 from elastic.trainer.watch.console import perplexity
 
@@ -68,15 +68,17 @@ def pieces(reading: Reading, leaves: Leaves, rank: int, size: int) -> Iterator[l
     """
     if reading.length < 1:
         raise UsageError("a validation or test set has no samples: look at --split")
+
+    def piece(leaf: Leaf) -> Piece:
+        counts = ((leaf.places < reading.samples) * (leaf.weight > 0)).astype(np.float32)
+        return Piece(
+            number=leaf.number if counts.any() else leaves.count,  # a mean of nothing is no number
+            ids=(reading.first + leaf.places) % reading.length,
+            counts=counts,
+        )
+
     return (
-        [
-            Piece(
-                number=leaf.number,
-                ids=(reading.first + leaf.places) % reading.length,
-                counts=((leaf.places < reading.samples) * (leaf.weight > 0)).astype(np.float32),
-            )
-            for leaf in leaves.of(batch * leaves.batch_size, rank, size)
-        ]
+        [piece(leaf) for leaf in leaves.of(batch * leaves.batch_size, rank, size)]
         for batch in range(reading.batches(leaves.batch_size))
     )
 

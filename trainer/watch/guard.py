@@ -110,7 +110,9 @@ class Verdict:
 
 def begun(loaded: State, flags: GuardFlags) -> State:
     """The state to begin with, from that of a checkpoint, which may be of an odd step, or of a run that only warned. Nobody
-    goes back behind what was loaded."""
+    goes back behind what was loaded; and steps that nobody judges are none to compare later ones with."""
+    if flags.guard == "off":
+        return State(skips=loaded.skips)
     if flags.guard == "warn":
         return replace(loaded, holds=False)
     return replace(loaded, bad=None, streak=0, holds=False)

@@ -85,6 +85,7 @@ def _find_keeper_process(path: str) -> tuple[Session, socket.socket]:
     found = Session(
         job=job,
         uid=job,
+        launch="",
         node="",
         round=ROUND,
         rank=launch.rank,

@@ -25,20 +25,25 @@ def newest(
     what was passed over for it.
 
     unfit: why a step is not to be taken, though it looks whole; empty: it may be. Of each shard its size, header and table of checksums are looked at, not its tensors. Where no step
-    is whole it is the one that was committed last. Raises OSError where the storage cannot be looked
-    at, and `CheckpointError` where it has steps and none of them can be taken.
+    is whole it is the one that was committed last. Raises OSError where the storage, or a file that the
+    step found may owe its place to, cannot be looked at now, and `CheckpointError` where it has steps and none of them can be taken.
     """
+    away: list[str] = []
     steps = [s for s, names in storage.listing().items() if manifest.NAME in names]
-    found, wrong = manifests.readable(storage, [s for s in steps if step in (None, s)])
+    found, wrong = manifests.readable(storage, [s for s in steps if step in (None, s)], away)
+    if away:  # which may be the newest
+        raise OSError("; ".join(away[:NAMED]))
     bad = [why for one in found if (why := unfit(one))]
     found = [one for one in found if not unfit(one)]
     if not found and (wrong or bad):
         raise CheckpointError("; ".join((bad + wrong)[:NAMED]))
     for known in found:
-        sources, damaged = _sources(storage, known)
+        sources, damaged = _sources(storage, known, away)
         wrong += damaged
         if not damaged or covered(list(sources.values())):
             return known, wrong
+        if away:
+            raise OSError("; ".join(away[:NAMED]))
     return (found[0] if found else None), wrong
 
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 from elastic.checkpoint.load import files, images
@@ -13,7 +14,7 @@ from elastic.checkpoint.load.restore import Restore
 from elastic.checkpoint.load.source import Source
 from elastic.checkpoint.state.collect import Place
 from elastic.checkpoint.state.image import header_bytes, parse
-from elastic.checkpoint.storage.protocol import Storage, words
+from elastic.checkpoint.storage.protocol import Storage, lasting, words
 from elastic.proto import courier, keeper
 from elastic.proto.errors import (
     CheckpointDamaged,
@@ -25,6 +26,10 @@ from elastic.proto.manifest import Manifest
 from elastic.proto.moment import Moment
 
 log = logging.getLogger(__name__)
+
+
+PAUSES = (1.0, 3.0, 9.0)
+"""Seconds between tries to look at a storage: a network may be away for a moment."""
 
 
 def looked(
@@ -42,10 +47,16 @@ def looked(
         )
         return next(found, "")
 
-    try:
-        found, wrong = files.newest(where, step, unfit=why)
-    except (OSError, CheckpointError) as error:
-        return keeper.Looked(error=f"{path}: {words(error)}")
+    for pause in (*PAUSES, None):
+        try:
+            found, wrong = files.newest(where, step, unfit=why)
+            break
+        except (OSError, CheckpointError) as error:
+            complaint = f"{path}: {words(error)}"
+            if pause is None or lasting(error):
+                return keeper.Looked(error=complaint)
+            log.warning("%s: trying again in %g s", complaint, pause)
+            Event().wait(pause)
     for complaint in wrong:
         log.error("%s", complaint)
     if found is None:
@@ -63,7 +74,7 @@ class Loading:
     place: Place
     moment: Moment
     strict: bool
-    """What the state has and the checkpoint has not is an error."""
+    """What the state has and the checkpoint has not is an error; it is one always where not all of that can be used."""
     only: Collection[str] | None
     """What is loaded, by names or their beginnings; None: all."""
 
@@ -122,7 +133,8 @@ class Loading:
         order = sorted(found, key=lambda rank: (rank != own, rank))
         restore = Restore([found[rank] for rank in order], self.place, self.only)
         try:
-            restore.apply(state, strict=self.strict)
+            # What is not there may be in what cannot be used.
+            restore.apply(state, strict=self.strict or bool(wrong or away))
         except CheckpointError as error:
             if away or restore.away or not (wrong or restore.damaged):
                 raise

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
-from elastic.checkpoint.storage.protocol import LOOKS, Storage, words
+from elastic.checkpoint.storage.protocol import LOOKS, Storage, lasting, words
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError
 from elastic.proto.manifest import Manifest
@@ -24,23 +24,28 @@ def _steps(storage: Storage) -> list[int]:
     return [step for step, names in storage.listing().items() if manifest.NAME in names]
 
 
-def readable(storage: Storage, steps: Collection[int]) -> tuple[list[Manifest], list[str]]:
+def readable(
+    storage: Storage, steps: Collection[int], away: list[str] | None = None
+) -> tuple[list[Manifest], list[str]]:
     """The manifests of those steps, the one that was committed last first; and what is wrong with
-    those that cannot be read."""
+    those that cannot be read. away: takes what of that may be no fault of theirs."""
     with ThreadPoolExecutor(LOOKS) as pool:
-        looked = list(pool.map(lambda step: _try(storage, step), steps))
+        looked = list(pool.map(lambda step: _try(storage, step, away), steps))
     found = [one for one in looked if isinstance(one, Manifest)]
     wrong = [one for one in looked if isinstance(one, str)]
     return sorted(found, key=lambda one: one.order, reverse=True), wrong
 
 
-def _try(storage: Storage, step: int) -> Manifest | str | None:
+def _try(storage: Storage, step: int, away: list[str] | None) -> Manifest | str | None:
     try:
         return read(storage, step)
     except FileNotFoundError:
         return None  # deleted since it was listed
     except (OSError, CheckpointError) as error:
-        return f"{where(storage, step, manifest.NAME)}: {words(error)}"
+        why = f"{where(storage, step, manifest.NAME)}: {words(error)}"
+        if away is not None and not lasting(error):
+            away.append(why)
+        return why
 
 
 def read(storage: Storage, step: int) -> Manifest:

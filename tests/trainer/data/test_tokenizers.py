@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,17 @@ def test_files_that_do_not_fit_are_named(
         (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=message):
         gpt2(tmp_path / "vocab.json", tmp_path / "merges.txt")
+
+
+def test_without_the_extra_it_is_said_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    GPT2.save(tmp_path)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UsageError, match="tokenizers is not installed: pip install"):
+        gpt2()
+    with pytest.raises(UsageError, match="tokenizers is not installed: pip install"):
+        load(tmp_path)
 
 
 def test_flags_that_lack_a_file_are_refused() -> None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from elastic.proto.errors import UsageError
 from elastic.trainer.model import loss
@@ -153,6 +154,18 @@ def test_what_is_expected_changes_no_bit_where_it_comes() -> None:
         assert one.grad is not None
         assert same.grad is not None
         assert torch.equal(one.grad, same.grad)
+
+
+def test_an_evaluation_computes_no_gradient() -> None:
+    """The head's is as much work as its forward."""
+    model, samples = made(LLAMA), tokens(3, 9)
+    assert model.head is not None
+    hidden = model.head.norm(model.stream(samples[:, :-1])).flatten(0, 1).detach()
+    with torch.no_grad(), FlopCounterMode(display=False) as counted:
+        loss.cross_entropy(
+            hidden, model.head.weight, samples[:, 1:].flatten(), torch.ones(24), model.head.tp
+        )
+    assert counted.get_total_flops() == 2 * 24 * model.head.weight.numel()
 
 
 def test_losses_that_are_weighted_by_something_else_have_no_gradient() -> None:

@@ -68,20 +68,20 @@ def test_samples_that_were_left_out_stay_so_where_a_run_is_begun_from_another(
     assert torch.equal(now["model"].weight, before["model"].weight)
 
 
-@pytest.mark.parametrize(("uid", "same"), [("a", True), ("b", False), ("", False)])
+@pytest.mark.parametrize(("launch", "same"), [("a", True), ("b", False), ("", False)])
 def test_ranks_that_are_started_anew_know_when_their_job_began(
-    tmp_path: Path, uid: str, same: bool
+    tmp_path: Path, launch: str, same: bool
 ) -> None:
     held, now = state("of now"), state("of now")
-    held["job"] = {"uid": uid and "a", "began": 7.0, "first": 2}
-    now["job"]["uid"] = uid
+    held["job"] = {"launch": launch and "a", "began": 7000, "first": 2}
+    now["job"]["launch"] = launch
     with Checkpointer(tmp_path) as checkpoint:
         checkpoint.save(3, held, persist=True)
         checkpoint.wait()
         flags = CheckpointFlags(save=str(tmp_path))
         assert states.resume(checkpoint, now, flags, exact=True) == (3, [])
     assert now["job"].get("first") == (2 if same else None)
-    assert (now["job"]["began"] == 7.0) == same
+    assert (now["job"]["began"] == 7000) == same
 
 
 def damaged(folder: Path, *steps: int) -> None:
@@ -249,10 +249,12 @@ def test_an_exact_run_goes_on_under_its_conditions_only(tmp_path: Path, name: st
         )  # fmt: skip
 
 
-def test_a_node_with_other_data_is_found_before_the_first_step(tmp_path: Path) -> None:
+def test_ranks_agree_before_the_first_step_or_hear_what_differs(tmp_path: Path) -> None:
     told = forks.told("tests.trainer.run.agreeing", tmp_path, SIZES)
     assert told["alike"] == ["", ""]
     assert len(set(told["other data"])) == 1, "all ranks end with the same line"
     assert told["other data"][0].startswith("data of rank 2 is not that of rank 0")
     assert len(set(told["another processor"])) == 1
     assert told["another processor"][0].startswith("device of rank 1 is not that of rank 0")
+    job = {"launch": "", "began": 98_500}
+    assert told["another clock"] == [job] * 3, "what replicas save is the same"

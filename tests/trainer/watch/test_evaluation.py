@@ -41,6 +41,16 @@ def test_any_world_reads_the_same(first: int, samples: int, length: int, size: i
     assert sorted(itertools.chain(*alone)) == sorted(wanted)
 
 
+@given(length=st.integers(1, 60), size=st.integers(1, 8))
+def test_a_leaf_that_only_fills_a_batch_up_is_none(length: int, size: int) -> None:
+    """A script's mean of nothing would be the set's."""
+    leaves = Leaves(batch_size=12, leaf_size=2)
+    for rank in range(size):
+        for batch in evaluation.pieces(evaluation.whole(length), leaves, rank, size):
+            for piece in batch:
+                assert (piece.number < leaves.count) == bool(piece.counts.any())
+
+
 def test_each_evaluation_reads_on_as_megatrons() -> None:
     """Of 35 steps, evaluated every 10, four times 3 batches of 4 are read: as many as it asks for."""
     looks = [

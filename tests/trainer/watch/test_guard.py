@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastic.data import Skips
 from elastic.proto.errors import UsageError
 from elastic.trainer.arguments.guard import GuardFlags
 from elastic.trainer.watch.guard import (
@@ -68,7 +69,14 @@ def test_a_run_goes_back_behind_nothing_that_it_has_loaded(
     state = begun(loaded, replace(FLAGS, guard=mode))
     assert not state.holds
     assert (state.bad, state.streak) == (((80, 640), 2) if mode == "warn" else (None, 0))
-    assert state.tries == 1
+    assert state.tries == (0 if mode == "off" else 1)
+
+
+def test_what_came_before_a_run_without_a_guard_says_nothing_of_what_comes_after_it() -> None:
+    """Hundreds of steps later the loss is another."""
+    loaded = State(losses=(8.4,) * 80, norms=(0.0,) * 80, steps=300, skips=Skips(ranges=((8, 16),)))
+    between = begun(loaded, replace(FLAGS, guard="off"))
+    assert begun(between, FLAGS) == State(skips=loaded.skips)
 
 
 def test_samples_seen_before_fall_suddenly() -> None:

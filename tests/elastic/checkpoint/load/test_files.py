@@ -1,5 +1,6 @@
 """A checkpoint's files: only what is committed and sound is used, and what is not is said by its file."""
 
+import errno
 import json
 import os
 import shutil
@@ -14,12 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elastic.checkpoint import stored
-from elastic.checkpoint.load import files
+from elastic.checkpoint.load import files, loading
 from elastic.checkpoint.load.loading import looked
 from elastic.checkpoint.memory import copy_cpu
 from elastic.checkpoint.state.image import Piece, lay_out
 from elastic.checkpoint.storage import manifests
 from elastic.checkpoint.storage.folder import Folder
+from elastic.checkpoint.storage.protocol import File
 from elastic.proto import keeper, manifest, sums
 from elastic.proto.errors import CheckpointError
 from tests.elastic.checkpoint import shards
@@ -94,6 +96,37 @@ def test_what_its_round_has_saved_from_a_step_on_is_passed_over(tmp_path: Path) 
     assert found(20, later=True, job="another").step == 30, "a round of this job's"
     none = found(5, later=True, round_=0, job="another")
     assert none.error.count("it is in doubt") == 3, "and says why there is nothing"
+
+
+class Away(Folder):
+    """A network's, on which files of one step cannot be read some times."""
+
+    def __init__(self, path: Path, step: int, names: str, times: int) -> None:
+        super().__init__(path)
+        self.step, self.names, self.times = step, names, times
+
+    def open(self, step: int, name: str) -> File:
+        if step == self.step and name.endswith(self.names) and self.times:
+            self.times -= 1
+            raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        return super().open(step, name)
+
+
+@pytest.mark.parametrize("names", ["manifest.json", ".safetensors"])
+def test_a_step_that_cannot_be_read_now_is_not_passed_over(
+    tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All steps since an older one would be lost for it."""
+    monkeypatch.setattr(loading, "PAUSES", (0.0, 0.0))
+    for step in (10, 20):
+        commit(tmp_path, step, sequence=step)
+
+    def found(step: int, times: int) -> keeper.Looked:
+        return looked(str(tmp_path), Away(tmp_path, step, names, times), None, "j", ())
+
+    assert found(20, 2).step == 20, "it is tried again"
+    assert "timed out" in found(20, 99).error
+    assert found(10, 99).step == (20 if names == ".safetensors" else 0), "which may be the newest"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from elastic.checkpoint.load.loading import Loading
 from elastic.checkpoint.state.collect import Place
 from elastic.checkpoint.storage.folder import Folder
 from elastic.proto import keeper
-from elastic.proto.errors import CheckpointDamaged
+from elastic.proto.errors import CheckpointDamaged, CheckpointError
 from tests.elastic.checkpoint.keeper.test_courier import AT, Courier, Slot, wait_until
 from tests.elastic.checkpoint.shards import image
 
@@ -39,11 +39,13 @@ def written(rank: int) -> Slot:
     return made
 
 
-def load(folder: Path, slots: list[Slot], *elsewhere: keeper.Source) -> torch.Tensor:
+def load(
+    folder: Path, slots: list[Slot], *elsewhere: keeper.Source, strict: bool = True
+) -> torch.Tensor:
     """As rank 0, all of `w`; there is nothing on storage."""
     state = {"w": torch.full((2 * NUMBERS,), -1.0)}
     loading = Loading(
-        path=PATH, storage=Folder(folder / "none"), moment=AT, strict=True, only=None,
+        path=PATH, storage=Folder(folder / "none"), moment=AT, strict=strict, only=None,
         place=Place(rank=0, world_size=2, local_rank=0, local_world_size=2),
     )  # fmt: skip
     sources = keeper.Sources(sources=elsewhere, tls=None)
@@ -58,6 +60,16 @@ def test_what_is_damaged_here_comes_from_the_memory_of_another_node(
         serve(peer, 0)
         found = load(tmp_path, slots, keeper.Source(base=peer.base, ranks=(0,), needed=False))
     assert torch.equal(found, torch.arange(2.0).repeat_interleave(NUMBERS))
+
+
+def test_what_is_away_is_not_what_a_checkpoint_lacks(tmp_path: Path, slots: list[Slot]) -> None:
+    """Though a load may lack something, no tensor stays as it was for that."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        away = f"http://127.0.0.1:{nobody.getsockname()[1]}/secret"
+        other = keeper.Source(base=away, ranks=(0,), needed=True)
+        with pytest.raises(CheckpointError, match="has no w"):
+            load(tmp_path, slots[1:], other, strict=False)
 
 
 def serve(peer: Courier, rank: int) -> None:

@@ -1,0 +1,30 @@
+"""What a script's own functions give a run."""
+
+from typing import Any
+
+import pytest
+
+from elastic.proto.errors import UsageError
+from elastic.trainer.run import begin
+from elastic.trainer.run.plan import Plan
+from tests.trainer.arguments.test_effects import run
+
+SETTINGS = run("--eval-iters 2")
+PLAN = Plan(sizes=SETTINGS.schedules.batch_sizes(), steps=1, leaf_size=1)
+DATA = [{"tokens": n} for n in range(2 * PLAN.samples)]
+
+
+@pytest.mark.parametrize(
+    ("valid", "sets"),
+    [(None, []), (DATA, [DATA]), ([DATA, DATA], [DATA, DATA]), ([], [])],
+)
+def test_a_list_of_items_is_one_set_and_a_list_of_lists_several(valid: Any, sets: Any) -> None:
+    found = begin.checked((DATA, valid, None), SETTINGS, PLAN)
+    assert [*found.validation] == sets
+
+
+def test_data_that_are_too_few_are_found_before_the_first_step() -> None:
+    with pytest.raises(UsageError, match="validation data without any sample"):
+        begin.checked((DATA, [DATA, []], None), SETTINGS, PLAN)
+    with pytest.raises(UsageError, match="and the data have 1: make it shorter"):
+        begin.checked((DATA[:1], None, None), SETTINGS, PLAN)
