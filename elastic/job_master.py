@@ -44,6 +44,8 @@ FRESH = 90.0
 """Seconds without a word of the server after which nothing is written: another may serve by now."""
 GATHER = 30.0
 """Seconds for which a master that begins anew waits for the agents of pods that run, before it has them leave."""
+UNTOLD = 16
+"""Rounds that may have been since a master, whose journal is lost, last said how many there were."""
 MOST_MESSAGE = 1000
 """Characters of the sentence that says how the job ended."""
 
@@ -197,6 +199,7 @@ class JobMaster:
                 notify=spec.notify,
                 job_uid=uid,
                 least_epoch=accepted.attempt << 16,
+                least_round=0 if not (said := self._last and self._last.round) else said + UNTOLD,
             )
             self._bound = True
             served = asyncio.create_task(serve(settings, joined, self._leaves_ranks))

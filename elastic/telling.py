@@ -23,6 +23,7 @@ def resting(said: JobState, before: JobState) -> JobState:
     """With what stays so while nobody serves; no memory does."""
     return replace(
         said,
+        round=before.round,
         restarts=before.restarts,
         productive_seconds=before.productive_seconds,
         lost_seconds=before.lost_seconds,

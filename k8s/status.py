@@ -311,7 +311,7 @@ def _resizing(facts: Facts, before: Told) -> Verdict:
     if state is None or accepted is None or accepted.wanted != "Run" or facts.over is not None:
         return Verdict(so=False)
     asked = before.accepted is not None and 0 < before.desired_replicas != facts.replicas
-    if not (asked or before.holds(Kind.RESIZING)) or state.round == 0:
+    if not (asked or before.holds(Kind.RESIZING)) or _starts(state):
         return Verdict(so=False)
     late = state.generation < accepted.generation
     if late or (state.workers.ready != facts.replicas and not state.workers.pending):
@@ -333,11 +333,16 @@ def _recovering(facts: Facts, trains: bool) -> Verdict:
         resumed = accepted.attempt > 1 and any(one.alive for one in facts.workers)
         resumed &= not facts.garbled
         return Verdict(so=True, reason=Reason.MASTER) if resumed else Verdict(so=False)
-    if state.round == 0 or state.state == "Starting":  # what failed before a suspend is over
+    if _starts(state):  # what failed before a suspend is over
         return Verdict(so=False)
     last = state.last_failures[-1:] or ()
     reason, words = next(((one.cause, one.reason) for one in last), (Reason.WAITING, ""))
     return Verdict(so=True, reason=reason, message=words)
+
+
+def _starts(state: JobState) -> bool:
+    """No round of this attempt has been."""
+    return state.round == 0 or state.state == "Starting"
 
 
 def _crashes(master: Member) -> bool:

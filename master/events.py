@@ -97,6 +97,8 @@ class MasterStarted:
     """What holds until the next one, so that a journal is folded as it was written."""
     least_epoch: int = 0
     """Of a job on Kubernetes: beyond the epochs of masters whose journal was lost."""
+    least_round: int = 0
+    """Likewise: as many rounds may have been, and what they saved is not newer than what comes."""
 
 
 @dataclass(frozen=True, slots=True)

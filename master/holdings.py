@@ -130,9 +130,10 @@ class Member:
     labels: Labels = ()
 
 
-def void(said: Said, before: int, kept: Moment) -> Said:
+def void(said: Said, before: int, kept: Moment, *, damaged: bool = False) -> Said:
     """What a node says, without what was undone: all that rounds up to `before` have saved, but for the
-    moment that somebody went back to, which is on storage.
+    moment that somebody went back to, which is on storage. damaged: it turned out to be, and whoever looks passes
+    over it.
     """
 
     def gone(moment: Moment) -> bool:
@@ -142,10 +143,15 @@ def void(said: Said, before: int, kept: Moment) -> Said:
         return kept if moment is not None and moment != NOTHING and gone(moment) else moment
 
     looked = said.looked
+    if looked is not None and left(looked.stored) != looked.stored:
+        looked = replace(looked, stored=kept)
+        if damaged:
+            why = f"step {kept.step}, which somebody went back to, is damaged"
+            looked = replace(looked, stored=None, error=why)
     return replace(
         said,
         holdings={moment: held for moment, held in said.holdings.items() if not gone(moment)},
-        looked=None if looked is None else replace(looked, stored=left(looked.stored)),
+        looked=looked,
         committed=left(said.committed),
     )
 

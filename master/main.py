@@ -59,6 +59,8 @@ class MasterSettings:
     """Of a new job; empty: one is made up."""
     least_epoch: int = 0
     """No lower one is taken: masters whose journal was lost may have had it."""
+    least_round: int = 0
+    """Likewise."""
 
 
 async def serve(
@@ -89,6 +91,7 @@ async def serve(
             tell,
             job_uid=settings.job_uid,
             least_epoch=settings.least_epoch,
+            least_round=settings.least_round,
         )
         streams = Streams(shell, settings.run_id, settings.run_dir)
         await shell.begin(streams.act, last if begun else None, told_to_end)

@@ -39,14 +39,15 @@ class Shell:
         *,
         job_uid: str = "",
         least_epoch: int = 0,
+        least_round: int = 0,
     ) -> None:
         """notify: gets what somebody is to be told of, once the journal has it.
 
-        job_uid: of a new job; empty: it makes one up. least_epoch: no lower one is taken.
+        job_uid: of a new job; empty: it makes one up. least_epoch, least_round: no lower ones are taken.
         """
         self._policy = policy
         self._job_uid = job_uid or uuid4().hex
-        self._least_epoch = least_epoch
+        self._least = least_epoch, least_round
         self.job = Job()
         self._journal = journal
         self._launch = launch
@@ -82,7 +83,7 @@ class Shell:
         gap = min(max(0.0, time.time() - wall), LONGEST_GAP) if wall else 0.0
         self._origin = time.monotonic() - (job_time + gap)
         self.job, self._act = job, act
-        self.fold(ev.MasterStarted(self._job_uid, self._launch, self._policy, self._least_epoch))
+        self.fold(ev.MasterStarted(self._job_uid, self._launch, self._policy, *self._least))
         while self.stuck:
             if last is None or last.launch != self._launch or told_to_end.is_set():
                 raise JournalError(f"the journal {self._journal.path} cannot be written")

@@ -93,13 +93,14 @@ class Snapshots:
         """Without what somebody went back behind, and what is damaged."""
         back = self._shell.job.rollback
         kept = {checkpoint: Moment(*at) for checkpoint, *at in back.moments} if back else {}
-        if back and name in kept:
-            said = held.void(said, back.before, kept[name])
         damaged = self._damaged(name)
+        bad = {(Moment(one.round, one.step), one.from_memory) for one in damaged if not one.later}
+        if back and name in kept:
+            at = kept[name]
+            said = held.void(said, back.before, at, damaged=(at, False) in bad)
         for one in damaged:
             if one.later:
                 said = held.trusted(said, one.round, one.step - 1)
-        bad = {(Moment(one.round, one.step), one.from_memory) for one in damaged if not one.later}
         return held.sound(said, bad) if bad else said
 
     def _damaged(self, name: str) -> list[ev.Damage]:

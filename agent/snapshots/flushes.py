@@ -17,7 +17,7 @@ from elastic.agent.snapshots.side_process import SideProcess
 from elastic.proto import descriptors, flusher, keeper, manifest, slot
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import ProtocolMismatch, SlotError
-from elastic.proto.terms import Retention, Terms
+from elastic.proto.terms import Terms
 
 log = logging.getLogger(__name__)
 
@@ -180,10 +180,8 @@ class Flushes:
         self._start(_Task(moment=moment, message=message, fd=fd))
 
     def _delete(self, moment: Key) -> None:
-        """What is not to be kept, now that a later moment is committed."""
+        """What is not to be kept, now that a later moment is committed, and what crashes have left."""
         terms = self.terms
-        if terms.retention == Retention():
-            return
         message = flusher.Delete(
             id=self._next(),
             checkpoint=self._checkpoint,

@@ -178,8 +178,16 @@ def test_a_job_is_suspended_goes_on_and_ends(cluster: Cluster, tmp_path: Path) -
             report = (running.folder / "master" / job_folder.REPORT).read_text()
             assert "drained: suspended" in report, "ranks had a master to save with"
             assert running.pods() == []
+            said = running.said()
+            assert said is not None
+            os.kill(
+                os.getpid(), signal.SIGTERM
+            )  # and again, with nobody left who knows of its rounds
+            await asyncio.wait_for(running.task, DEADLINE)
+            running.folder = tmp_path / "a third"
             told = len(worlds())
             await asyncio.to_thread(running.accept, "Run", 4)
+            running.begin()
             await running.until("they train at last", lambda: worlds()[told:][-1:] == ["2"])
             training.stop.touch()
             assert running.task is not None
@@ -187,6 +195,7 @@ def test_a_job_is_suspended_goes_on_and_ends(cluster: Cluster, tmp_path: Path) -
             assert last is not None
             assert (last.state, last.outcome, last.reason) == ("Ended", "Succeeded", "Finished")
             assert running.said() == last
+            assert last.round > said.round > 0
 
     asyncio.run(body())
 

@@ -31,12 +31,11 @@ def check(
 
 def _grows(before: Job, event: Event, after: Job) -> None:
     started = isinstance(event, ev.MasterStarted)
-    least = event.least_epoch if isinstance(event, ev.MasterStarted) else 0
-    told = (
-        [one.report.round for one in event.nodes if one.report.round < MOST_ROUNDS]
-        if isinstance(event, ev.Attached)
-        else []
-    )
+    least, told = 0, list[int]()
+    if isinstance(event, ev.MasterStarted):
+        least, told = event.least_epoch, [event.least_round]
+    if isinstance(event, ev.Attached):
+        told = [one.report.round for one in event.nodes if one.report.round < MOST_ROUNDS]
     assert after.last_round - max([before.last_round, *told]) in (0, 1)
     assert after.epoch == max(before.epoch + started, least)
     assert after.round is None or after.round.number == after.last_round

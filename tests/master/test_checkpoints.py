@@ -19,6 +19,7 @@ from elastic.master.holdings import (
     Shard,
     sound,
     trusted,
+    void,
 )
 from elastic.proto.moment import Moment, Span
 
@@ -289,6 +290,18 @@ def test_what_is_damaged_on_storage_is_not_known_to_be_there() -> None:
         says(A, {}, asks=3, committed=Moment(1, 5), looked=found(2, (1, 5))), ((1, 5), False)
     )
     assert told(a, number=3, members=(A,)).look == (A, Look(round=3, load=1))
+
+
+def test_what_somebody_went_back_to_may_be_damaged() -> None:
+    """Who looks passes over it for what was undone; then there is nothing to load, and that is said."""
+    kept = Moment(2, 5)
+    looked = found(3, (2, 9), known=kept)
+    back = void(says(A, {}, asks=3, looked=looked), 2, kept)
+    assert told(back, number=3, members=(A,)).restore == Restore(round=3, moment=kept)
+    bad = void(says(A, {}, asks=3, looked=looked), 2, kept, damaged=True)
+    order = told(sound(bad, {(kept, False)}), number=3, members=(A,)).restore
+    assert order is not None
+    assert order.error == "step 5, which somebody went back to, is damaged"
 
 
 def test_what_was_saved_since_replicas_were_the_same_is_not_there() -> None:

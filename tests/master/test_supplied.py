@@ -154,6 +154,20 @@ def test_no_epoch_is_used_twice_where_a_journal_was_lost() -> None:
     assert core.job.epoch == (2 << 16) + 1
 
 
+def test_rounds_are_counted_on_where_a_journal_was_lost() -> None:
+    """What they save would else be older than what is on storage, and never get there."""
+    core = Core(POLICY)
+    core.feed(ev.MasterStarted("uid", "two", POLICY, 2 << 16, 7), 0.0)
+    assert (core.job.last_round, core.job.round) == (7, None)
+    core.feed(ev.MasterStarted("uid", "two", POLICY, 2 << 16, 5), 1.0)
+    assert core.job.last_round == 7
+    core.feed(attached("a"), 2.0)
+    core.feed(attached("b"), 2.0)
+    core.tick(60.0)
+    assert core.job.round is not None
+    assert core.job.round.number == 8
+
+
 def test_only_certain_sizes_are_legal() -> None:
     core = running("a", "b", "c", "d", policy=replace(POLICY, sizes=(1, 2, 4)))
     core.feed(gone("d"), 5.0)

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 
@@ -53,7 +54,8 @@ def main(args: list[str]) -> None:
     set_pdeathsig()
     setproctitle("elastic-flusher")
     os.nice(NICE)
-    psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, LOWEST)
+    with suppress(OSError, psutil.Error):  # some sandboxes have no priorities
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, LOWEST)
     while (received := datagrams.receive(end, ToFlusher, 1)) is not None:
         message, fds = received
         try:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import socket
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,28 +22,48 @@ SMALL = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+_kept_open = threading.Semaphore(256)
+"""Files to read that stay open; of a step of a thousand ranks there are more than a process may have open."""
+
+
 class _Opened:
     """Read, not mapped: a disk that fails and a file that is cut are errors then, and no SIGBUS."""
 
     def __init__(self, path: Path) -> None:
-        with _disk():
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # no pipe waits
-        self.size = os.fstat(self._fd).st_size
+        self._path = path
+        fd = self._open()
+        self.size = os.fstat(fd).st_size
+        self._fd = fd if _kept_open.acquire(blocking=False) else -1
+        if self._fd < 0:
+            os.close(fd)
 
     def __del__(self) -> None:
-        if hasattr(self, "_fd"):
+        if getattr(self, "_fd", -1) >= 0:
             os.close(self._fd)
+            _kept_open.release()
+
+    def _open(self) -> int:
+        with _disk():
+            return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # no pipe waits
 
     def read(self, start: int, end: int) -> memoryview:
         data = _room(end - start)
+        fd = self._fd if self._fd >= 0 else self._open()
+        try:
+            self._read(fd, start, data)
+        finally:
+            if fd != self._fd:
+                os.close(fd)
+        return data
+
+    def _read(self, fd: int, start: int, data: memoryview) -> None:
         at = 0
         while at < len(data):
             with _disk():
-                count = os.preadv(self._fd, [data[at:]], start + at)
+                count = os.preadv(fd, [data[at:]], start + at)
             if not count:
                 raise Damaged(f"it ends after {start + at} bytes")
             at += count
-        return data
 
 
 @contextlib.contextmanager

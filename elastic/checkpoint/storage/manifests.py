@@ -82,7 +82,7 @@ def commit(storage: Storage, told: Manifest) -> Committed:
     slow makes nothing older the newest.
 
     told: its sequence is found here; its round is 0 where no job keeps it. Raises OSError, also where a
-    manifest cannot be looked at: it may have the number that this one would get.
+    manifest cannot be looked at: it may have the number that this one would get; or a shard is not there.
     """
 
     def look(step: int) -> Manifest | None:
@@ -105,6 +105,24 @@ def commit(storage: Storage, told: Manifest) -> Committed:
     if told.round and max(same, default=told.moment) > told.moment:
         return Committed(False, beside)
     told = replace(told, sequence=1 + max((one.sequence for one in known), default=0))
-    over = manifest.NAME in listing.get(told.step, ())
+    names = listing.get(told.step, ())
+    _check_all_there(storage, told, names)
+    over = manifest.NAME in names
     storage.publish(told.step, manifest.NAME, manifest.dumps(told).encode(), over=over)
     return Committed(True, beside)
+
+
+def _check_all_there(storage: Storage, told: Manifest, names: Collection[str]) -> None:
+    """Raises OSError where one of its shards is not. names: as its folder was listed, which a network's file system may
+    remember from before."""
+    for shard in told.shards:
+        if shard.file in names:
+            continue
+        try:
+            storage.open(told.step, shard.file)
+        except FileNotFoundError as error:
+            raise OSError(
+                error.errno,
+                f"the shard of rank {shard.rank} is not in {where(storage, told.step, shard.file)} for the node that "
+                "is to commit the step: all nodes have to share this storage",
+            ) from error

@@ -296,7 +296,10 @@ def test_a_damaged_slot_is_said_and_never_on_storage(tmp_path: Path, snapshot: M
             assert here.files() == [good.name], "the others' shards are written"
             complaint = here.flushes.complaint.reason
             assert complaint.startswith("step 7 will not be: bytes 5000 to 9000"), "ranks are told"
-            here.commit(one.shard, good.shard, moment=(3, 8))
+            later = [snapshot(noise(9000), rank, (3, 8)) for rank in (0, 1)]
+            here.write(*later, moment=(3, 8))
+            await here.done()
+            here.commit(*(one.shard for one in later), moment=(3, 8))
             await here.done()
             assert here.flushes.complaint.reason == "", "until something later is there"
 
@@ -417,6 +420,26 @@ def test_who_commits_deletes_what_is_not_to_be_kept(tmp_path: Path, snapshot: Ma
     run(test())
 
 
+def test_what_a_crash_has_left_goes_with_the_next_commit_whatever_is_to_be_kept(
+    tmp_path: Path, snapshot: Make
+) -> None:
+    async def test() -> None:
+        left = tmp_path / manifest.folder(1) / manifest.file(1, 2, 1, "job")
+        left.parent.mkdir()
+        left.touch()
+        async with node(tmp_path) as here:
+            for step in (2, 3):
+                shards = [snapshot(noise(9000), rank, (1, step)) for rank in (0, 1)]
+                here.write(*shards, moment=(1, step))
+                await here.done()
+                here.commit(*(one.shard for one in shards), moment=(1, step))
+                await here.done()
+            names = sorted(path.name for path in tmp_path.iterdir())
+            assert names == [manifest.folder(2), manifest.folder(3)], "all steps are kept"
+
+    run(test())
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
@@ -463,6 +486,8 @@ def test_a_full_disk_keeps_no_half_of_a_manifest(
         monkeypatch.setattr(flushes, "RETRY", DEADLINE)
         folder = small_disk / manifest.folder(MOMENT[1])
         folder.mkdir()
+        shard = folder / manifest.file(0, 1, MOMENT[0], "job")
+        shard.touch()
         filler = small_disk / "filler"
         with contextlib.suppress(OSError):
             filler.write_bytes(bytes(2 << 20))
@@ -471,7 +496,7 @@ def test_a_full_disk_keeps_no_half_of_a_manifest(
                 here.commit(pb.Shard(rank=0, bytes=1, digest=2))
                 await said.wait(1)
             assert "No space left on device" in said.lines[0]
-            assert here.files() == ["filler"]
+            assert here.files() == ["filler", str(shard.relative_to(small_disk))]
 
     run(test())
 
@@ -484,15 +509,15 @@ def test_another_flusher_goes_on_where_one_was_killed(
 ) -> None:
     async def test() -> None:
         monkeypatch.setattr(flushes, "RETRY", 0.01)
-        first = snapshot(noise(9000), 0, (3, 6))
+        first = [snapshot(noise(9000), rank, (3, 6)) for rank in (0, 1)]
         shards = [snapshot(noise(20 << 20), rank) for rank in (0, 1)]
         async with node(tmp_path) as here:
-            here.write(first, moment=(3, 6))
+            here.write(*first, moment=(3, 6))
             await here.done()
             dead = here.process()
             with stopped(dead):
                 here.write(*shards)
-                here.commit(first.shard, moment=(3, 6))
+                here.commit(*(one.shard for one in first), moment=(3, 6))
                 dead.kill()
             await here.done()
             assert dead.wait() == -signal.SIGKILL
@@ -616,11 +641,38 @@ def test_another_job_that_saves_to_the_same_folder_is_said_once(tmp_path: Path) 
             shard = pb.Shard(rank=0, bytes=1, digest=2)
             with listening() as said:
                 for step in range(2, 5):
+                    file = tmp_path / manifest.folder(step) / manifest.file(0, 1, 1, "job")
+                    file.parent.mkdir()
+                    file.touch()
                     here.commit(shard, moment=(1, step))
                     await here.done()
                     assert len(said.lines) == (step > 2), "before our first it was its turn"
                     commit(storage, 10 + step, sequence=10 * step)
             assert "another job (jjjjjjjj) saves here too" in said.lines[0]
+
+    run(test())
+
+
+def test_a_step_whose_shards_are_on_other_nodes_disks_is_none(
+    tmp_path: Path, snapshot: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node has written its own to a folder of the same name."""
+
+    async def test() -> None:
+        monkeypatch.setattr(flushes, "RETRY", 0.01)
+        shards = [snapshot(noise(9000), rank) for rank in (0, 1)]
+        async with node(tmp_path) as here:
+            here.write(shards[0])
+            await here.done()
+            with listening() as said:
+                here.commit(*(one.shard for one in shards))
+                await said.wait(1)
+            assert "the shard of rank 1 is not in" in said.lines[0]
+            assert "all nodes have to share this storage" in said.lines[0]
+            assert here.files() == [shards[0].name]
+            here.write(shards[1])  # as of a network's, which shows it late
+            await here.done()
+            assert here.written[MOMENT].committed
 
     run(test())
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from elastic.checkpoint.load import files, loading
 from elastic.checkpoint.load.loading import looked
 from elastic.checkpoint.memory import copy_cpu
 from elastic.checkpoint.state.image import Piece, lay_out
-from elastic.checkpoint.storage import manifests
+from elastic.checkpoint.storage import folder, manifests
 from elastic.checkpoint.storage.folder import Folder
 from elastic.checkpoint.storage.protocol import File
 from elastic.proto import keeper, manifest, sums
@@ -96,6 +97,24 @@ def test_what_its_round_has_saved_from_a_step_on_is_passed_over(tmp_path: Path) 
     assert found(20, later=True, job="another").step == 30, "a round of this job's"
     none = found(5, later=True, round_=0, job="another")
     assert none.error.count("it is in doubt") == 3, "and says why there is nothing"
+
+
+def test_a_step_of_more_files_than_may_be_open_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "_kept_open", threading.Semaphore(1))
+    commit(tmp_path, 10)
+    before = len(os.listdir("/proc/self/fd"))
+    known, wrong = files.newest(Folder(tmp_path))
+    assert known is not None
+    assert (known.step, wrong) == (10, [])
+    found, _ = files.sources(Folder(tmp_path), 10)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert all(one.intact(0, len(one.image.header)) for one in found.values())
+    assert len(found) == WORLD
+    del found
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert folder._kept_open.acquire(blocking=False)
 
 
 class Away(Folder):
