@@ -5,7 +5,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import TypeVar
 
@@ -68,7 +68,13 @@ def each(
             raise
 
     with ThreadPoolExecutor(max(1, count), thread_name_prefix="elastic-copy") as pool:
-        for future in [pool.submit(thread) for _ in range(count)]:
+        futures: list[Future[None]] = []
+        try:
+            for _ in range(count):
+                futures.append(pool.submit(thread))
+        except RuntimeError:  # a script that ends starts no threads any more, and waits for ours
+            thread()
+        for future in futures:
             future.result()
     return [results[number] for number in range(len(todo))]
 

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 from threading import Event, local
 
 import pytest
@@ -61,6 +63,28 @@ def test_once_one_has_failed_nothing_more_is_taken() -> None:
     with pytest.raises(ValueError, match="0"):
         host.each(work, range(9), 1, lambda: None)
     assert taken == [0]
+
+
+ENDING = """
+import threading
+from concurrent.futures import ThreadPoolExecutor, thread
+from elastic.checkpoint.memory import host
+
+def late():
+    while not thread._shutdown:  # it waits for us then, and nobody starts threads any more
+        threading.Event().wait(0.001)
+    print(host.each(lambda item: 2 * item, range(5), 3))
+
+ThreadPoolExecutor(1).submit(late)
+"""
+
+
+def test_what_is_under_way_as_a_script_ends_is_done_all_the_same() -> None:
+    """A snapshot, whose copy has threads of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("[0, 2, 4, 6, 8]\n", "")
 
 
 def test_a_memfd_is_mapped_once_and_for_huge_pages() -> None:
