@@ -104,7 +104,7 @@ def resume(
 
     def attempt(wanted: int | None) -> int:
         found: State = {"identity": None, "conditions": None, "recipe": None, "job": None}
-        step = checkpoint.load(found, step=wanted, strict=False)
+        step = _alike(lambda: checkpoint.load(found, step=wanted, strict=False))
         if step == 0:
             return 0
         before, now = found["job"], state["job"]
@@ -144,6 +144,20 @@ def _sound(attempt: Callable[[int | None], int], where: str) -> int:
             say(f"what is newest in {where} is damaged ({why}): the run goes on from step {step}")
 
 
+def _alike(load: Callable[[], int]) -> int:
+    """What it comes to, or the damage that any rank finds by it: the next load is one of all ranks."""
+    step, older, what = 0, 0, "on another rank"
+    try:
+        step = load()
+    except CheckpointDamaged as error:
+        if not error.older:
+            raise
+        older, what = error.older, error.what
+    if older := _largest(older):
+        raise CheckpointDamaged(what, older=older)
+    return step
+
+
 def _largest(number: int) -> int:
     """Of all ranks'."""
     if not dist.is_initialized():
@@ -161,7 +175,7 @@ def load(checkpoint: Checkpointer, state: State, step: int | None = None) -> int
     wanted = {name: one for name, one in state.items() if name not in own}
     if "loss_scale" in wanted:
         scaled: State = {"loss_scale": None}
-        checkpoint.load(scaled, step=step, strict=False)
+        _alike(lambda: checkpoint.load(scaled, step=step, strict=False))
         if scaled["loss_scale"] is None:
             del wanted["loss_scale"]
     found = checkpoint.load(wanted, step=step)
@@ -208,7 +222,7 @@ def _take(
 ) -> tuple[int, list[str]]:
     """Load what the run begins from; the step that it is of, 0 without any, and what is to be said."""
     found: State = {"identity": None, "conditions": None, "recipe": None}
-    step = other.load(found, step=wanted, strict=False)
+    step = _alike(lambda: other.load(found, step=wanted, strict=False))
     if step == 0:
         return 0, []
     if flags.finetune:

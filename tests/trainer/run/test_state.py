@@ -258,3 +258,4 @@ def test_ranks_agree_before_the_first_step_or_hear_what_differs(tmp_path: Path) 
     assert told["another processor"][0].startswith("device of rank 1 is not that of rank 0")
     job = {"launch": "", "began": 98_500}
     assert told["another clock"] == [job] * 3, "what replicas save is the same"
+    assert told["damage"] == [[3, [2, "on another rank"]], [3, [2, "a bit"]]], "none loads on alone"
