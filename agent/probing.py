@@ -102,7 +102,8 @@ class Probing:
 
     async def _with_others(self, order: pb.Probe, environ: dict[str, str]) -> pb.FromAgent:
         asked = order.pairs
-        self._running = testing = Testing(asked, environ, self._settings.workload.python)
+        python = self._settings.workload.python
+        self._running = testing = Testing(asked, devices(environ), environ, python)
         try:
             said = await testing.run()
         except OSError as error:  # no process can be started

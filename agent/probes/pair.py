@@ -105,8 +105,8 @@ class Setting:
 
     @property
     def torch(self) -> str:
-        """The device's name in torch."""
-        return f"cuda:{self.rank % self.per_node}" if self.device == "cuda" else "cpu"
+        """The device's name in torch, which sees no other one."""
+        return "cuda:0" if self.device == "cuda" else "cpu"
 
     @property
     def mine(self) -> list[tuple[int, tuple[int, int]]]:

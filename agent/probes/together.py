@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from elastic.agent.probes.answers import Answer
 from elastic.agent.probes.process import ONE_THREAD, Program
+from elastic.agent.probes.run import ENVIRONMENT, Device
 from elastic.proto import master_pb2 as pb
 
+ORDER = "CUDA_DEVICE_ORDER"
 LATE = 10.0
 """Seconds beyond its deadline for a process to end."""
 
@@ -15,9 +17,12 @@ LATE = 10.0
 class Testing:
     """One node's part in the tests that are asked of it. Its processes are children of ours, by the pids in `pids`."""
 
-    def __init__(self, asked: pb.Pairs, environ: Mapping[str, str], python: str) -> None:
-        """python: whose torch is to be used."""
+    def __init__(
+        self, asked: pb.Pairs, devices: Sequence[Device], environ: Mapping[str, str], python: str
+    ) -> None:
+        """devices: this node's; python: whose torch is to be used."""
         self._asked = asked
+        self._devices = devices[: asked.devices]
         self._python = python
         self._environ = environ
         self._programs: list[Program] = []
@@ -31,10 +36,12 @@ class Testing:
         asked = self._asked
         if len(asked.stores) != len(asked.first):  # as a master of another release asks
             return pb.Paired(state="unknown", what="it was not told where to meet the others")
+        if len(self._devices) < asked.devices:
+            return pb.Paired(state="unknown", what="it has fewer devices than it had")
         pairs = ",".join(f"{a}-{b}" for a, b in zip(asked.first, asked.second, strict=True))
         first = asked.node * asked.devices
         try:
-            for local in range(asked.devices):
+            for local, device in enumerate(self._devices):
                 args = [
                     *("--stores", ",".join(asked.stores), "--prefix", asked.prefix),
                     *("--pairs", pairs),
@@ -42,13 +49,14 @@ class Testing:
                     *("--per-node", str(asked.devices), "--device", asked.device),
                     *("--deadline", str(asked.deadline)),
                 ]
-                environ = {**ONE_THREAD, **self._environ}  # several nodes may share a machine
+                environ = {**ONE_THREAD, ORDER: ENVIRONMENT[ORDER], **self._environ}
+                environ["CUDA_VISIBLE_DEVICES"] = device.nvml  # nodes and ranks may share a machine
                 self._programs.append(Program("pair", args, environ, python=self._python))
             told = await asyncio.gather(*(self._told(program) for program in self._programs))
         finally:
             await asyncio.gather(*(program.close() for program in self._programs))
             self._programs = [program for program in self._programs if program.left_behind]
-        return of_all(told)
+        return of_all(told, self._devices)
 
     async def _told(self, program: Program) -> pb.Paired:
         line = await program.line("pair", self._asked.deadline + LATE)
@@ -77,12 +85,13 @@ def read(line: bytes) -> pb.Paired:
     return found
 
 
-def of_all(told: Sequence[pb.Paired]) -> pb.Paired:
+def of_all(told: Sequence[pb.Paired], devices: Sequence[Device]) -> pb.Paired:
     """A node works as well as the worst of its devices."""
     for state in ("faulty", "unknown"):
-        for device, one in enumerate(told):
+        for device, one in zip(devices, told, strict=True):
             if one.state == state:
-                return pb.Paired(state=state, what=one.what, gpu=device if len(told) > 1 else None)
+                gpu = int(device.nvml) if device.nvml.isdecimal() else None
+                return pb.Paired(state=state, what=one.what, gpu=gpu)
     matmul = [seconds for one in told for seconds in one.matmul]
     tests = [_worst(of_pair) for of_pair in zip(*(one.tests for one in told), strict=False)]
     return pb.Paired(state="ok", matmul=matmul if len(matmul) == len(told) else [], tests=tests)

@@ -83,14 +83,15 @@ class Replicas:
 
     def _stopping(self, words: str, suspects: Sequence[int], step: int) -> str:
         """Why the run ends; what was saved since replicas were the same is not loaded again."""
+        trusted = step if self._same is None else self._same
+        kept_in_mind = self._checkpoint is not None and self._checkpoint.distrust(
+            trusted, f"after step {step}: {words}", suspects
+        )
         if self._same is None:
             return (
                 f"with step {step}, before any was taken: {words}: stopping; what was loaded or drawn did not get to "
                 "all ranks as it is, and the checkpoint itself may be sound"
             )
-        kept_in_mind = self._checkpoint is not None and self._checkpoint.distrust(
-            self._same, f"after step {step}: {words}", suspects
-        )
         job = "this job loads nothing newer, but another one is to" if kept_in_mind else "it is to"
         return (
             f"after step {step}: {words}; after step {self._same} all were the same: stopping; the newest "

@@ -1,19 +1,22 @@
 """The disk of a folder: full, read-only, missing."""
 
 import json
+import os
+import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.agent.probes.healthy import module
+from tests.agent.probes.healthy import environ, module
 from tests.e2e.harness.disk import fill
 
 
-def ask(folder: Path) -> dict[str, Any]:
-    done = subprocess.run(module("disk", str(folder)), capture_output=True, text=True, check=True)
+def ask(folder: Path, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    command = module("disk", str(folder))
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
     said: dict[str, Any] = json.loads(done.stdout)
     return said
 
@@ -36,6 +39,20 @@ def test_a_good_disk(disk: Path) -> None:
     assert said["ok"], said
     assert 0 < said["figures"]["free_bytes"] <= 8 << 20
     assert not list(disk.iterdir())
+
+
+def test_a_disk_that_gives_something_else_back(tmp_path: Path) -> None:
+    fault = """
+import os
+pread = os.pread
+def corrupting(fd, count, at):
+    data = pread(fd, count, at)
+    return data if at == 0 or len(data) < 2 else data[:-1] + bytes([data[-1] ^ 8])
+os.pread = corrupting
+"""
+    said = ask(tmp_path, environ(tmp_path / "site", fault))
+    assert not said["ok"]
+    assert re.search(r"what was read at byte [1-9]\d* is not what was written", said["what"])
 
 
 def test_a_full_disk(disk: Path) -> None:

@@ -3,11 +3,13 @@
 import signal
 import socket
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from tests.agent.probes.healthy import environ
 from tests.agent.probes.pairs import Probe
 
 LONG = timedelta(seconds=120)
@@ -28,10 +30,9 @@ def address(store: TCPStore) -> str:
 @pytest.mark.skipif(torch.cuda.device_count() < 4, reason="it takes four devices")
 def test_two_nodes_of_two_gpus_each(address: str) -> None:
     flags = ("--device", "cuda", "--per-node", "2", "--deadline", "100")
-    seen = ("0,1", "0,1", "2,3", "2,3")
     probes = [
-        Probe(address, rank, 4, *flags, prefix=("env", f"CUDA_VISIBLE_DEVICES={gpus}"))
-        for rank, gpus in enumerate(seen)
+        Probe(address, rank, 4, *flags, prefix=("env", f"CUDA_VISIBLE_DEVICES={rank}"))
+        for rank in range(4)
     ]
     for rank, probe in enumerate(probes):
         said = probe.end(200)
@@ -51,6 +52,24 @@ def test_two_that_work(address: str) -> None:
         assert (with_other["with"], with_other["outcome"]) == (1 - rank, "passed")
         assert with_other["gather_s"] > 0
         assert with_other["gb_s"] > 0
+
+
+def test_a_byte_that_changes_on_its_way(address: str, tmp_path: Path) -> None:
+    """Of what the second sends; both see it."""
+    fault = """
+full = torch.full
+torch.full = lambda *args, **kwargs: full(*args, **kwargs).index_fill_(0, torch.tensor([7]), 9.0)
+"""
+    folder = environ(tmp_path / "site", torch_fault=fault)["PYTHONPATH"]
+    corrupt = ("env", f"PYTHONPATH={folder}")
+    probes = [
+        Probe(address, rank, 2, *CPU, "--deadline", "100", prefix=corrupt if rank else ())
+        for rank in range(2)
+    ]
+    for probe in probes:
+        (with_other,) = probe.end(200)["figures"]["pairs"]
+        assert with_other["outcome"] == "failed"
+        assert "what was gathered is not what was sent" in with_other["what"]
 
 
 def test_pairs_of_three_nodes_two_processes_each(address: str) -> None:

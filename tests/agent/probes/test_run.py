@@ -6,6 +6,7 @@ import json
 import os
 import select
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -349,6 +350,46 @@ torch.mm = corrupting
     found = faults(verdict)
     assert found.keys() == {("matmul", "cpu")}, verdict
     assert words in found["matmul", "cpu"]
+
+
+CORRUPTING = """
+import torch.distributed
+def corrupting(act, which):
+    def spoiled(*args, **kwargs):
+        done = act(*args, **kwargs)
+        if args[0].dtype is torch.int32 and {when}:
+            args[0].view(-1)[5] ^= 1 << 3
+        return done
+    return spoiled
+torch.{function} = corrupting(torch.{function}, 0)
+"""
+SECOND = 'sys.orig_argv[sys.orig_argv.index("--rank") + 1] == "1"'
+
+
+@pytest.mark.parametrize(
+    ("function", "when", "devices", "where", "words"),
+    [
+        ("Tensor.copy_", "True", (CPU,), ("bandwidth", "cpu"),
+         "of a copy within the memory 1 words are not what was written: word 5 is"),
+        ("distributed.all_reduce", SECOND, PAIR, ("collectives", ""),
+         "of an all-reduce 1 words are not what the sum is: word 5 is"),
+        ("distributed.all_gather_into_tensor", SECOND, PAIR, ("collectives", ""),
+         "of what an all-gather brought from rank 0 1 words are not what was written"),
+    ],
+)  # fmt: skip
+def test_a_bit_that_flips_on_its_way_is_found(
+    tmp_path: Path,
+    function: str,
+    when: str,
+    devices: Sequence[Device],
+    where: tuple[str, str],
+    words: str,
+) -> None:
+    fault = CORRUPTING.format(function=function, when=when)
+    verdict, _ = probe(environ(tmp_path / "site", torch_fault=fault), devices=devices)
+    found = faults(verdict)
+    assert found.keys() == {where}, verdict
+    assert words in found[where]
 
 
 def test_a_stopped_rank_of_a_collective_is_named(tmp_path: Path) -> None:

@@ -116,6 +116,20 @@ def test_a_stack_as_faulthandler_tells_it_is_known_as_well() -> None:
         assert told.activity in {expected} | alike, name
 
 
+@pytest.mark.parametrize("name", ["loader_slow_worker", "loader_dead_worker"])
+def test_torchdatas_loader_is_one_like_torchs(name: str) -> None:
+    """It has a copy of its code."""
+    ours, theirs = (
+        "torch/utils/data/dataloader.py",
+        "torchdata/stateful_dataloader/stateful_dataloader.py",
+    )
+    found = recorded(name)
+    stack = [(function, file.replace(ours, theirs), line) for function, file, line in calls(found)]
+    assert any(file.endswith(theirs) for _, file, _ in stack)
+    told = activity.doing(stack, state=found.state, wchan=found.wchan)
+    assert (told.activity, told.name) == (Activity.DATA, "_try_get_data")
+
+
 def test_who_waits_for_a_work_of_its_own_waits_for_others() -> None:
     """Gloo's recorder knows no sends and receives; the frame around `Work.wait` is ours, and has its name."""
     found = recorded("batch_isend_irecv")

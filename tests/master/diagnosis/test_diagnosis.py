@@ -42,24 +42,23 @@ def as_told(case: Case) -> Case:
     return replace(case, failures=failures, hosts=hosts)
 
 
-def test_of_the_known_cases_95_of_100_are_right() -> None:
+def test_all_known_cases_are_right() -> None:
+    """95 of 100 would do; but a rule that is lost is to be seen."""
     cases = load("known")
-    named, placed = wrong(cases)
-    assert len(named) <= 0.05 * len(cases), "\n".join(named)
-    assert len(placed) <= 0.05 * len(cases), "\n".join(placed)
+    assert wrong(cases) == ([], [])
     named, placed = wrong([as_told(case) for case in cases if case.failures])
-    assert len(named) <= 0.05 * len(cases), "\n".join(named)
-    assert len(placed) <= 0.05 * len(cases), "\n".join(placed)
+    assert named == []
+    assert len(placed) <= 1, "\n".join(placed)
 
 
 def test_of_the_cases_held_out_90_of_100_are_right() -> None:
     """Counts alone are told: whoever tunes the rules is not to see these."""
     cases = load("held_out")
     named, placed = wrong(cases)
-    assert len(named) <= 0.1 * len(cases), f"{len(named)} of {len(cases)} are named wrongly"
-    assert len(placed) <= 0.1 * len(cases), f"{len(placed)} of {len(cases)} are placed wrongly"
     either = {line.partition(": ")[0] for line in (*named, *placed)}
     assert len(either) <= 0.1 * len(cases), f"{len(either)} of {len(cases)} are not right"
+    counts = len(named), len(placed), len(either)
+    assert all(map(int.__le__, counts, (11, 6, 14))), f"{counts}: a rule that was there is lost"
 
 
 def test_what_was_recorded_since_is_right() -> None:
