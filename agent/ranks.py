@@ -321,6 +321,10 @@ class Ranks:
         allowed = frozenset(os.sched_getaffinity(0))
         return numa.cpus(settings.numa_binding, local_rank, settings.gpu_nodes, allowed)
 
+    def kernel_log(self, *, struck: bool) -> list[str]:
+        """What has to do with us of what the kernel has just recorded; struck: see there."""
+        return self._kernel_log.lines({rank.pid for rank in self.ranks}, struck=struck)
+
     def failure(self, rank: Rank) -> pb.RankFailure:
         """How a rank ended, for the master."""
         folder = rank.streams.folder if rank.streams else None
@@ -331,7 +335,7 @@ class Ranks:
             exit_code=rank.exit_code or 0,
             log_tail=logs.tail(folder, 4096),
             oom_killed=rank.exit_code == -signal.SIGKILL and struck,
-            kernel_log=self._kernel_log.lines({r.pid for r in self.ranks}, struck=struck),
+            kernel_log=self.kernel_log(struck=struck),
         )
         if told.exit_code > 0 and (full := self._logs.full):
             told.what, told.message = pb.RankFailure.LOG, _plain(str(full))

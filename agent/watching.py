@@ -134,8 +134,9 @@ class Watching:
             self._beat()  # what moved meanwhile is heard first
             whole = [replace(one, ticks=by_number[one.rank].rhythm.ticks) for one in whole]
             seen = pb.Examined(
-                round=order.round, number=order.number, looks=map(codec.dumps, whole)
-            )
+                round=order.round, number=order.number, looks=map(codec.dumps, whole),
+                kernel_log=ranks.kernel_log(struck=False),
+            )  # fmt: skip
             self._send(pb.FromAgent(examined=seen))
 
     async def _whole(self, look: Look, rank: Rank, told: Told | None, deadline: float) -> Look:

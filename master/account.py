@@ -17,7 +17,7 @@ from elastic.master.diagnosis import (
 from elastic.master.events import Event, NodeId
 from elastic.master.job import Job, Round, handle
 from elastic.master.policy import Policy
-from elastic.master.reading import Observed
+from elastic.master.reading import Observed, of_hardware
 from elastic.master.recovery import COUNTED, FREE, Cause
 from elastic.master.symptoms import ACTIONS
 
@@ -162,12 +162,14 @@ def verdict(ending: Ending) -> Diagnosis | None:
     hung = ending.hung
     if hung is not None and ending.cause in ("", Cause.HANG):
         node_id = hung.nodes[0] if hung.nodes else None
+        recorded = of_hardware(hung.kernel_log)
+        line = "" if recorded is None else recorded.line
         return Diagnosis(
-            label="peer_hung",
+            label="peer_hung" if recorded is None else recorded.label,
             node_id=node_id,
             rank=hung.ranks[0] if hung.ranks else None,
-            evidence=tuple(filter(None, (hung.reason, hung.place))),
-            confidence=CERTAIN if hung.ranks else LIKELY,
+            evidence=tuple(filter(None, (line, hung.reason, hung.place))),
+            confidence=CERTAIN if hung.ranks or recorded is not None else LIKELY,
         )
     if ending.cause in (Cause.NODE_LOST, Cause.AGENT_LOST) and not ending.removed:
         lost = _lost(ending)

@@ -295,6 +295,8 @@ class Hung:
     reason: str
     machine: bool = False
     """It may be a machine's fault, or that of what is between them."""
+    kernel_log: tuple[str, ...] = ()
+    """What the kernels of these nodes, or of the round's, have just recorded of their hardware."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from elastic.master import culprits, messages
+from elastic.master import culprits, messages, reading
 from elastic.master import events as ev
 from elastic.master import hangs as core
 from elastic.master.culprits import Seen
@@ -56,6 +56,8 @@ class Health:
         self._awaited: set[NodeId] = set()
         """Nodes that have not answered the last look."""
         self._seen: dict[int, tuple[Seen, ...]] = {}
+        self._recorded: dict[NodeId, tuple[str, ...]] = {}
+        """What the kernels of nodes have told of their hardware since it is looked at ranks."""
         """By rank, the newest looks at it, oldest first."""
         self._newest: set[int] = set()
         """Ranks that the last look has seen."""
@@ -128,6 +130,9 @@ class Health:
             if 0 <= look.rank < world:
                 self._seen[look.rank] = (*self._seen.get(look.rank, ()), look)[-KEPT:]
                 self._newest.add(look.rank)
+        lines = messages.kernel_log(message.kernel_log)
+        if reading.of_hardware(lines) is not None:
+            self._recorded[session.node_id] = lines
         self._awaited.discard(session.node_id)
         if not self._awaited:
             self._decide(current)
@@ -181,7 +186,7 @@ class Health:
             self._wake_in(max(0.0, decision.wake - now) + 0.001)
         if isinstance(decision.order, core.Examine):
             if before is None:
-                self._seen = {}
+                self._seen, self._recorded = {}, {}
             self._examine(current, decision.order)
         elif isinstance(decision.order, core.Verdict):
             self._hung(current, decision.order)
@@ -202,13 +207,19 @@ class Health:
 
     def _hung(self, current: Round, verdict: core.Verdict) -> None:
         found = verdict.found
+        recorded = {
+            node: lines
+            for node, lines in self._recorded.items()
+            if node in (found.nodes or self._recorded)
+        }
         hung = ev.Hung(
             round=current.number,
             ranks=found.ranks,
-            nodes=found.nodes,
+            nodes=found.nodes or tuple(recorded),
             place=next(iter(found.places), ""),
-            machine=found.machine,
+            machine=found.machine or bool(recorded),
             reason=f"{found.reason}; {verdict.stood}",
+            kernel_log=tuple(line for lines in recorded.values() for line in lines),
         )
         if self._told != (current.number, found.ranks):  # else nothing is done about it
             self._told = (current.number, found.ranks)

@@ -78,7 +78,7 @@ def failure(message: pb.RankFailure) -> ev.RankFailure:
         log_tail=message.log_tail[-MAX_TEXT:],
         oom_killed=message.oom_killed,
         what=_FAILED.get(message.what, Failed.RANK),
-        kernel_log=tuple(line[:MAX_LINE] for line in message.kernel_log[:MOST_LINES]),
+        kernel_log=kernel_log(message.kernel_log),
     )
 
 
@@ -364,6 +364,11 @@ def looks(node_id: NodeId, told: Sequence[str], now: float) -> tuple[Seen, ...]:
         except CodecError:
             continue
     return tuple(found)
+
+
+def kernel_log(lines: Sequence[str]) -> tuple[str, ...]:
+    """As much of it as is kept."""
+    return tuple(line[:MAX_LINE] for line in lines[:MOST_LINES])
 
 
 def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:

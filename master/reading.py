@@ -125,7 +125,12 @@ def _of_kernel(failure: RankFailure) -> Found | None:
     lines = failure.kernel_log
     killed = _signal(failure) == signal.SIGKILL
     oom = symptoms.first_line(symptoms.KERNEL_OOM, lines) if killed else None
-    found = oom or symptoms.first_xid(symptoms.XIDS, lines)
+    return oom or of_hardware(lines)
+
+
+def of_hardware(lines: Sequence[str]) -> Found | None:
+    """What a kernel recorded of it."""
+    found = symptoms.first_xid(symptoms.XIDS, lines)
     return found or symptoms.first_line(symptoms.KERNEL_HARDWARE, lines)
 
 

@@ -413,14 +413,16 @@ class Examine(_message.Message):
     def __init__(self, round: _Optional[int] = ..., number: _Optional[int] = ..., close: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Examined(_message.Message):
-    __slots__ = ("round", "number", "looks")
+    __slots__ = ("round", "number", "looks", "kernel_log")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LOOKS_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_LOG_FIELD_NUMBER: _ClassVar[int]
     round: int
     number: int
     looks: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, round: _Optional[int] = ..., number: _Optional[int] = ..., looks: _Optional[_Iterable[str]] = ...) -> None: ...
+    kernel_log: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, round: _Optional[int] = ..., number: _Optional[int] = ..., looks: _Optional[_Iterable[str]] = ..., kernel_log: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SpareStore(_message.Message):
     __slots__ = ("address",)

@@ -1,5 +1,7 @@
 """What `elasticctl why` says of a round's end."""
 
+from dataclasses import replace
+
 import pytest
 
 from elastic.master import events as ev
@@ -63,6 +65,11 @@ def test_a_hang_names_the_rank_that_makes_it() -> None:
     assert (found["label"], found["node"], found["rank"]) == ("peer_hung", "b", 1)
     assert found["evidence"] == ["rank 1 reads", "data.py:7 in read"]
     assert "started again as round 2" in paragraph(told)
+    line = "NVRM: Xid (PCI:0000:03:00): 119, pid=7, Timeout waiting for RPC from GSP1!"
+    (told,) = accounts(running("a", "b"), (replace(hung, kernel_log=(line,)), 30.0))
+    found = document(told)
+    assert (found["label"], found["node"], found["rank"]) == ("gpu_firmware", "b", 1)
+    assert found["evidence"] == [line, "rank 1 reads", "data.py:7 in read"]
 
 
 def test_what_a_nodes_kernel_recorded_is_the_evidence() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from elastic.master import events as ev
 from elastic.master import hangs
+from elastic.master.journal import Journal
 from elastic.master.policy import HANG_ACTIONS, Policy
 from elastic.master.shell import Shell
 from elastic.master.streams import Streams
@@ -29,19 +32,26 @@ def policy(action: str = "recover") -> Policy:
     return Policy(min_nodes=2, max_nodes=2, hang_action=action, hang_floor=FLOOR)
 
 
-def beat(agent: Stream, rank: int, quiet: float = 0.0, *, number: int = 1, ticks: int = 40) -> None:
-    progress = pb.RankProgress(rank=rank, ticks=ticks, quiet=quiet, interval=STEP)
+def beat(
+    agent: Stream,
+    rank: int,
+    quiet: float = 0.0,
+    *,
+    number: int = 1,
+    ticks: int = 40,
+    phase: str = "",
+) -> None:
+    progress = pb.RankProgress(rank=rank, ticks=ticks, quiet=quiet, interval=STEP, phase=phase)
     agent.say(heartbeat=pb.Heartbeat(round=number, ranks=[progress]))
 
 
-def look(rank: int) -> str:
-    """Who is not rank 0 is stopped."""
-    frames = (
-        Frame(function="all_reduce", file="/torch/distributed/distributed_c10d.py", line=5),
-        Frame(function="main", file="train.py", line=9),
-    )
-    thread = Thread(tid=1, name="MainThread", frames=frames, gil=False)
-    state = "T" if rank else "S"
+def look(rank: int, state: str = "T") -> str:
+    """Who is not rank 0 is in this state."""
+    waits = Frame(function="all_reduce", file="/torch/distributed/distributed_c10d.py", line=5)
+    main = Frame(function="main", file="train.py", line=9)
+    frames = (main,) if rank else (waits, main)
+    thread = Thread(tid=7 + rank, name="MainThread", frames=frames, gil=state == "R")
+    state = state if rank else "S"
     return codec.dumps(
         Look(
             rank=rank, pid=7 + rank, at=1.0, state=state, threads=(thread,), how="py-spy", ticks=40
@@ -75,8 +85,14 @@ async def told(agent: Stream, kind: str, rank: int | None = None) -> pb.ToAgent:
             return message
 
 
-def answer(agent: Stream, rank: int, order: pb.Examine, **wrong: Any) -> None:
-    """Its rank was looked at, and rank 1 is stopped. wrong: what is said otherwise."""
+def answer(
+    agent: Stream,
+    rank: int,
+    order: pb.Examine,
+    look: Callable[[int], str] = look,
+    **wrong: Any,
+) -> None:
+    """Its rank was looked at, and rank 1 is stopped, or as `look` says. wrong: what is said otherwise."""
     right: dict[str, Any] = {"round": 1, "number": order.number, "looks": [look(rank)]}
     agent.say(examined=pb.Examined(**right | wrong))
 
@@ -102,6 +118,46 @@ async def test_a_rank_that_is_stopped_is_named_by_two_looks(tmp_path: Path) -> N
         account = (tmp_path / job_folder.hang(1)).read_text()
         assert "rank 1 on b is stopped" in account
         assert account.count("\nrank ") == 2, account
+
+
+@pytest.mark.parametrize(("phase", "named"), [("", True), ("evaluate", False)])
+@within(120)
+async def test_a_rank_whose_script_names_a_phase_gets_its_time(
+    phase: str, named: bool, tmp_path: Path
+) -> None:
+    """Which its heartbeat tells."""
+    async with serving(tmp_path, policy()) as (shell, streams):
+        a, b = await begun(streams)
+        beat(b, 1, QUIET, phase=phase)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5 * FLOOR):
+                while True:
+                    await answered(a, b, look=partial(look, state="R"))
+        assert bool(shell.job.ledger.restarts) == named, shell.reason
+
+
+XID = "NVRM: Xid (PCI:0000:03:00): 119, pid=7, Timeout waiting for RPC from GSP1!"
+
+
+@pytest.mark.parametrize(
+    ("lines", "machine"), [([XID], True), ([XID.replace("119", "31")], False), ([], False)]
+)
+@within(120)
+async def test_what_a_kernel_records_of_a_device_goes_with_the_hang(
+    lines: list[str], machine: bool, tmp_path: Path
+) -> None:
+    """Only of the node whose rank is named. 31 is a program's."""
+    async with serving(tmp_path, policy()) as (_, streams):
+        a, b = await begun(streams)
+        beat(b, 1, QUIET)
+        await answered(a, b, kernel_log=lines)
+        await answered(a, b)
+        await a.ordered(WAIT)
+    with contextlib.closing(Journal(tmp_path / "journal.db", read_only=True)) as journal:
+        *_, entries = journal.load()
+    (hung,) = [entry.event for entry in entries if isinstance(entry.event, ev.Hung)]
+    assert (hung.nodes, hung.machine) == (("b",), machine)
+    assert hung.kernel_log == ((XID,) if machine else ())
 
 
 async def looking(a: Stream, b: Stream) -> list[pb.Examine]:
