@@ -53,6 +53,8 @@ class Rank:
         self.ended: asyncio.Future[int] | None = None
         self.page: mmap.mmap | None = None
         self.rhythm = Rhythm()
+        self.interval = 0
+        """Of how many steps it is wanted what they take; 0: of none."""
         self.pace = Pace()
         self.recorder: socket.socket | None = None
         """Where it may be asked for its collectives, once it offered that."""
@@ -163,6 +165,7 @@ class Rank:
 
     def progress(self) -> pb.RankProgress:
         """What its page says now."""
+        self.listen()
         told = pb.RankProgress(rank=self.number, pid=self.pid, started_by=self.started_by)
         if self.page is not None:
             with contextlib.suppress(PageError, ProtocolMismatch):
@@ -180,16 +183,16 @@ class Rank:
             told.pace.stage = 0 if self.page is None else page.stage(self.page)
         return told
 
-    def listen(self, interval: int) -> None:
-        """To its steps; interval: of how many it is wanted what they take; 0: of none."""
+    def listen(self) -> None:
+        """To its steps."""
         if self.page is None:
             return
         ticks, tick_ns, phase_ns = page.ticks(self.page)
         beats = page.beats(self.page, self.rhythm.beat)
         self.rhythm.hear(ticks, tick_ns, time.monotonic_ns(), phase_ns, beats)
-        if interval:
+        if self.interval:
             self.pace.hear_of_device(*page.device_steps(self.page, self.pace.heard_of_device))
-            self.pace.hear(beats, interval)
+            self.pace.hear(beats, self.interval)
 
 
 _CANNOT_OPEN = 2

@@ -80,7 +80,8 @@ class Watching:
         running = ranks.running()
         interval = self._measure.steps if self._measure.round == ranks.round else 0
         for rank in running:
-            rank.listen(interval)
+            rank.interval = interval
+            rank.listen()
         if not limit or self._order.round != ranks.round:
             return EVERY  # nobody wants to know who is quiet
         quiet, soonest = set[int](), limit

@@ -1,6 +1,7 @@
 """What a rank's steps take, from looks at its page."""
 
 import os
+import time
 
 from elastic.agent.pace import Pace, Times, TimesOnDevice
 from elastic.agent.ranks import Rank
@@ -141,9 +142,9 @@ def test_a_rank_s_page_is_told_with_its_heartbeat() -> None:
                 words[place + offset] = value
             words[page.DEVICE_STEPS] = count
 
+    rank.interval = 4
     for number in range(1, 5):
         beat(number, 2 * MS, 4 * MS, 1 * MS, 3 * MS, 1)
-    rank.listen(4)
     pace = rank.progress().pace
     assert (pace.end, pace.compute, pace.waiting) == (4, 0.01, 0.0)
     device = pace.device
@@ -156,8 +157,11 @@ def test_a_rank_s_page_is_told_with_its_heartbeat() -> None:
     assert device.starved
     for number in range(5, 9):
         beat(number)
-    rank.listen(4)
     told = rank.progress()
     assert told.pace.end == 8
     assert not told.pace.HasField("device"), "those before were told"
+    words[page.TICKS], words[page.TICK_NS] = 1, time.monotonic_ns() - 1_000_000 * MS
+    assert rank.progress().quiet > 900
+    writer.tick()
+    assert rank.progress().quiet < 900, "as its page says now, not when that was looked at last"
     rank.close()
