@@ -7,6 +7,8 @@ from elastic.proto.page import Beat
 STOOD_STILL = 1.0
 """Seconds between two looks after which this process, and so likely its node, stood still: a frozen container,
 a suspended machine."""
+GRAIN_NS = 100_000_000
+"""So much of a step's time is what a busy machine does to one among many short ones."""
 RARE = 3
 """Times as long as the one before: an interval in which a phase was named, and which is the phase's, no step's."""
 
@@ -57,15 +59,16 @@ class Rhythm:
         self, ticks: int, tick_ns: int, heard_ns: int, beats: Sequence[Beat]
     ) -> Iterator[tuple[int, float]]:
         """Begin and length of each."""
-        begin_ns = self._tick_ns
+        begin_ns, number = self._tick_ns, self.beat
         if not beats:
             mean = (tick_ns - begin_ns) / (ticks - self.ticks)
             # Several optimizers step at once, and then none for long.
             yield begin_ns, max(mean, heard_ns - begin_ns)
-        number = self.beat
+            return
+        mean = (beats[-1].end_ns - begin_ns) / max(1, beats[-1].number - number)
         for beat in beats:
             if beat.number == number + 1:
-                yield begin_ns, beat.end_ns - begin_ns
+                yield begin_ns, max(mean, beat.end_ns - begin_ns - GRAIN_NS)
             number, begin_ns = beat.number, beat.end_ns
 
     def _learn(self, took_ns: float, *, phased: bool) -> None:
