@@ -10,7 +10,7 @@ from pathlib import Path
 
 from elastic.agent import tasks
 
-STRAYS_EVERY = 1.0
+STRAYS_EVERY = 5.0
 """Seconds between looks for strays."""
 CLEANING = 6.0
 """Seconds that those who unlink shared memory get at the end. Python's needs none, torch's 3."""
