@@ -5,6 +5,7 @@ import asyncio
 import errno
 import os
 import re
+import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
@@ -19,6 +20,8 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 """A folder for each GPU that we may see, named by its PCI address."""
 MOST_RECORDS = 1000
 """That are read at once."""
+PATIENCE = 0.5
+"""Seconds that the driver has to say which GPUs are ours."""
 LINES, LENGTH = 8, 300
 """That are told of one failure, and characters of each."""
 
@@ -40,6 +43,8 @@ class KernelLog:
     def __init__(self, visible: str | None = None) -> None:
         """visible: CUDA_VISIBLE_DEVICES of the ranks; other GPUs may be other jobs'."""
         self._visible = visible
+        self._gpus: frozenset[str] | None = None
+        self._asking: threading.Thread | None = None
         self._fd = -1
         self._heard = deque[tuple[float, str]](maxlen=64)
         """Lines that may matter, and when they came, in the loop's time: the kernel's own clock goes its own way."""
@@ -66,15 +71,31 @@ class KernelLog:
     def lines(self, pids: Collection[int], *, struck: bool) -> list[str]:
         """What may have to do with a rank's end, the most telling first; pids: our ranks'; struck: the OOM killer ended one of our
         cgroup, whose number the kernel may have otherwise."""
-        since, gpus = asyncio.get_running_loop().time() - AGE, usable(self._visible)
+        since = asyncio.get_running_loop().time() - AGE
         if self._xids is not None:
-            told = self._xids.lines(since)
-            return [x for x in told if not gpus or concerns(x, gpus, pids, struck=struck)][:LINES]
-        if self._fd < 0:
+            lines = self._xids.lines(since)
+        elif self._fd >= 0:
+            self._hear()
+            lines = [line for at, line in self._heard if at >= since]
+        else:
+            lines = []
+        if not lines:
             return []
-        self._hear()
-        lines = (line for at, line in self._heard if at >= since)
+        gpus = self._ours()
+        if self._xids is not None:
+            return [x for x in lines if not gpus or concerns(x, gpus, pids, struck=struck)][:LINES]
         return telling(x for x in lines if concerns(x, gpus, pids, struck=struck))
+
+    def _ours(self) -> frozenset[str] | None:
+        """As `usable`; None: the driver does not say, as it may be what hangs."""
+        if self._asking is None:
+            self._asking = threading.Thread(target=self._ask, daemon=True, name="gpus")
+            self._asking.start()
+        self._asking.join(PATIENCE)
+        return self._gpus
+
+    def _ask(self) -> None:
+        self._gpus = usable(self._visible)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -125,13 +146,15 @@ def _may_use(about: str, dev: Path) -> bool:
     return True
 
 
-def concerns(line: str, gpus: Collection[str], pids: Collection[int], *, struck: bool) -> bool:
-    """Other jobs' processes and GPUs are in the same log."""
+def concerns(
+    line: str, gpus: Collection[str] | None, pids: Collection[int], *, struck: bool
+) -> bool:
+    """Other jobs' processes and GPUs are in the same log. gpus: ours; None: nobody knows which are."""
     if _OOM.search(line):
         found = _VICTIM.search(line)
         return struck or (found is not None and int(found[1] or found[2]) in pids)
     gpu = _GPU.search(line)
-    return gpu is None or gpu[1].lower() in gpus
+    return gpu is None or gpus is None or gpu[1].lower() in gpus
 
 
 def open_log() -> int:

@@ -1,10 +1,11 @@
 """How regularly one rank's optimizer steps: from looks at its page, two a second or more. Pure."""
 
 from collections.abc import Iterator, Sequence
+from statistics import median_low
 
 from elastic.proto.page import Beat
 
-STOOD_STILL = 1.0
+STOOD_STILL = 1.5
 """Seconds between two looks after which this process, and so likely its node, stood still: a frozen container,
 a suspended machine."""
 GRAIN_NS = 100_000_000
@@ -65,11 +66,14 @@ class Rhythm:
             # Several optimizers step at once, and then none for long.
             yield begin_ns, max(mean, heard_ns - begin_ns)
             return
-        mean = (beats[-1].end_ns - begin_ns) / max(1, beats[-1].number - number)
+        found: list[tuple[int, int]] = []
         for beat in beats:
             if beat.number == number + 1:
-                yield begin_ns, max(mean, beat.end_ns - begin_ns - GRAIN_NS)
+                found.append((begin_ns, beat.end_ns - begin_ns))
             number, begin_ns = beat.number, beat.end_ns
+        usual_ns = median_low(took_ns for _, took_ns in found) if found else 0
+        for begin_ns, took_ns in found:
+            yield begin_ns, max(min(usual_ns, took_ns), took_ns - GRAIN_NS)
 
     def _learn(self, took_ns: float, *, phased: bool) -> None:
         """phased: a phase was named in it, or since."""

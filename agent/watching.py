@@ -144,7 +144,7 @@ class Watching:
         """What the rank itself has told, beside what was seen of it."""
         if look.how == "none" and told is not None:
             look = replace(look, how="told", threads=told.threads)
-        deaf = rank.recorder is None or self._unanswered[rank.pid] >= DEAF
+        deaf = rank.recorder is not None and self._unanswered[rank.pid] >= DEAF
         if look.how == "none" and deaf and rank.stacks is not None:
             look = await ask(look, rank.stacks, deadline=deadline)
         look = brief(look)

@@ -59,8 +59,7 @@ def begun(job: Job) -> bool:
     """Ranks have trained in this attempt: a journal tells of those before it, too."""
     last = job.ledger.interruptions[-1:]
     resumed = bool(last) and last[0].cause == STOPPED
-    standing = job.round is not None and job.round.standing
-    return job.last_round > 0 and (standing or not resumed)
+    return job.round is not None and (job.round.standing or not resumed)
 
 
 def booked(said: JobState, job: Job, now: float) -> JobState:

@@ -98,7 +98,8 @@ class MasterStarted:
     least_epoch: int = 0
     """Of a job on Kubernetes: beyond the epochs of masters whose journal was lost."""
     least_round: int = 0
-    """Likewise: as many rounds may have been, and what they saved is not newer than what comes."""
+    """Likewise, where the journal knows of none: as many rounds may have been, and what they saved is older than what
+    comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +297,7 @@ class Hung:
     machine: bool = False
     """It may be a machine's fault, or that of what is between them."""
     kernel_log: tuple[str, ...] = ()
-    """What the kernels of these nodes, or of the round's, have just recorded of their hardware."""
+    """What the kernel of the first of these nodes has just recorded of its hardware."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,9 +56,9 @@ class Health:
         self._awaited: set[NodeId] = set()
         """Nodes that have not answered the last look."""
         self._seen: dict[int, tuple[Seen, ...]] = {}
+        """By rank, the newest looks at it, oldest first."""
         self._recorded: dict[NodeId, tuple[str, ...]] = {}
         """What the kernels of nodes have told of their hardware since it is looked at ranks."""
-        """By rank, the newest looks at it, oldest first."""
         self._newest: set[int] = set()
         """Ranks that the last look has seen."""
         self._quiet = 0.0
@@ -207,19 +207,16 @@ class Health:
 
     def _hung(self, current: Round, verdict: core.Verdict) -> None:
         found = verdict.found
-        recorded = {
-            node: lines
-            for node, lines in self._recorded.items()
-            if node in (found.nodes or self._recorded)
-        }
+        nodes = found.nodes or tuple(self._recorded)[:1]
+        recorded = self._recorded.get(nodes[0], ()) if nodes else ()
         hung = ev.Hung(
             round=current.number,
             ranks=found.ranks,
-            nodes=found.nodes or tuple(recorded),
+            nodes=nodes,
             place=next(iter(found.places), ""),
-            machine=found.machine or bool(recorded),
+            machine=found.machine or not self._recorded.keys().isdisjoint(nodes),
             reason=f"{found.reason}; {verdict.stood}",
-            kernel_log=tuple(line for lines in recorded.values() for line in lines),
+            kernel_log=recorded,
         )
         if self._told != (current.number, found.ranks):  # else nothing is done about it
             self._told = (current.number, found.ranks)

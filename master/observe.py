@@ -95,7 +95,7 @@ def _master_started(job: Job, event: ev.MasterStarted, now: float, policy: Polic
         job,
         uid=job.uid or event.job_uid,
         epoch=max(job.epoch + 1, event.least_epoch),
-        last_round=max(job.last_round, event.least_round),
+        last_round=job.last_round or event.least_round,
         launch=event.launch,
         policy=event.policy,
         nodes=waiting,

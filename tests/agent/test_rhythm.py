@@ -99,3 +99,17 @@ def test_phases_within_each_step_are_the_steps() -> None:
     for tick in range(1, 10):
         rhythm.hear(tick, tick * SECOND, tick * SECOND, phase_ns=tick * SECOND - 1)
     assert rhythm.take() == 1.0
+
+
+def test_an_evaluation_makes_no_steps_beside_it_long() -> None:
+    """A minute in a named phase, with short steps before and behind it in one look."""
+    ends = [10, 20, 60_020, 60_030, 60_040, 60_050]  # ms
+    beats = [Beat(n, end * SECOND // 1000, 0) for n, end in enumerate(ends, start=1)]
+    for split in range(1, 6):
+        rhythm = Rhythm()
+        rhythm.hear(1, beats[0].end_ns, beats[0].end_ns, 0, beats[:1])
+        for new in (beats[1:split], beats[max(1, split) :]):
+            if new:
+                phase_ns = 60 * SECOND if new[-1].number > 2 else 0
+                rhythm.hear(new[-1].number, new[-1].end_ns, new[-1].end_ns, phase_ns, new)
+        assert rhythm.take() < 0.1, split

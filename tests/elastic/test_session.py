@@ -59,6 +59,7 @@ print(json.dumps(dataclasses.asdict(session.current())))
     assert json.loads(found["stdout"]) == {
         "job": "job",
         "uid": "1f0c2a9b",
+        "launch": "",
         "node": "node-0",
         "round": 3,
         "rank": 1,

@@ -33,7 +33,7 @@ def _grows(before: Job, event: Event, after: Job) -> None:
     started = isinstance(event, ev.MasterStarted)
     least, told = 0, list[int]()
     if isinstance(event, ev.MasterStarted):
-        least, told = event.least_epoch, [event.least_round]
+        least, told = event.least_epoch, [event.least_round] if not before.last_round else []
     if isinstance(event, ev.Attached):
         told = [one.report.round for one in event.nodes if one.report.round < MOST_ROUNDS]
     assert after.last_round - max([before.last_round, *told]) in (0, 1)

@@ -159,13 +159,13 @@ def test_rounds_are_counted_on_where_a_journal_was_lost() -> None:
     core = Core(POLICY)
     core.feed(ev.MasterStarted("uid", "two", POLICY, 2 << 16, 7), 0.0)
     assert (core.job.last_round, core.job.round) == (7, None)
-    core.feed(ev.MasterStarted("uid", "two", POLICY, 2 << 16, 5), 1.0)
-    assert core.job.last_round == 7
     core.feed(attached("a"), 2.0)
     core.feed(attached("b"), 2.0)
     core.tick(60.0)
     assert core.job.round is not None
     assert core.job.round.number == 8
+    core.feed(ev.MasterStarted("uid", "two", POLICY, 2 << 16, 24), 61.0)
+    assert core.job.last_round == 8, "a journal that is there knows it better"
 
 
 def test_only_certain_sizes_are_legal() -> None:

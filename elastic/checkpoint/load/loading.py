@@ -84,21 +84,24 @@ class Loading:
         """From the slots of this node, and from other nodes what it has not; their second copies are
         asked only for what turns out to be damaged here."""
         found, damaged = images.sources(fds, self.moment)
-        wrong, away = list(damaged.values()), list[str]()
+        wrong, away = list(damaged.values()), dict[int, str]()
         for complaint in wrong:
             log.error("%s", complaint)
         lost = damaged.get(self.place.rank, "")
         with ExitStack() as opened:
             needed = self._peers(elsewhere, opened, away, needed=True)
+            short = (damaged.keys() | away.keys()) - needed.keys()
             try:
-                self._apply({**needed, **found}, state, lost, wrong, away)
+                self._apply({**needed, **found}, state, lost, wrong, away, short=bool(short))
             except CheckpointError as error:
                 second = self._peers(elsewhere, opened, away, needed=False)
                 if not second:
                     raise
                 log.error("%s: other nodes have copies", error)
+                short = (damaged.keys() | away.keys()) - needed.keys() - second.keys()
+                found = {**found, **needed, **second}
                 try:
-                    self._apply({**found, **needed, **second}, state, lost, wrong, away)
+                    self._apply(found, state, lost, wrong, away, short=bool(short))
                 except CheckpointError as again:
                     if isinstance(error, CheckpointDamaged):  # whoever may be away, this is damage
                         raise error from again
@@ -114,7 +117,7 @@ class Loading:
             log.error("%s", complaint)
         same_world = len(found) + len(wrong) == self.place.world_size
         lost = "; ".join(wrong) if same_world else ""
-        self._apply(found, state, lost, wrong, away)
+        self._apply(found, state, lost, wrong, away, short=bool(wrong))
 
     def _apply(
         self,
@@ -122,10 +125,12 @@ class Loading:
         state: dict[str, Any],
         lost: str,
         wrong: Sequence[str],
-        away: Sequence[str],
+        away: Collection[object],
+        *,
+        short: bool,
     ) -> None:
         """From images by rank, the own one first. lost: what is wrong with the own image where it cannot
-        be used; wrong: with any; away: with those that may be sound all the same."""
+        be used; wrong: with any; away: those that may be sound all the same; short: of some there is no copy."""
         own = self.place.rank
         if lost and own not in found:  # nobody can tell who else has the values that were in it
             kind = CheckpointError if away else CheckpointDamaged
@@ -134,7 +139,7 @@ class Loading:
         restore = Restore([found[rank] for rank in order], self.place, self.only)
         try:
             # What is not there may be in what cannot be used.
-            restore.apply(state, strict=self.strict or bool(wrong or away))
+            restore.apply(state, strict=self.strict or short)
         except CheckpointError as error:
             if away or restore.away or not (wrong or restore.damaged):
                 raise
@@ -145,10 +150,15 @@ class Loading:
                 log.error("%s", complaint)
 
     def _peers(
-        self, elsewhere: keeper.Sources | None, opened: ExitStack, away: list[str], *, needed: bool
+        self,
+        elsewhere: keeper.Sources | None,
+        opened: ExitStack,
+        away: dict[int, str],
+        *,
+        needed: bool,
     ) -> dict[int, Source]:
         """Images in the memory of other nodes, by rank, until `opened` ends; without those that cannot
-        be had, of which others may have copies. away: takes why."""
+        be had, of which others may have copies. away: takes why, by rank."""
         if elsewhere is None:
             return {}
         where = {
@@ -165,7 +175,7 @@ class Loading:
                 return _remote(peer, rank)
             except (OSError, CheckpointError) as error:
                 log.error("%s", error)
-                away.append(str(error))
+                away[rank] = str(error)
                 return None
 
         with ThreadPoolExecutor(8) as pool:

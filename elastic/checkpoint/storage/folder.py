@@ -6,11 +6,11 @@ import errno
 import fcntl
 import os
 import socket
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from elastic.checkpoint.storage.protocol import Damaged, File, ends
 from elastic.proto import manifest
@@ -22,8 +22,12 @@ SMALL = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-_kept_open = threading.Semaphore(256)
+MOST_OPEN = 256
 """Files to read that stay open; of a step of a thousand ranks there are more than a process may have open."""
+_tokens = SimpleQueue[None]()
+"""One for each that may be; what the collector frees in the middle of anything puts one back."""
+for _ in range(MOST_OPEN):
+    _tokens.put(None)
 
 
 class _Opened:
@@ -33,14 +37,17 @@ class _Opened:
         self._path = path
         fd = self._open()
         self.size = os.fstat(fd).st_size
-        self._fd = fd if _kept_open.acquire(blocking=False) else -1
-        if self._fd < 0:
+        try:
+            _tokens.get_nowait()
+            self._fd = fd
+        except Empty:
+            self._fd = -1
             os.close(fd)
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
             os.close(self._fd)
-            _kept_open.release()
+            _tokens.put(None)
 
     def _open(self) -> int:
         with _disk():

@@ -110,8 +110,7 @@ async def killed(node: AgentSettings, starters: Starters) -> bool:
     while not hangs.exists():
         await asyncio.sleep(0.01)
     spares.kill()
-    await spare.ended
-    return not spares.pids
+    return await spare.ended == -signal.SIGKILL
 
 
 class Busy(Gpus):
