@@ -188,6 +188,7 @@ class JobMaster:
         spec, joined = read(accepted.spec), supplied.Supplied(supplier)
         if accepted.wanted == "Run" or await supplier.running():  # which are to save first
             await self._tell(uid, self._state(accepted, _going(accepted, begun=False), supplier))
+            said = 0 if self._last is None else self._last.round
             settings = MasterSettings(
                 run_id=self._place.name,
                 address=self._place.address,
@@ -199,7 +200,7 @@ class JobMaster:
                 notify=spec.notify,
                 job_uid=uid,
                 least_epoch=accepted.attempt << 16,
-                least_round=0 if not (said := self._last and self._last.round) else said + UNTOLD,
+                least_round=said + UNTOLD if said else 0,
             )
             self._bound = True
             served = asyncio.create_task(serve(settings, joined, self._leaves_ranks))

@@ -84,6 +84,8 @@ _P2P = (
     "batch_p2p_ops_inplace", "isend_inplace", "irecv_inplace",
 )  # fmt: skip
 
+_LOADS = ("__next__", "_next_data", "_try_get_data", "_reset")
+
 _DDP = (
     "_sync_module_states", "_sync_params_and_buffers", "_verify_param_shape_across_processes",
     "_sync_buffers", "_sync_module_buffers", "_default_broadcast_coalesced",
@@ -109,22 +111,8 @@ _TABLE: tuple[_Row, ...] = (
     _row("torch/distributed/rendezvous.py", Activity.COLLECTIVE),
     _row("torch/distributed/utils.py", Activity.COLLECTIVE, *_DDP),
     _row("torch/nn/parallel/distributed.py", Activity.COLLECTIVE, *_DDP),
-    _row(
-        "torch/utils/data/dataloader.py",
-        Activity.DATA,
-        "__next__",
-        "_next_data",
-        "_try_get_data",
-        "_reset",
-    ),
-    _row(
-        "torchdata/stateful_dataloader/stateful_dataloader.py",
-        Activity.DATA,
-        "__next__",
-        "_next_data",
-        "_try_get_data",
-        "_reset",
-    ),
+    _row("torch/utils/data/dataloader.py", Activity.DATA, *_LOADS),
+    _row("torchdata/stateful_dataloader/stateful_dataloader.py", Activity.DATA, *_LOADS),
     _row("elastic/data/", Activity.DATA),
     _row("elastic/checkpoint/", Activity.CHECKPOINT),
     _row("torch/serialization.py", Activity.CHECKPOINT, "save", "load"),
