@@ -499,6 +499,7 @@ class Agent:
         await self._retiring.over()
         await self._stores.unused()
         if not orphaned:  # else its place may be taken by now
+            await self._uplink.synced()  # what it had last may be ordered to storage
             await self._snapshots.persisted(self._settings.shutdown_timeout)
             self._snapshots.say_lost()
         if told is not None and exits:

@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
 """Seconds between two attempts to attach."""
 
+SYNC_TIMEOUT = 5.0
+"""Seconds that an end waits for the master's last orders; it may be busy with thousands that end."""
+
 _REFUSALS = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.UNAUTHENTICATED,
@@ -54,6 +57,8 @@ class Uplink:
         self._detached = asyncio.Event()
         """Cleared from a stream's Hello to its end; what happens after a Hello must be said after it."""
         self._detached.set()
+        self._synced = asyncio.Event()
+        """Set by the master's answer, or when no stream is left to bring it."""
         self._last = False
 
     def send(self, message: pb.FromAgent) -> None:
@@ -69,6 +74,17 @@ class Uplink:
         """Say that this node leaves."""
         self.last()
         self.send(pb.FromAgent(leaving=pb.Leaving(reason=reason)))
+
+    async def synced(self, timeout: float = SYNC_TIMEOUT) -> None:
+        """Wait until the master's orders that follow from all that was said are here; without a stream
+        there are none."""
+        if self._detached.is_set():
+            return
+        self._synced.clear()
+        self.send(pb.FromAgent(sync=pb.Sync()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._synced.wait()
 
     async def goodbye(self, timeout: float) -> None:
         """Wait until the master has read all that was said; a stream that is cut may lose it."""
@@ -122,7 +138,10 @@ class Uplink:
             writer = asyncio.get_running_loop().create_task(self._write(stream))
             while (message := await stream.read()) is not grpc.aio.EOF:
                 self.last_contact = asyncio.get_running_loop().time()
-                self._heard(message)
+                if message.HasField("synced"):
+                    self._synced.set()
+                else:
+                    self._heard(message)
             return self._judge(await stream.code(), await stream.details() or "")
         except grpc.aio.AioRpcError as error:
             return self._judge(error.code(), error.details() or "")
@@ -135,6 +154,7 @@ class Uplink:
                 self.last_contact = asyncio.get_running_loop().time()
             self.attached.clear()
             self._detached.set()
+            self._synced.set()
             if writer is not None:
                 writer.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

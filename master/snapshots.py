@@ -42,6 +42,8 @@ class Snapshots:
         self._news: dict[str, set[NodeId]] = {}
         """Checkpoints of which something was heard since, and from whom: who says something is told
         what it has not been told yet."""
+        self._syncing: list[Session] = []
+        """Who waits until it is decided on all that was heard."""
         self._timer: asyncio.TimerHandle | None = None
         self._not_before = 0.0
         """When it may be decided again, in the loop's time: that costs O(nodes)."""
@@ -88,6 +90,15 @@ class Snapshots:
             self._decide(name, spoke)
         took = time.monotonic() - began
         self._not_before = asyncio.get_running_loop().time() + min(PAUSE * took, LONGEST_PAUSE)
+        syncing, self._syncing = self._syncing, []
+        for session in syncing:
+            session.push(pb.ToAgent(synced=pb.Synced()))
+
+    def sync(self, session: Session) -> None:
+        """Answer once the orders that follow from what it has said are out."""
+        self._syncing.append(session)
+        if self._timer is None:
+            self._decide_all()
 
     def _sound(self, name: str, said: Said) -> Said:
         """Without what somebody went back behind, and what is damaged."""

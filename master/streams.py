@@ -229,6 +229,9 @@ class Streams(master_pb2_grpc.MasterServicer):
         elif kind == "snapshots":
             self.snapshots.hear(session, message.snapshots)
             self._boundary.look()
+        elif kind == "sync":
+            self.flush()
+            self.snapshots.sync(session)
         elif kind == "found":
             self.snapshots.found(message.found)
         elif kind == "examined":

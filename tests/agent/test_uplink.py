@@ -1,6 +1,8 @@
 """The agent's stream to its master."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
@@ -27,25 +29,51 @@ class BusyMaster(master_pb2_grpc.MasterServicer):
             self.heard.append(message.WhichOneof("body"))
 
 
+@contextlib.asynccontextmanager
+async def attached(master: BusyMaster) -> AsyncIterator[Uplink]:
+    server = grpc.aio.server()
+    master_pb2_grpc.add_MasterServicer_to_server(master, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    uplink = Uplink(f"127.0.0.1:{port}", Security(), pb.Hello, lambda message: None)
+    run = asyncio.create_task(uplink.run(lambda: 60.0))
+    async with asyncio.timeout(60.0):
+        await uplink.attached.wait()
+        yield uplink
+    run.cancel()
+    await server.stop(None)
+
+
 def test_a_goodbye_waits_until_a_busy_master_has_read_it_all() -> None:
     async def test() -> None:
-        server, master = grpc.aio.server(), BusyMaster()
-        master_pb2_grpc.add_MasterServicer_to_server(master, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        uplink = Uplink(f"127.0.0.1:{port}", Security(), pb.Hello, lambda message: None)
-        run = asyncio.create_task(uplink.run(lambda: 60.0))
-        await uplink.attached.wait()
-        uplink.send(pb.FromAgent(heartbeat=pb.Heartbeat()))
-        uplink.send(pb.FromAgent(report=pb.NodeReport()))
-        uplink.leave("its launcher got SIGTERM")
-        goodbye = asyncio.create_task(uplink.goodbye(30.0))
-        _, waits = await asyncio.wait({goodbye}, timeout=0.2)
-        assert waits, "it did not wait for the master"
-        master.reads.set()
-        await goodbye
-        await run
-        assert master.heard == ["heartbeat", "report", "leaving"]
-        await server.stop(None)
+        master = BusyMaster()
+        async with attached(master) as uplink:
+            uplink.send(pb.FromAgent(heartbeat=pb.Heartbeat()))
+            uplink.send(pb.FromAgent(report=pb.NodeReport()))
+            uplink.leave("its launcher got SIGTERM")
+            goodbye = asyncio.create_task(uplink.goodbye(30.0))
+            _, waits = await asyncio.wait({goodbye}, timeout=0.2)
+            assert waits, "it did not wait for the master"
+            master.reads.set()
+            await goodbye
+            assert master.heard == ["heartbeat", "report", "leaving"]
 
-    asyncio.run(asyncio.wait_for(test(), 60.0))
+    asyncio.run(test())
+
+
+def test_no_orders_are_waited_for_where_no_stream_can_bring_them() -> None:
+    async def test() -> None:
+        master = BusyMaster()
+        async with attached(master) as uplink:
+            uplink.last()
+            synced = asyncio.create_task(uplink.synced(30.0))
+            _, waits = await asyncio.wait({synced}, timeout=0.2)
+            assert waits, "it did not wait for the master"
+            master.reads.set()
+            await uplink.goodbye(30.0)
+            await synced
+            assert master.heard == ["sync"]
+            async with asyncio.timeout(5.0):
+                await uplink.synced(30.0)
+
+    asyncio.run(test())

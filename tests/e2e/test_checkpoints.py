@@ -119,6 +119,26 @@ def test_a_job_that_is_ended_leaves_its_newest_step_on_storage(job: Job, end: st
     assert loaded.pop() >= done, job.dump()
 
 
+def test_a_launcher_that_ends_waits_for_what_a_busy_master_wants_on_storage(job: Job) -> None:
+    start(job)
+    job.wait_for_steps(2, count=5)
+    node = job.nodes[0]
+    ranks = [line.pid for line in job.told("start", round=1)]
+    master = node.master()
+    os.kill(master, signal.SIGSTOP)
+    node.signal(signal.SIGTERM)
+    job.wait_for("an end of the ranks", lambda: not any(map(processes.look, ranks)) or None)
+    os.kill(master, signal.SIGCONT)
+    job.ends(1)
+    done = min(job.told("step", rank=rank)[-1].fields["step"] for rank in (0, 1))
+    job.finish()
+    start(job)
+    assert job.nodes[1].exit_code() == 0, job.dump()
+    assert min(line.fields["step"] for line in job.told("loaded", round=job.round())) >= done, (
+        job.dump()
+    )
+
+
 def test_a_node_comes_and_no_step_is_lost_and_is_lost_and_one_is_at_most(job: Job) -> None:
     """Parameters, optimizer and schedule are the same on both: who is left goes on from memory."""
     flags = ("--last-call", "0.2")

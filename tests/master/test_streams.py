@@ -135,3 +135,26 @@ async def test_who_is_back_is_heard_by_a_master_that_stood_still(tmp_path: Path)
         while shell.job.nodes[NodeId("b")].state is not NodeState.ATTACHED:
             await asyncio.sleep(0.01)
         assert not shell.job.ledger.restarts
+
+
+@within(120)
+async def test_who_syncs_hears_what_its_last_words_make_of_it_first(tmp_path: Path) -> None:
+    """And is answered where it has said nothing, or nothing new."""
+    policy = Policy(min_nodes=1, max_nodes=1)
+    async with serving(tmp_path, policy) as (_, streams):
+        a = Stream(streams, "a")
+        await a.ordered(RUN)
+        a.say(sync=pb.Sync())
+        assert (await a.heard.get()).HasField("synced")
+        a.say(leaving=pb.Leaving(reason="its launcher got SIGTERM"))
+        at = pb.Moment(round=1, step=5)
+        holding = pb.Holding(moment=at, world_size=1, ranks=[0], units=[0])
+        a.say(snapshots=pb.Snapshots(checkpoint="/data/run", holdings=[holding]))
+        a.say(sync=pb.Sync())
+        heard = []
+        while not (message := await a.heard.get()).HasField("synced"):
+            heard.append(message)
+        orders = [each.snapshots for each in heard if each.HasField("snapshots")]
+        assert [(one.moment, [*one.ranks]) for one in orders[-1].flush] == [(at, [0])]
+        assert orders[-1].pending
+        await a.end()
