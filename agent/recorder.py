@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,6 +70,7 @@ def _offer(attachment: "Attachment") -> None:
 
 def _serve(end: "socket.socket") -> None:
     with contextlib.suppress(OSError), end:
+        encoded(told())  # all that it needs is imported now, and not while a loop has the GIL
         while end.recv(1):
             end.send(encoded(told()))
 
@@ -215,28 +216,46 @@ def _gil_is_wanted() -> bool | None:
     main = threading.main_thread().ident
     assert main is not None
     clock = time.pthread_getcpuclockid(main)
-    waits = [_wait_for_gil(clock) for _ in range(_TRIES)]
-    kept = [waited > sys.getswitchinterval() / 2 for waited, ran in waits if ran > _RAN]
+    kept = []
+    with _scheduling() as ready:
+        for _ in range(_TRIES):
+            waited, ran = _wait_for_gil(clock, ready)
+            if ran > _RAN:
+                kept.append(waited > sys.getswitchinterval() / 2)
+            if 2 * max(sum(kept), len(kept) - sum(kept)) > _TRIES:
+                break  # the others would change nothing
     return 2 * sum(kept) > len(kept) if kept else None
 
 
-def _wait_for_gil(clock: int) -> tuple[float, float]:
+def _wait_for_gil(clock: int, ready: Callable[[], float]) -> tuple[float, float]:
     """Seconds that nobody gave it back, and those of `clock` meanwhile."""
     ran, began = time.clock_gettime(clock), time.monotonic()
-    ready = _ready()  # a file's reading gives the GIL back, too
+    before = ready()  # a file's reading gives the GIL back, too
     time.sleep(_NAP)  # noqa: TID251 - it is how the GIL is given back
-    ready = _ready() - ready
-    waited = time.monotonic() - began - ready - _NAP
+    waited = time.monotonic() - began - (ready() - before) - _NAP
     return waited, time.clock_gettime(clock) - ran
 
 
-def _ready() -> float:
-    """Seconds that this thread could have run in, had it had a processor; as far as the kernel tells."""
+@contextlib.contextmanager
+def _scheduling() -> Iterator[Callable[[], float]]:
+    """What tells the seconds that this thread could have run in, had it had a processor, as far as the kernel does. By
+    one call each time: each gives the GIL back, and waits for it again."""
     try:
-        with open("/proc/thread-self/schedstat", "rb") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield lambda: 0.0
+        return
+
+    def ready() -> float:
+        try:
+            return int(os.pread(file, 100, 0).split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+    try:
+        yield ready
+    finally:
+        os.close(file)
 
 
 def _frames(frame: FrameType | None) -> Iterator["Frame"]:

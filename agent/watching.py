@@ -143,7 +143,7 @@ class Watching:
     async def _whole(self, look: Look, rank: Rank, told: Told | None, deadline: float) -> Look:
         """What the rank itself has told, beside what was seen of it."""
         if look.how == "none" and told is not None:
-            look = replace(look, how="told", threads=told.threads)
+            look = replace(look, how="told", threads=told.threads, state=_running(look, told))
         deaf = rank.recorder is not None and self._unanswered[rank.pid] >= DEAF
         if look.how == "none" and deaf and rank.stacks is not None:
             look = await ask(look, rank.stacks, deadline=deadline)
@@ -154,6 +154,12 @@ class Watching:
                 on_device=told.on_device, transfers=told.transfers,
             )  # fmt: skip
         return look
+
+
+def _running(look: Look, told: Told) -> str:
+    """The state of its main thread. Who does not give the GIL back runs, though it waits for that while it is told of."""
+    kept = any(thread.tid == look.pid and thread.gil for thread in told.threads)
+    return "R" if kept and look.state == "S" else look.state
 
 
 def _agreed(look: Look, told: Told) -> tuple[Thread, ...]:

@@ -62,3 +62,16 @@ def test_a_rank_keeps_the_gil_where_nothing_shows_that_it_gives_it_back(
     look = Look(rank=0, pid=1, at=0.0, state="R", how="py-spy", threads=threads)
     told = Told(threads=(Thread(tid=1, frames=(), gil=said), Thread(tid=0, frames=())))
     assert watching._agreed(look, told) == (Thread(tid=1, frames=(), gil=gil), threads[1])
+
+
+@pytest.mark.parametrize(
+    ("state", "kept", "shown"),
+    [("S", True, "R"), ("S", False, "S"), ("S", None, "S"), ("R", None, "R"), ("D", True, "D")],
+)
+def test_who_keeps_the_gil_runs_though_it_waits_for_who_tells_of_it(
+    state: str, kept: bool | None, shown: str
+) -> None:
+    """Where no memory may be read; it was seen in the moment in which its other thread had the GIL."""
+    look = Look(rank=0, pid=1, at=0.0, state=state)
+    told = Told(threads=(Thread(tid=1, frames=(), gil=kept), Thread(tid=0, frames=(), gil=True)))
+    assert watching._running(look, told) == shown
