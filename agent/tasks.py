@@ -66,6 +66,12 @@ def switches(pid: int) -> int:
     )
 
 
+def run_delay(pid: int) -> float:
+    """Seconds that its main thread could have run in, had it had a processor; 0 where the kernel does not tell."""
+    fields = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
 def kernel_stack(pid: int) -> tuple[str, ...]:
     """Functions of the kernel that its main thread is in, innermost first; none where we may not know. Takes a lock
     that may be held up: not for a loop that others need."""

@@ -7,6 +7,8 @@ import time
 from collections import deque
 from typing import Any
 
+from elastic.proto import xids
+
 PATIENCE_MS = 1000
 """That the library is asked to wait; how late a closed one notices that it is."""
 
@@ -64,12 +66,12 @@ class Xids:
                 self._over.wait(PATIENCE_MS / 1e3)
 
     def _note(self, where: str, xid: int) -> None:
-        self._heard.append((time.monotonic(), f"NVRM: Xid ({where}): {xid}, by NVML"))
+        self._heard.append((time.monotonic(), xids.record(where, xid)))
 
 
 def _place(nvml: Any, device: Any) -> str:
     at = nvml.nvmlDeviceGetPciInfo(device)
-    return f"PCI:{at.domain:04x}:{at.bus:02x}:{at.device:02x}"
+    return f"{at.domain:04x}:{at.bus:02x}:{at.device:02x}"
 
 
 def _lost(nvml: Any, device: Any) -> bool:

@@ -41,6 +41,8 @@ ENOUGH = 3
 PATIENT = frozenset({Activity.COMPILE, Activity.CHECKPOINT, Activity.DATA})
 SLEEPING = frozenset({Activity.SLEEP, Activity.LOCK, Activity.FILE, Activity.WAIT})
 """Waits for something that is none of the ranks: a disk, a network, another process."""
+STARVED = 0.5
+"""Of the time: a rank that waits for a processor for more of it is held up by whoever has that."""
 SPAN = 0.3
 """Of the patience: from the first look at a rank to the last."""
 RARE = re.compile(
@@ -110,6 +112,8 @@ class Seen:
     ticks: int = 0
     cpu: float = 0.0
     """Seconds of it that its main thread used."""
+    run_delay: float = 0.0
+    """Seconds that its main thread waited for it."""
     on_device: OnDevice = OnDevice.UNKNOWN
     transfers: Mapping[int, tuple[int, int]] | None = None
     """By rank, how often it has sent to it, and asked to receive from it; None: it did not answer, or does not know."""
@@ -252,7 +256,11 @@ def find(
         return _all_wait(last, quiet, patience, ended) if len(still) == len(last) else None
     if len(apart) == len(last) and quiet < patience.long:  # nobody waits for them
         return None
-    hung = [s for s in apart if s.rank in still and quiet >= patience.of(looks[s.rank])]
+    hung = [
+        s
+        for s in apart
+        if s.rank in still and _had(looks[s.rank], quiet) >= patience.of(looks[s.rank])
+    ]
     if not hung:
         return None
     found = _found(hung, last, "does not go on", soft=True)
@@ -375,6 +383,14 @@ def _who(ranks: Sequence[int], node: NodeId) -> str:
 def _spans(looks: tuple[Seen, ...], patience: Patience) -> bool:
     """They are far enough apart to show that it does not move."""
     return looks[-1].at - looks[0].at >= SPAN * patience.allowed
+
+
+def _had(looks: tuple[Seen, ...], quiet: float) -> float:
+    """Of the seconds since the round moved those that a rank had: where others have the processor most of the time, as these
+    looks tell, it cannot be done as soon."""
+    first, last = looks[0], looks[-1]
+    waited = (last.run_delay - first.run_delay) / max(last.at - first.at, 1e-3)
+    return quiet if waited < STARVED else quiet * (1 - min(waited, 1.0))
 
 
 def _is_rare(stack: Sequence[Call]) -> bool:

@@ -82,7 +82,8 @@ class Health:
             self._state = core.begin(self._state, current.number, self._shell.now())
             self._stepped, self._longest = False, 0.0
             self._ticked, self._phases, self._quiet = {}, {}, 0.0
-            self._seen, self._newest, self._awaited, self._begun = {}, set(), set(), set()
+            self._seen, self._recorded = {}, {}
+            self._newest, self._awaited, self._begun = set(), set(), set()
             self._decide(current)
 
     def heard(self, session: Session, beat: pb.Heartbeat) -> None:

@@ -44,8 +44,6 @@ class Report:
     """By rank; the same in all reports of a round."""
     times: Mapping[int, Times]
     """By rank; some may be missing."""
-    remaining: float | None = None
-    """Seconds that training goes on for; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -388,6 +388,7 @@ def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
         sure=gil is not None,
         ticks=look.ticks,
         cpu=look.main_cpu_seconds,
+        run_delay=look.main_run_delay,
         kernel=tuple(line.partition("+")[0] for line in look.kernel_stack),
         on_device=OnDevice(look.on_device.value),
         transfers=None

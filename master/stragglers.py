@@ -53,7 +53,7 @@ class Policy:
     margin: float = 2.0
     """Acting pays where what is lost otherwise is that many times what it costs."""
     horizon: float = 3600.0
-    """Seconds that a job goes on for whose end is not known."""
+    """Seconds that a job is taken to go on for, since its end is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +333,7 @@ def _of_compute(
             since = min((state.since[rank] for rank in ranks), key=lambda mark: mark.at)
             yield _verdict(
                 "node" if whole else "rank", ranks, [node], since, behind,
-                max([0.0, *costs]), step, report, policy, devices.part(state.devices, ranks),
+                max([0.0, *costs]), step, policy, devices.part(state.devices, ranks),
             )  # fmt: skip
 
 
@@ -371,7 +371,7 @@ def _of_links(state: State, report: Report, step: float, policy: Policy) -> Iter
     ranks = [rank for rank, seat in report.seats.items() if state.groups[seat.group].slow]
     yield _verdict(
         "link" if ends else "communication", ranks, ends, state.began,
-        worst.longer / worst.usual if worst.usual > 0 else 0.0, worst.longer, step, report, policy,
+        worst.longer / worst.usual if worst.usual > 0 else 0.0, worst.longer, step, policy,
     )  # fmt: skip
 
 
@@ -397,15 +397,13 @@ def _verdict(
     behind: float,
     cost: float,
     step: float,
-    report: Report,
     policy: Policy,
     part: Part = "",
 ) -> Verdict:
     share = cost / step if step > 0 else 0.0
-    left = policy.horizon if report.remaining is None else report.remaining
     return Verdict(
         kind=kind, ranks=tuple(sorted(ranks)), nodes=tuple(nodes), since=since, behind=behind,
-        cost=cost, share=share, pays=share * left > policy.margin * policy.restart, part=part,
+        cost=cost, share=share, pays=share * policy.horizon > policy.margin * policy.restart, part=part,
     )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from elastic.proto import xids
+
 ACTIONS: Mapping[str, str] = {
     "script_error": "correct the script",
     "import_error": "install the package, or correct the import",
@@ -309,7 +311,6 @@ KERNEL_NETWORK = _rules(
     ("network", r"\blink (?:is )?down\b|NETDEV WATCHDOG|tx timeout|port \d+ link down"),
 )
 
-XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]+)[^)]*\): (\d+)", re.IGNORECASE)
 XIDS = {
     **dict.fromkeys((48, 64, 94, 95, 140, 171, 172), "ecc_error"),
     **dict.fromkeys((74, 137, *range(144, 151), 155), "nvlink_error"),
@@ -371,6 +372,6 @@ def first_line(rules: Sequence[Rule], lines: Iterable[str]) -> Found | None:
 def first_xid(table: Mapping[int, str], lines: Iterable[str]) -> Found | None:
     """The first line of an Xid that is in a table."""
     for line in lines:
-        if (match := XID.search(line)) and (label := table.get(int(match[2]))):
+        if (xid := xids.find(line)) and (label := table.get(xid.number)):
             return Found(label, " ".join(line.split())[:300])
     return None

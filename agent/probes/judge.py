@@ -6,8 +6,9 @@ again at once, and so it has the last word on ECC errors and row remapping where
 application again.
 """
 
-import re
 from collections.abc import Mapping
+
+from elastic.proto import xids
 
 HARDWARE_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140, 143})
 """Double bit error, halt of a micro-controller, failed row remap, NVLink, off the bus, uncontained
@@ -27,8 +28,6 @@ LEAST_MEMORY = 256 << 20
 """Bytes; with less left the next allocation ends somebody."""
 MOST_STALLED = 50.0
 """Percent of the last ten seconds in which nobody ran, all waiting for memory."""
-
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)[^)]*\): (\d+)")
 
 
 def gpu(figures: Mapping[str, float]) -> str:
@@ -76,11 +75,11 @@ def last_xid(log: str, bus: str, uptime: float) -> tuple[int, float] | None:
     """
     found = None
     for record in log.splitlines():
-        match = _XID.search(record)
-        if match and int(match[2]) in HARDWARE_XIDS and _bus(match[1]) == _bus(bus):
+        xid = xids.find(record)
+        if xid and xid.number in HARDWARE_XIDS and _bus(xid.bus) == _bus(bus):
             since = record.split(";", 1)[0].split(",")
             age = uptime - int(since[2]) / 1e6 if len(since) > 2 and since[2].isdecimal() else 0.0
-            found = (int(match[2]), max(0.0, age))
+            found = (xid.number, max(0.0, age))
     return found
 
 

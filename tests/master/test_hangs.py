@@ -314,6 +314,21 @@ def test_who_works_is_named_once_enough_looks_show_python_alone(
     assert (one is not None) is named
 
 
+def test_who_has_no_processor_is_given_its_time_all_the_same() -> None:
+    """As on a machine that does ten things at once: each takes ten times as long."""
+    computes = seen(1, Activity.PYTHON, state="R", asleep=False)
+    for delay, named in ((0.0, True), (0.4, True), (0.9, False)):
+        later = [
+            replace(computes, at=0.5 * k, cpu=0.1 * k, run_delay=0.5 * k * delay) for k in range(4)
+        ]
+        all_of_them = looks(seen(0), seen(2)) | {1: tuple(later)}
+        named_now = find(
+            all_of_them, 5.0, Patience(allowed=2.0, stepped=True, phases={}, judged={})
+        )
+        assert (named_now is not None) is named
+        assert find(all_of_them, 50.0, Patience(allowed=2.0, stepped=True, phases={}, judged={}))
+
+
 def test_a_rank_without_a_stack_begins_or_ends() -> None:
     assert ranks(*WAITING, seen(3, Activity.PYTHON, stack=())) is None
 
