@@ -23,7 +23,14 @@ MOST_CALLS = 1 << 17
 grpc's own limits are 1,000 (it begins to refuse some) and 3,000 (it refuses all).
 """
 
+_WINDOW = [
+    # grpc would find one out by a ping for each message, which wakes its idle threads some eighty times.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 20),
+]
+"""Bytes of a stream that may be on their way."""
 _CHANNEL = [
+    *_WINDOW,
     ("grpc.max_send_message_length", MAX_ANSWER),  # who receives it says what is too large
     ("grpc.max_receive_message_length", MAX_ANSWER),
     ("grpc.enable_http_proxy", 0),
@@ -36,6 +43,7 @@ _CHANNEL = [
     ("grpc.keepalive_timeout_ms", 5_000),
 ]
 _SERVER = [
+    *_WINDOW,
     ("grpc.max_send_message_length", MAX_ANSWER),
     ("grpc.max_receive_message_length", MAX_REQUEST),
     ("grpc.so_reuseport", 1),  # the guardian's reservation holds the port; see docs/architecture.md
