@@ -161,15 +161,17 @@ def verdict(ending: Ending) -> Diagnosis | None:
     """Of a round that failed; None where no rank and no node had a part in it."""
     hung = ending.hung
     if hung is not None and ending.cause in ("", Cause.HANG):
-        node_id = hung.nodes[0] if hung.nodes else None
+        one = len(hung.ranks) == 1  # of several it is not known which
         recorded = of_hardware(hung.kernel_log)
+        named = hung.nodes and (one or recorded is not None)
+        sure = recorded is not None or (one and not hung.soft)
         line = "" if recorded is None else recorded.line
         return Diagnosis(
             label="peer_hung" if recorded is None else recorded.label,
-            node_id=node_id,
-            rank=hung.ranks[0] if hung.ranks else None,
+            node_id=hung.nodes[0] if named else None,
+            rank=hung.ranks[0] if one else None,
             evidence=tuple(filter(None, (line, hung.reason, hung.place))),
-            confidence=CERTAIN if hung.ranks or recorded is not None else LIKELY,
+            confidence=CERTAIN if sure else LIKELY,
         )
     if ending.cause in (Cause.NODE_LOST, Cause.AGENT_LOST) and not ending.removed:
         lost = _lost(ending)

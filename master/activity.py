@@ -64,6 +64,8 @@ class Doing:
     """The script's innermost call, in no library's file."""
     workers: str = ""
     """States of its loader's workers, one letter each."""
+    helped: bool = False
+    """A process that it began, or one of those did, works: a compiler, a loader's worker."""
 
     @property
     def waits_for_others(self) -> bool:
@@ -217,6 +219,7 @@ def doing(
         asleep=state in ("S", "D"),
         call=next((call for call in python if _is_script(call)), None),
         workers="".join(sorted(letter for letter, command in children if command == _LOADER)),
+        helped=any(letter == "R" for letter, _ in children),
     )
 
 

@@ -3,8 +3,8 @@
 Hard evidence is a process that is stopped, a rank or a worker of its loader, or ranks that all wait, one of them in
 another collective than the others. Soft evidence is a rank that stands apart and does not move while the others wait in a collective. What
 may take long for a reason (compiling, a checkpoint, an evaluation, data that come late, anything that sleeps)
-gets `LONG`. And a verdict by soft evidence may be wrong, for a script may do something rare: each at the same
-place makes the next one there take `PATIENT_AFTER` times as long.
+gets `LONG`. And a verdict by soft evidence may be wrong, for a script may do something rare: the next one at the same
+place takes `PATIENT_AFTER` times as long as that did.
 
 A round without a step, as of a script that has no optimizer, has no rhythm, and a rank of it may compute or sleep
 for as long as it likes: only what no script does by itself is evidence there, and it is given long.
@@ -27,6 +27,8 @@ from elastic.proto.phases import LEAVING, PERSISTING
 
 LONG, LONG_PATIENCES = 60.0, 20
 """Seconds, and patiences, that a round may stand still for a reason; the larger of them."""
+MOST_PLACES = 3
+"""Of culprits that a verdict names."""
 MOST_OWED = 3
 """Sends and receives that a verdict names."""
 UNSTEPPED_PATIENCES = 10
@@ -55,6 +57,8 @@ NONE_ENDED: Mapping[int, NodeId] = MappingProxyType({})
 PATIENT_AFTER = 4
 SILENT = frozenset({Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER})
 """May wait for others in a library's code, of which no stack tells, asleep."""
+LIBRARY = frozenset({Activity.BACKWARD, Activity.OPTIMIZER})
+"""Of these, the ones that a rank asleep in has no other reason for: it waits also where it does not say for what."""
 SPINS = frozenset({Activity.DEVICE, Activity.NATIVE})
 """The same, of a device, which the processor may wait for awake."""
 
@@ -132,7 +136,8 @@ class Seen:
         if any(one.device for one in self.pending):
             return True  # its host may wait for it in any line: `loss.item()`
         silent = (doing.activity in SILENT and doing.asleep) or doing.activity in SPINS
-        return doing.waits_for_others or (silent and bool(self.pending))
+        unsaid = self.collectives is None and doing.asleep and doing.activity in LIBRARY
+        return doing.waits_for_others or unsaid or (silent and bool(self.pending))
 
     @property
     def place(self) -> str:
@@ -171,8 +176,8 @@ class Patience:
     a script may have none."""
     phases: Mapping[int, str]
     """By rank, what its script says it does; those that say nothing are not here."""
-    judged: Mapping[str, int]
-    """Verdicts by soft evidence so far, by place."""
+    judged: Mapping[str, float]
+    """Seconds that nothing had moved for at the last verdict by soft evidence, by place."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """How long a phase has taken at most, by its name."""
 
@@ -188,7 +193,7 @@ class Patience:
             return math.inf
         if not self.stepped:
             stuck = _lost_worker(looks) or _held(looks)
-            return self.long * self.again(seen) if stuck else math.inf
+            return max(self.long, self.again(seen)) if stuck else math.inf
         if self.named(seen):
             return self.rare(looks)
         if _lost_worker(looks):
@@ -215,8 +220,8 @@ class Patience:
         """Of what may take long for a reason, and for as long as a model where it works at it."""
         seen = looks[-1]
         known = KNOWN * self.phase_seconds.get(self.phases.get(seen.rank, ""), 0.0)
-        works = _worked(looks) or "R" in "".join(look.doing.workers for look in looks)
-        return max(FOREVER if works else self.long, known) * self.again(seen)
+        works = _worked(looks) or any(look.doing.helped for look in looks)
+        return max(FOREVER if works else self.long, known, self.again(seen))
 
     def of_device(self, seen: Seen) -> float:
         """Of a rank whose host waits for it, in whatever way."""
@@ -225,11 +230,11 @@ class Patience:
 
     def here(self, seen: Seen) -> float:
         """Where it is in the code."""
-        return self.allowed * self.again(seen)
+        return max(self.allowed, self.again(seen))
 
     def again(self, seen: Seen) -> float:
-        """How many times as long as at first, by what was judged there before."""
-        return float(PATIENT_AFTER ** self.judged.get(seen.place, 0))
+        """At least, since it was judged there before and may have been wrong."""
+        return PATIENT_AFTER * self.judged.get(seen.place, 0.0)
 
 
 def find(
@@ -586,7 +591,9 @@ def _found(
     first = last[ranks[0]]
     who = _who(ranks, first.node)
     rest = [s for s in last.values() if s.rank not in ranks]
-    reason = f"{who} {how if len(ranks) == 1 else _plural(how)}: {describe(first)}"
+    each = dict.fromkeys(describe(last[rank]) for rank in ranks)
+    what = " | ".join(islice(each, MOST_PLACES))
+    reason = f"{who} {how if len(ranks) == 1 else _plural(how)}: {what}"
     if rest:
         reason += f"; {_others(rest)}"
     machine = any(s.state == "D" for s in culprits)
@@ -633,10 +640,12 @@ def account(found: Found, seen: Mapping[int, tuple[Seen, ...]]) -> str:
     """For people: the verdict, all ranks' stacks as one tree, who is apart in it, and what each rank does."""
     last = [looks[-1] for _, looks in sorted(seen.items())]
     tree = merge({one.rank: one.stack for one in last})
-    apart = odd(tree)
     stacks = render(tree)
-    if apart is not None:
-        stacks += f"\napart: {ranges(apart.ranks)}, in {apart.call[0] or 'no stack'}"
+    if (apart := odd(tree)) is not None:
+        where = bare(apart.call[0])
+        if where.startswith("0x"):  # a library has no names for its own
+            where = next((one.doing.name for one in last if one.rank in apart.ranks), "") or where
+        stacks += f"\napart: {ranges(apart.ranks)}, in {where or 'no stack'}"
     lines = (
         f"rank {one.rank} on {one.node}, {one.state or 'gone'}: {describe(one)}{_unsaid(one)}"
         for one in last

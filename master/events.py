@@ -298,6 +298,8 @@ class Hung:
     """It may be a machine's fault, or that of what is between them."""
     kernel_log: tuple[str, ...] = ()
     """What the kernel of the first of these nodes has just recorded of its hardware."""
+    soft: bool = False
+    """The evidence may be wrong: a script may do something rare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,8 +83,8 @@ class State:
     began: float = 0.0
     rhythm: Rhythm = Rhythm()
     suspicion: Suspicion | None = None
-    judged: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Verdicts of all rounds that may have been wrong, by place in the code."""
+    judged: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Of the newest verdict at each place in the code that may have been wrong, in all rounds: how long nothing had moved."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """How long a phase that scripts name has taken at most, by its name, in all rounds."""
     number: int = 0
@@ -310,8 +310,7 @@ def _verdict(
     suspicion = replace(state.suspicion, found=None)
     if found.soft:
         new = frozenset(found.places) - suspicion.counted
-        counts = {place: state.judged.get(place, 0) + 1 for place in new}
-        state = replace(state, judged={**state.judged, **counts})
+        state = replace(state, judged={**state.judged, **dict.fromkeys(new, quiet)})
         suspicion = replace(suspicion, counted=suspicion.counted | new)
     state = replace(state, suspicion=suspicion)
     verdict = Verdict(found, stood, facts.seen)

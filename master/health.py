@@ -218,6 +218,7 @@ class Health:
             machine=found.machine or not self._recorded.keys().isdisjoint(nodes),
             reason=f"{found.reason}; {verdict.stood}",
             kernel_log=recorded,
+            soft=found.soft,
         )
         if self._told != (current.number, found.ranks):  # else nothing is done about it
             self._told = (current.number, found.ranks)

@@ -32,7 +32,8 @@ ACTIONS: Mapping[str, str] = {
     "memory_refused": "use less memory, or raise the process's own limit",
     "shared_memory_full": "give the container more of /dev/shm, or use fewer loader workers",
     "crash": "look at the native code: the process brought a signal on itself",
-    "peer_hung": "look at the rank that did not come to the collective",
+    "peer_hung": "look at what held that rank up; if it was at work, and not training, have the script say so "
+    "(elastic.session.in_phase)",
     "network": "look at addresses, links and firewalls between nodes",
     "node_lost": "replace the node: nothing comes from it",
     "store_lost": "restart: the process that ranks meet at has died",

@@ -48,7 +48,8 @@ def seen(rank: int, activity: Activity = Activity.COLLECTIVE, **more: object) ->
         name=str(more.pop("name", "all_reduce" if waits else "")),
         asleep=bool(more.pop("asleep", waits)),
         call=("main", "train.py", 9),
-        workers=str(more.pop("workers", "")),
+        workers=(workers := str(more.pop("workers", ""))),
+        helped=bool(more.pop("helped", "R" in workers)),
     )
     usual: dict[str, object] = {
         "state": "S",
@@ -70,11 +71,11 @@ def found(
     quiet: float = 5.0,
     before: Mapping[int, Seen] | None = None,
     phases: Mapping[int, str] | None = None,
-    judged: int = 0,
+    judged: float = 0.0,
     stepped: bool = True,
     phase_seconds: Mapping[str, float] | None = None,
 ) -> Found | None:
-    """judged: verdicts before, at the same place."""
+    """judged: seconds of the verdict before at the same place."""
     here = {"train.py in main": judged}
     patience = Patience(
         allowed=1.2,
@@ -158,8 +159,8 @@ def test_what_takes_long_for_a_reason_gets_long(doing: Activity) -> None:
 def test_what_took_too_long_for_a_reason_gets_longer_the_next_time(doing: Activity) -> None:
     """As a script's own: a file of 10 GB may take more than a minute each time."""
     culprit = seen(3, doing, name="_try_get_data", workers="SS", asleep=True)
-    assert ranks(*WAITING, culprit, quiet=4 * LONG - 1, judged=1) is None
-    assert ranks(*WAITING, culprit, quiet=4 * LONG, judged=1) == (3,)
+    assert ranks(*WAITING, culprit, quiet=4 * LONG - 1, judged=LONG) is None
+    assert ranks(*WAITING, culprit, quiet=4 * LONG, judged=LONG) == (3,)
 
 
 def test_who_works_at_it_may_take_as_long_as_a_model() -> None:
@@ -233,9 +234,9 @@ def test_before_its_first_step_a_rank_may_do_what_it_likes() -> None:
 
 def test_a_verdict_that_may_have_been_wrong_makes_the_next_one_there_wait() -> None:
     culprit = seen(3, Activity.PYTHON)
-    assert ranks(*WAITING, culprit, quiet=4.7, judged=1) is None
-    assert ranks(*WAITING, culprit, quiet=4.8, judged=1) == (3,)
-    assert ranks(*WAITING, culprit, quiet=19.1, judged=2) is None
+    assert ranks(*WAITING, culprit, quiet=4.7, judged=1.2) is None
+    assert ranks(*WAITING, culprit, quiet=4.8, judged=1.2) == (3,)
+    assert ranks(*WAITING, culprit, quiet=19.1, judged=4.8) is None
 
 
 def test_a_phase_that_the_script_names_gets_long() -> None:
@@ -312,6 +313,34 @@ def test_who_works_is_named_once_enough_looks_show_python_alone(
     patience = Patience(allowed=1.2, stepped=True, phases={}, judged={})
     one = find(looks(*WAITING) | {3: works}, 5.0, patience)
     assert (one is not None) is named
+
+
+def test_who_waits_for_a_program_that_works_may_wait_as_long_as_that() -> None:
+    """A compiler's, that takes minutes."""
+    compiles = [seen(k, Activity.COMPILE, asleep=True, helped=True) for k in range(4)]
+    assert ranks(*compiles, quiet=FOREVER - 1) is None
+    idle = [seen(k, Activity.COMPILE, asleep=True) for k in range(4)]
+    assert ranks(*idle, quiet=LONG) == (0, 1, 2, 3)
+
+
+def test_who_sleeps_in_a_backward_pass_waits_for_others_though_it_does_not_say_for_what() -> None:
+    unsaid = seen(0, Activity.BACKWARD, asleep=True, collectives=None)
+    locked = seen(3, Activity.LOCK, asleep=True)
+    assert ranks(unsaid, *WAITING[1:], locked, quiet=LONG - 1) is None
+    assert ranks(unsaid, *WAITING[1:], locked, quiet=LONG) == (3,)
+
+
+def test_each_place_of_those_that_are_named_is_told() -> None:
+    other = replace(REDUCE, op="gloo:barrier", sizes="[]")
+    two = (
+        seen(0),
+        replace(seen(1), collectives=(other,), doing=replace(seen(1).doing, name="barrier")),
+    )
+    one = found(*two)
+    assert one is not None
+    assert one.ranks == (0, 1)
+    assert "all_reduce" in one.reason
+    assert " | barrier (barrier #41" in one.reason
 
 
 def test_who_has_no_processor_is_given_its_time_all_the_same() -> None:
@@ -575,7 +604,7 @@ def test_who_has_not_sent_what_another_waits_for_waits_apart() -> None:
     assert (one.ranks, one.machine, one.soft) == ((1,), False, True), one.reason
     assert one.reason.endswith("; rank 2 receives number 41 from rank 1, which has sent 40")
     assert ranks(*told, phases={1: "evaluate"}) is None
-    assert ranks(*told, judged=1, quiet=4.7) is None, "it may have been wrong there"
+    assert ranks(*told, judged=1.2, quiet=4.7) is None, "it may have been wrong there"
     moving = {2: waiting_for(2, {1: (0, 40), 3: (40, 0)})}
     assert ranks(*told, before=moving) is None
 
@@ -905,14 +934,14 @@ def test_one_hang_counts_once_where_it_was() -> None:
         told = decide(told.state, now, seen_so)
         told = decide(told.state, now + 0.1, seen_so) if told.order is not None else told
     assert times >= 1
-    assert dict(told.state.judged) == {"train.py in main": 1}
+    assert dict(told.state.judged) == {"train.py in main": pytest.approx(2.1)}
     calm = decide(told.state, 260.0, ticked=260.0)
     again = decide(calm.state, 260.61, ticked=260.0)
     assert again.state.suspicion is not None
-    state = replace(again.state, suspicion=replace(again.state.suspicion, looked=266.0))
-    told = decide(state, 266.1, seen_so, ticked=260.0)
+    state = replace(again.state, suspicion=replace(again.state.suspicion, looked=270.0))
+    told = decide(state, 270.1, seen_so, ticked=260.0)
     assert isinstance(told.order, Verdict)
-    assert dict(told.state.judged) == {"train.py in main": 2}
+    assert dict(told.state.judged) == {"train.py in main": pytest.approx(10.1)}
 
 
 def test_a_step_ends_the_doubt() -> None:
