@@ -328,6 +328,8 @@ class Agent:
             self._outcome.failed(ranks.failure(rank))
         elif ranks.finished:
             self._outcome.finished()
+        else:
+            self._outcome.ended(ranks.ended)
 
     def _store_lost(self) -> None:
         failure = pb.RankFailure(

@@ -15,7 +15,7 @@ words, it still knows for one.
 def with_failure(report: pb.NodeReport, failure: pb.RankFailure) -> pb.NodeReport:
     """The same report with one failure more."""
     limit = TEXT if report.ByteSize() < WHOLE else BRIEF
-    told = pb.NodeReport(round=report.round, phase=pb.NodeReport.FAILED)
+    told = pb.NodeReport(round=report.round, phase=pb.NodeReport.FAILED, ended=report.ended)
     told.failures.extend([*report.failures, _cut(failure, limit)])
     return told
 

@@ -40,6 +40,16 @@ class Outcome:
     def failed(self, failure: pb.RankFailure) -> None:
         self._tell(with_failure(self.report, failure))
 
+    def ended(self, ranks: Sequence[int]) -> None:
+        """These ended with 0, which matters once others have failed."""
+        told = pb.NodeReport()
+        told.CopyFrom(self.report)
+        told.ended[:] = ranks
+        if told.failures and told != self.report:
+            self._tell(told)
+        else:
+            self.report = told
+
     def _tell(self, report: pb.NodeReport) -> None:
         self.report = report
         if self._telling is None:

@@ -364,8 +364,13 @@ class Ranks:
         return {rank.local_rank: rank.pid for rank in self.running()}
 
     @property
+    def ended(self) -> list[int]:
+        """Those that ended with 0."""
+        return [rank.number for rank in self.ranks if rank.exit_code == 0]
+
+    @property
     def finished(self) -> bool:
-        return all(rank.exit_code == 0 for rank in self.ranks)
+        return len(self.ended) == len(self.ranks)
 
     def error_file(self, rank: Rank) -> Path | None:
         """The rank's error file, if it wrote one."""

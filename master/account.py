@@ -1,7 +1,7 @@
 """What ended each round, told to a person: where it began, by what evidence, what was done. Pure."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -19,6 +19,7 @@ from elastic.master.job import Job, Round, handle
 from elastic.master.policy import Policy
 from elastic.master.reading import Observed, of_hardware
 from elastic.master.recovery import COUNTED, FREE, Cause
+from elastic.master.state import ended_ranks
 from elastic.master.symptoms import ACTIONS
 
 LINES = 3
@@ -45,6 +46,8 @@ class Ending:
     """How the job ended with it; empty: it went on."""
     left: str = ""
     """Of the budget that it was charged to, in words."""
+    ended: Mapping[NodeId, tuple[int, ...]] = field(default_factory=dict[NodeId, tuple[int, ...]])
+    """Ranks that had ended with 0, by node."""
     removed: tuple[ev.Removal, ...] = ()
     """Of the nodes that it ended of, those of whose containers' ends the runtime has told."""
 
@@ -129,6 +132,7 @@ def ending_of(
         reason=reason,
         nodes=tuple(seat.node_id for seat in current.seats),
         failures=seen,
+        ended=ended_ranks(same or current),
         hung=hung if hung is not None and hung.round == current.number else None,
         next=job.last_round if job.last_round > current.number else 0,
         outcome=job.result.outcome if over and job.result is not None else "",
@@ -195,6 +199,7 @@ def _host(ending: Ending, node_id: NodeId) -> Host:
         kernel_log=tuple(dict.fromkeys(chain.from_iterable(told))),
         container_exit=gone.exit_code if gone else None,
         container_oom=gone is not None and gone.out_of_memory,
+        ended=ending.ended.get(node_id, ()),
     )
 
 

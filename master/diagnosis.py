@@ -15,7 +15,7 @@ from itertools import chain
 
 from elastic.master import symptoms
 from elastic.master.events import Failed, NodeId
-from elastic.master.reading import Observed, Reading, Weight, describe, read
+from elastic.master.reading import Observed, Reading, Weight, describe, ended_early, read
 from elastic.master.symptoms import Found
 
 CERTAIN, LIKELY, GUESS = "certain", "likely", "a guess"
@@ -31,6 +31,8 @@ class Host:
     """None: it has one no more, or that is not known."""
     container_oom: bool = False
     """There is a record that it was ended for want of memory."""
+    ended: tuple[int, ...] = ()
+    """Ranks that had ended with 0, while others went on; all of them, where nothing failed there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +264,9 @@ _ENQUEUED = re.compile(r"(?:last enqueued NCCL work: |SeqNum=)(\d+)")
 
 
 def _by_absence(readings: Sequence[Reading], hosts: Mapping[NodeId, Host]) -> Diagnosis:
-    """All tell of others: it began where nothing was heard, or between them."""
+    """All tell of others: it began where nothing was heard, or between them; or with who was done before them."""
+    if verdict := _by_ends(readings, hosts):
+        return verdict
     waited = [r for r in readings if r.weight is Weight.WAITED]
     late = [r for r in readings if r.weight is Weight.TIMED_OUT]
     missing = _missing(readings, hosts)
@@ -279,6 +283,16 @@ def _by_absence(readings: Sequence[Reading], hosts: Mapping[NodeId, Host]) -> Di
         line = f"nothing was heard from {silent[0]}"
         return _verdict("node_lost", silent[0], None, (line, *evidence)[:3], LIKELY)
     return _verdict("network", None, None, evidence, GUESS)
+
+
+def _by_ends(readings: Sequence[Reading], hosts: Mapping[NodeId, Host]) -> Diagnosis | None:
+    """Ranks that had ended, with 0, while others went on."""
+    for node_id, host in hosts.items():
+        if host.ended:
+            evidence = _evidence(ended_early(host.ended), readings)
+            verdict = _verdict("script_error", node_id, None, evidence, LIKELY)
+            return replace(verdict, rank=host.ended[0])
+    return None
 
 
 _IN_COLLECTIVE = re.compile(r"gloo|remote (?:process|peer|worker)|ncclRemoteError|pair closure")

@@ -16,6 +16,7 @@ KINDS: Mapping[str, Ended] = {
     Cause.HANG: Ended.HANG,
     Cause.KILLED: Ended.FAULTS,
     Cause.NETWORK: Ended.FAULTS,
+    Cause.UNEVEN: Ended.USER_ERROR,
     Cause.NO_START: Ended.FAULTS,
     Cause.NO_LOG: Ended.FAULTS,
     Cause.NODE_LOST: Ended.FAULTS,

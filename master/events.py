@@ -70,6 +70,8 @@ class Report:
     round: int = 0
     phase: NodePhase = NodePhase.IDLE
     failures: tuple[RankFailure, ...] = ()
+    ended: tuple[int, ...] = ()
+    """Of a node that failed: ranks that ended with 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

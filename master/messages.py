@@ -64,6 +64,7 @@ def report(message: pb.NodeReport) -> ev.Report:
         round=message.round,
         phase=_PHASES.get(message.phase, NodePhase.IDLE),
         failures=tuple(failure(f) for f in message.failures[:MOST_SLOTS]),
+        ended=tuple(message.ended[:MOST_SLOTS]),
     )
 
 

@@ -223,6 +223,9 @@ def _reported(job: Job, event: ev.Reported, now: float, policy: Policy) -> Step:
         return job, (), ""
     if current is None or not current.standing:
         return job, (), ""
+    if not current.ended.issuperset(report.ended):
+        current = replace(current, ended=current.ended | frozenset(report.ended))
+        job = replace(job, round=current)
     told = {_which(o.failure) for o in current.failures if o.node_id == node_id}
     failures = report.failures
     if report.phase is NodePhase.FAILED and not failures and not told:
@@ -296,6 +299,7 @@ def _progressed(job: Job, event: ev.Progressed, now: float, policy: Policy) -> S
     if current.stepped and event.step <= current.step:
         return job, (), ""
     first, step = not current.stepped, max(0, event.step)
+    advanced = current.advanced or not step or step > job.ledger.high_water
     effects: tuple[Effect, ...] = ()
     if event.plain and not job.plain:
         job = replace(job, plain=True)
@@ -303,8 +307,10 @@ def _progressed(job: Job, event: ev.Progressed, now: float, policy: Policy) -> S
         effects = (ev.Tell(waiting),) if waiting else ()
     job = replace(
         job,
-        round=replace(current, stepped=True, step=step),
-        recovery=medic.progressed(job.recovery) if first else job.recovery,
+        round=replace(current, stepped=True, step=step, advanced=advanced),
+        recovery=medic.progressed(job.recovery)
+        if advanced and not current.advanced
+        else job.recovery,
         ledger=books.progressed(job.ledger, step, now),
     )
     named = f" (step {step})" if step else ""

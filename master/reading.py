@@ -114,6 +114,16 @@ def _of_kind(failure: RankFailure) -> Said | None:
     return None
 
 
+def ended_early(ranks: Sequence[int]) -> str:
+    """In words: they had ended, with 0, while others went on."""
+    who = (
+        f"rank {ranks[0]}"
+        if len(ranks) == 1
+        else f"{len(ranks)} ranks, {ranks[0]} the first of them,"
+    )
+    return f"{who} had ended, with 0, while others went on"
+
+
 def of_machine(failure: RankFailure) -> bool:
     """Its node's kernel says that the machine is at fault: a device, or memory of the host."""
     found = _of_kernel(failure)

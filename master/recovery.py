@@ -3,8 +3,8 @@
 Whose fault decides who pays. What the script did itself (an exception, an exit code, an
 out-of-memory on the device, a crash signal) counts against `max_restarts`. What was done to it
 (SIGKILL, a lost node, a preemption, the kernel's OOM killer, hardware) costs a token of a job-wide
-budget that grows back with progress. The same fingerprint three times with no step in between is
-deterministic, and ends the job.
+budget that grows back with progress. The same fingerprint three times with no new step in between is
+deterministic, and ends the job; and so do ranks that ended, with 0, while others went on, three times at all.
 
 A rank that fails because a peer did is a follower: its end says nothing of the cause, which may
 still be on its way here, so it is waited for a moment.
@@ -12,13 +12,21 @@ still be on its way here, so it is waited for a moment.
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from elastic.master.events import Failed, RankFailure
 from elastic.master.policy import Policy
-from elastic.master.reading import Observed, Weight, describe, ends, of_machine, root_of
+from elastic.master.reading import (
+    Observed,
+    Weight,
+    describe,
+    ended_early,
+    ends,
+    of_machine,
+    root_of,
+)
 
 __all__ = [
     "COUNTED", "FREE", "REGROW", "UNIT_TRIES", "Cause", "Fail", "Hold", "Observed", "Recovery",
@@ -37,6 +45,7 @@ class Cause(StrEnum):
     KILLED = "killed"
     HARDWARE = "hardware"
     NETWORK = "network"
+    UNEVEN = "ranks ended early"
     NO_START = "ranks could not be started"
     NO_LOG = "no space for logs"
     HANG = "hang"
@@ -175,24 +184,27 @@ def judge(
     now: float,
     policy: Policy,
     step: int | None = None,
+    ended: Sequence[int] = (),
 ) -> tuple[Recovery, Verdict]:
     """What to do about a round's failures, oldest first; there is one at least.
 
-    step: the job's last; None: it has finished none. doubt: until when, in job time, a silent node of the round may turn out to be dead; no script
+    step: the job's last; None: it has finished none. ended: ranks that had ended before, with 0. doubt: until when, in job time, a silent node of the round may turn out to be dead; no script
     is blamed before that, since these may be the symptoms.
     """
     root = root_of(observed)
-    cause = classify(root.failure)
+    cause, what = classify(root.failure), describe(root)
+    if ended and follows(root.failure):
+        cause, what = Cause.UNEVEN, f"{ended_early(ended)}; {what}"
     settled = observed[0].at + policy.settle if follows(root.failure) else now
     if cause in COUNTED:
         settled = max(settled, doubt)
     if now < settled:
-        return state, Hold(settled, f"{describe(root)}: looking for its cause elsewhere")
+        return state, Hold(settled, f"{what}: looking for its cause elsewhere")
     if policy.supplied:
         state, hopeless = _hopeless(state, cause, root.failure, step)
         if hopeless:
-            return state, Fail(cause, f"{describe(root)}: {hopeless}", root)
-    return charge(state, cause, describe(root), root, policy)
+            return state, Fail(cause, f"{what}: {hopeless}", root)
+    return charge(state, cause, what, root, policy)
 
 
 def _hopeless(
@@ -220,7 +232,8 @@ def charge(
         count = state.seen.get(print_, 0) + 1
         state = replace(state, seen={**state.seen, print_: count})
         if count >= (UNIT_TRIES if cause is Cause.UNIT else policy.same_failure_limit):
-            times = f"the same failure {count} times with no step finished in between"
+            between = "" if cause is Cause.UNEVEN else " with no new step finished in between"
+            times = f"the same failure {count} times{between}"
             return state, Fail(cause, f"{reason}: {times}", root)
     if cause in FREE:
         return state, Restart(cause, reason, root)
@@ -239,10 +252,12 @@ def charge(
 
 
 def progressed(state: Recovery) -> Recovery:
-    """A round has finished its first step: fingerprints start anew, the budget grows back."""
+    """A round has finished a step that none before it had, as far as the script tells: fingerprints start anew, the budget
+    grows back. Who ends early does so after many steps."""
     if not state.seen and not state.faults:
         return state
-    return replace(state, seen={}, faults=max(0, state.faults - 2))
+    kept = {print_: count for print_, count in state.seen.items() if print_ == Cause.UNEVEN}
+    return replace(state, seen=kept, faults=max(0, state.faults - 2))
 
 
 def rested(state: Recovery, seconds: float) -> Recovery:
@@ -253,7 +268,7 @@ def rested(state: Recovery, seconds: float) -> Recovery:
 
 def fingerprint(cause: Cause, root: Observed | None) -> str:
     """What makes two failures the same; empty for what strikes from outside."""
-    if cause is Cause.UNIT:
+    if cause in (Cause.UNIT, Cause.UNEVEN):
         return str(cause)
     if root is None or cause in (
         Cause.PREEMPTED,

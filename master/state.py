@@ -47,8 +47,12 @@ class Round:
     """False once it ended before its time; its ranks are to be stopped."""
     finished: frozenset[NodeId] = frozenset()
     failures: tuple[Observed, ...] = ()
+    ended: frozenset[int] = frozenset()
+    """Ranks that ended with 0, on nodes that failed."""
     stepped: bool = False
     """Its first step was finished."""
+    advanced: bool = False
+    """A step that no round before it had finished was, as far as the script tells."""
     step: int = 0
     """The last step finished in it, where the script tells."""
     saves: bool = False
@@ -191,6 +195,18 @@ def in_round(job: Job, node: Node) -> bool:
         and current.incarnations.get(node.node_id) == node.incarnation
         and node.node_id not in current.finished
     )
+
+
+def ended_ranks(current: Round) -> dict[NodeId, tuple[int, ...]]:
+    """Ranks that ended with 0, by node: all of those that are done, and those that are known of those that failed."""
+    found: dict[NodeId, tuple[int, ...]] = {}
+    first = 0
+    for seat in current.seats:
+        ranks = range(first, first := first + seat.ranks)
+        done = seat.node_id in current.finished
+        if here := tuple(rank for rank in ranks if done or rank in current.ended):
+            found[seat.node_id] = here
+    return found
 
 
 def nodes_of(current: Round, ranks: Collection[int]) -> list[NodeId]:

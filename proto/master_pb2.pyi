@@ -269,7 +269,7 @@ class Paired(_message.Message):
     def __init__(self, number: _Optional[int] = ..., state: _Optional[str] = ..., what: _Optional[str] = ..., gpu: _Optional[int] = ..., matmul: _Optional[_Iterable[float]] = ..., tests: _Optional[_Iterable[_Union[Paired.Test, _Mapping]]] = ...) -> None: ...
 
 class NodeReport(_message.Message):
-    __slots__ = ("round", "phase", "failures")
+    __slots__ = ("round", "phase", "failures", "ended")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         IDLE: _ClassVar[NodeReport.Phase]
@@ -283,10 +283,12 @@ class NodeReport(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     round: int
     phase: NodeReport.Phase
     failures: _containers.RepeatedCompositeFieldContainer[RankFailure]
-    def __init__(self, round: _Optional[int] = ..., phase: _Optional[_Union[NodeReport.Phase, str]] = ..., failures: _Optional[_Iterable[_Union[RankFailure, _Mapping]]] = ...) -> None: ...
+    ended: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, round: _Optional[int] = ..., phase: _Optional[_Union[NodeReport.Phase, str]] = ..., failures: _Optional[_Iterable[_Union[RankFailure, _Mapping]]] = ..., ended: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RankFailure(_message.Message):
     __slots__ = ("rank", "local_rank", "exit_code", "error_type", "message", "frame", "log_tail", "oom_killed", "what", "kernel_log")

@@ -46,6 +46,19 @@ def test_without_restarts_a_rank_that_fails_ends_the_job(job: Job, how: str, wor
     assert job.round() == 1, job.dump()
 
 
+def test_ranks_that_have_less_to_do_than_others_end_the_job_and_no_network_is_blamed(
+    job: Job,
+) -> None:
+    """As torchrun would; twice it may have been the very end of the work."""
+    job.start(script=("--torch", "--fault", "step:exit0:1:*"))
+    job.ends(1)
+    assert job.round() == 3, job.dump()
+    said = job.report()["result"]["reason"]
+    assert said.startswith("rank 1 had ended, with 0, while others went on; "), said
+    told = job.ctl("why")
+    assert "script error (likely). It began with rank 1 on node0" in told, told
+
+
 TIMED = """
 import json, os, subprocess, sys, time
 

@@ -510,6 +510,18 @@ def test_a_stopped_job_goes_on_with_the_same_command() -> None:
     assert core.job.ledger.lost["stopped"] == pytest.approx(105.0)
 
 
+def test_steps_that_are_computed_again_are_no_progress() -> None:
+    """The budget grows back with those that no round had finished before."""
+    core = running("a", "b", max_nodes=2)
+    core.feed(ev.Progressed(1, 11), 12.0)
+    core.feed(failed("a", 1, KILLED), 13.0)
+    for step in (10, 11):
+        core.feed(ev.Progressed(2, step), 14.0)
+        assert core.job.recovery.faults == 1
+    core.feed(ev.Progressed(2, 12), 15.0)
+    assert core.job.recovery.faults == 0
+
+
 def test_a_job_that_ended_makes_way_for_a_new_one() -> None:
     core = running("a")
     core.feed(finished("a", 1))

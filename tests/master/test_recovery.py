@@ -298,8 +298,26 @@ def test_the_same_failure_three_times_is_deterministic() -> None:
         state = pay(state, Cause.ERROR, root, policy)
     _, verdict = charge(state, Cause.ERROR, "it", root, policy)
     assert isinstance(verdict, Fail)
-    assert verdict.reason == "it: the same failure 3 times with no step finished in between"
+    assert verdict.reason == "it: the same failure 3 times with no new step finished in between"
     pay(medic.progressed(state), Cause.ERROR, root, policy)
+
+
+def test_ranks_that_end_early_three_times_end_the_job_however_many_steps_they_had() -> None:
+    """The others fail for want of them, which is no fault of the network's."""
+    state, seen = Recovery(), observed(CLOSED)
+    for _ in range(2):
+        _, held = judge(state, seen, 0.0, 100.2, Policy(), 40, [1])
+        assert isinstance(held, Hold)
+        state, verdict = judge(state, seen, 0.0, held.until, Policy(), 40, [1])
+        assert isinstance(verdict, Restart)
+        assert verdict.cause is Cause.UNEVEN
+        assert verdict.reason.startswith("rank 1 had ended, with 0, while others went on; ")
+        state = medic.progressed(state)
+    _, verdict = judge(state, seen, 0.0, 200.0, Policy(), 40, [1])
+    assert isinstance(verdict, Fail)
+    assert verdict.reason.endswith(": the same failure 3 times")
+    _, verdict = judge(state, observed(KILLED), 0.0, 200.0, Policy(), 40, [1])
+    assert isinstance(verdict, Restart), "it was killed, whoever had ended"
 
 
 def test_different_failures_are_not_deterministic() -> None:

@@ -56,8 +56,8 @@ def fault(when: str) -> None:
         if moment != when or str(RANK) not in ranks.split(",") or number not in (str(ROUND), "*"):
             continue
         tell("fault", how=how)
-        if how == "exit3":
-            sys.exit(3)
+        if how in ("exit0", "exit3"):
+            sys.exit(int(how[-1]))
         if how == "raise":
             raise ValueError(f"asked to fail at {when}")
         if how == "hang":
