@@ -233,6 +233,7 @@ class Agent:
                 self._uplink.last()
                 await self._retiring.over()
                 await self._stores.unused()
+                await self._uplink.synced()
                 given_up = f"; ^C or SIGTERM gives it up in {self._settings.shutdown_timeout:g} s"
                 await self._snapshots.persisted(PERSIST_TIMEOUT, given_up)
                 if not order.goes_on:  # else others have what it had
@@ -501,7 +502,7 @@ class Agent:
         await self._retiring.over()
         await self._stores.unused()
         if not orphaned:  # else its place may be taken by now
-            await self._uplink.synced()  # what it had last may be ordered to storage
+            await self._uplink.synced()  # what ranks had last may be ordered to storage
             await self._snapshots.persisted(self._settings.shutdown_timeout)
             self._snapshots.say_lost()
         if told is not None and exits:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from elastic.agent.failures import with_failure
 from elastic.proto import master_pb2 as pb
 
+LATE = 0.5
+"""Seconds after the end of a rank in which those of all others of its node are awaited, as at the end of each job."""
 RATE = 20 << 20
 """Bytes a second. A report holds all failures of its round so far, and hundreds of ranks fail at once."""
 
@@ -41,14 +43,19 @@ class Outcome:
         self._tell(with_failure(self.report, failure))
 
     def ended(self, ranks: Sequence[int]) -> None:
-        """These ended with 0, which matters once others have failed."""
+        """These ended with 0, which matters where the others do not soon do so, too."""
         told = pb.NodeReport()
         told.CopyFrom(self.report)
         told.ended[:] = ranks
-        if told.failures and told != self.report:
+        if told.failures:
             self._tell(told)
-        else:
-            self.report = told
+            return
+        self.report = told
+        asyncio.get_running_loop().call_later(LATE, self._still, told)
+
+    def _still(self, told: pb.NodeReport) -> None:
+        if self.report is told:
+            self._say()
 
     def _tell(self, report: pb.NodeReport) -> None:
         self.report = report

@@ -66,10 +66,10 @@ def switches(pid: int) -> int:
     )
 
 
-def run_delay(pid: int) -> float:
-    """Seconds that its main thread could have run in, had it had a processor; 0 where the kernel does not tell."""
+def run_delay(pid: int) -> float | None:
+    """Seconds that its main thread could have run in, had it had a processor; None where the kernel does not tell."""
     fields = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
-    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+    return int(fields[1]) / 1e9 if len(fields) > 1 else None
 
 
 def kernel_stack(pid: int) -> tuple[str, ...]:

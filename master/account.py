@@ -19,7 +19,7 @@ from elastic.master.job import Job, Round, handle
 from elastic.master.policy import Policy
 from elastic.master.reading import Observed, of_hardware
 from elastic.master.recovery import COUNTED, FREE, Cause
-from elastic.master.state import ended_ranks
+from elastic.master.state import ranks_on
 from elastic.master.symptoms import ACTIONS
 
 LINES = 3
@@ -132,7 +132,7 @@ def ending_of(
         reason=reason,
         nodes=tuple(seat.node_id for seat in current.seats),
         failures=seen,
-        ended=ended_ranks(same or current),
+        ended=_ended(same or current),
         hung=hung if hung is not None and hung.round == current.number else None,
         next=job.last_round if job.last_round > current.number else 0,
         outcome=job.result.outcome if over and job.result is not None else "",
@@ -150,6 +150,14 @@ def _last(current: Round, event: Event, now: float) -> list[Observed]:
         for failure in event.report.failures
         if (event.node_id, failure) not in known
     ]
+
+
+def _ended(current: Round) -> dict[NodeId, tuple[int, ...]]:
+    found = {
+        seat.node_id: tuple(r for r in ranks_on(current, (seat.node_id,)) if r in current.ended)
+        for seat in (current.seats if current.ended else ())
+    }
+    return {node_id: ranks for node_id, ranks in found.items() if ranks}
 
 
 def _left(job: Job, cause: str, policy: Policy) -> str:

@@ -58,7 +58,7 @@ PATIENT_AFTER = 4
 SILENT = frozenset({Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER})
 """May wait for others in a library's code, of which no stack tells, asleep."""
 LIBRARY = frozenset({Activity.BACKWARD, Activity.OPTIMIZER})
-"""Of these, the ones that a rank asleep in has no other reason for: it waits also where it does not say for what."""
+"""Of these, those in whose own code a rank sleeps for others alone: it waits also where it does not say for what."""
 SPINS = frozenset({Activity.DEVICE, Activity.NATIVE})
 """The same, of a device, which the processor may wait for awake."""
 
@@ -113,11 +113,15 @@ class Seen:
     """When it was told, in job time."""
     sure: bool = True
     """It is known whether its main thread holds the GIL, or runs in a library without it."""
+    free: bool = False
+    """Its main thread is known not to hold the GIL, and is in a library's code."""
     ticks: int = 0
     cpu: float = 0.0
     """Seconds of it that its main thread used."""
-    run_delay: float = 0.0
-    """Seconds that its main thread waited for it."""
+    run_delay: float | None = None
+    """Seconds that its main thread waited for it, in all its life; None: not known."""
+    taken: float = 0.0
+    """When it was taken, by its node's clock."""
     on_device: OnDevice = OnDevice.UNKNOWN
     transfers: Mapping[int, tuple[int, int]] | None = None
     """By rank, how often it has sent to it, and asked to receive from it; None: it did not answer, or does not know."""
@@ -136,7 +140,9 @@ class Seen:
         if any(one.device for one in self.pending):
             return True  # its host may wait for it in any line: `loss.item()`
         silent = (doing.activity in SILENT and doing.asleep) or doing.activity in SPINS
-        unsaid = self.collectives is None and doing.asleep and doing.activity in LIBRARY
+        unsaid = (
+            self.collectives is None and self.free and doing.asleep and doing.activity in LIBRARY
+        )
         return doing.waits_for_others or unsaid or (silent and bool(self.pending))
 
     @property
@@ -220,7 +226,8 @@ class Patience:
         """Of what may take long for a reason, and for as long as a model where it works at it."""
         seen = looks[-1]
         known = KNOWN * self.phase_seconds.get(self.phases.get(seen.rank, ""), 0.0)
-        works = _worked(looks) or any(look.doing.helped for look in looks)
+        helped = 2 * sum(look.doing.helped for look in looks) > len(looks)
+        works = _worked(looks) or helped or "R" in "".join(look.doing.workers for look in looks)
         return max(FOREVER if works else self.long, known, self.again(seen))
 
     def of_device(self, seen: Seen) -> float:
@@ -230,7 +237,7 @@ class Patience:
 
     def here(self, seen: Seen) -> float:
         """Where it is in the code."""
-        return max(self.allowed, self.again(seen))
+        return max(self.allowed, min(self.again(seen), self.long))
 
     def again(self, seen: Seen) -> float:
         """At least, since it was judged there before and may have been wrong."""
@@ -394,7 +401,9 @@ def _had(looks: tuple[Seen, ...], quiet: float) -> float:
     """Of the seconds since the round moved those that a rank had: where others have the processor most of the time, as these
     looks tell, it cannot be done as soon."""
     first, last = looks[0], looks[-1]
-    waited = (last.run_delay - first.run_delay) / max(last.at - first.at, 1e-3)
+    if first.run_delay is None or last.run_delay is None:
+        return quiet
+    waited = (last.run_delay - first.run_delay) / max(last.taken - first.taken, 1e-3)
     return quiet if waited < STARVED else quiet * (1 - min(waited, 1.0))
 
 

@@ -71,7 +71,7 @@ class Report:
     phase: NodePhase = NodePhase.IDLE
     failures: tuple[RankFailure, ...] = ()
     ended: tuple[int, ...] = ()
-    """Of a node that failed: ranks that ended with 0."""
+    """Ranks that ended with 0, while others of the node did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ A job is a fold over its events, so replaying the journal is the master's recove
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from elastic.master import events as ev
 from elastic.master import nodes as registry
@@ -28,7 +27,6 @@ from elastic.master.state import (
     doubt,
     drained,
     end,
-    ended_ranks,
     fail,
     in_round,
     interrupt,
@@ -191,7 +189,9 @@ def _judge(job: Job, current: Round, now: float, policy: Policy) -> Next:
     rested = medic.rested(job.recovery, now - current.started)
     books = job.ledger
     step = books.step if books.step or books.stepping or books.productive else None
-    ended = sorted(chain.from_iterable(ended_ranks(current).values()))
+    ended = (
+        () if current.change is not None else sorted(current.ended)
+    )  # who leaves as planned may well
     recovery, verdict = medic.judge(rested, current.failures, unsure, now, policy, step, ended)
     if isinstance(verdict, medic.Hold):
         return job, verdict.until, verdict.reason

@@ -39,6 +39,7 @@ from elastic.master.state import (
     one_line,
     plan,
     probe,
+    ranks_on,
     trained,
 )
 
@@ -241,7 +242,10 @@ def _reported(job: Job, event: ev.Reported, now: float, policy: Policy) -> Step:
     if not fresh:
         return job, (), ""
     seen = tuple(Observed(node_id=node_id, failure=f, at=now) for f in fresh)
-    job = replace(job, round=replace(current, failures=current.failures + seen))
+    ended = current.ended
+    if not current.failures:
+        ended |= frozenset(ranks_on(current, current.finished))
+    job = replace(job, round=replace(current, failures=current.failures + seen, ended=ended))
     return job, (), medic.describe(seen[0])
 
 
@@ -299,7 +303,7 @@ def _progressed(job: Job, event: ev.Progressed, now: float, policy: Policy) -> S
     if current.stepped and event.step <= current.step:
         return job, (), ""
     first, step = not current.stepped, max(0, event.step)
-    advanced = current.advanced or not step or step > job.ledger.high_water
+    advanced = current.advanced or step > job.recovery.reached or not job.recovery.reached
     effects: tuple[Effect, ...] = ()
     if event.plain and not job.plain:
         job = replace(job, plain=True)

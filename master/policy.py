@@ -36,7 +36,7 @@ class Policy:
     fault_budget: int = 100
     """Restarts that faults of others may cost in a row; it grows back with progress."""
     same_failure_limit: int = 3
-    """A failure seen this often with no step finished in between is deterministic."""
+    """A failure seen this often with no new step finished in between is deterministic."""
     join_timeout: float | None = None
     """Seconds for the first round to come together before the job fails; None: for ever."""
     below_min_timeout: float | None = None

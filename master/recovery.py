@@ -4,7 +4,7 @@ Whose fault decides who pays. What the script did itself (an exception, an exit 
 out-of-memory on the device, a crash signal) counts against `max_restarts`. What was done to it
 (SIGKILL, a lost node, a preemption, the kernel's OOM killer, hardware) costs a token of a job-wide
 budget that grows back with progress. The same fingerprint three times with no new step in between is
-deterministic, and ends the job; and so do ranks that ended, with 0, while others went on, three times at all.
+deterministic, and ends the job; and so do ranks that ended, with 0, while others went on, three times within minutes.
 
 A rank that fails because a peer did is a follower: its end says nothing of the cause, which may
 still be on its way here, so it is waited for a moment.
@@ -116,8 +116,10 @@ class Recovery:
     """Of `max_restarts`, used."""
     faults: int = 0
     """Of `fault_budget`, used."""
+    reached: int = 0
+    """The last step of the round before, where the script tells."""
     seen: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Fingerprints since the last finished step."""
+    """Fingerprints since a round went beyond the one before it; of ranks that ended early, since one stood for `REGROW`."""
     ooms: Mapping[int, int] = field(default_factory=dict[int, int])
     """By rank: the step at which its container's memory was used up last."""
 
@@ -188,7 +190,7 @@ def judge(
 ) -> tuple[Recovery, Verdict]:
     """What to do about a round's failures, oldest first; there is one at least.
 
-    step: the job's last; None: it has finished none. ended: ranks that had ended before, with 0. doubt: until when, in job time, a silent node of the round may turn out to be dead; no script
+    step: the job's last; None: it has finished none. ended: ranks that were done, with 0, while others went on. doubt: until when, in job time, a silent node of the round may turn out to be dead; no script
     is blamed before that, since these may be the symptoms.
     """
     root = root_of(observed)
@@ -196,7 +198,7 @@ def judge(
     if ended and follows(root.failure):
         cause, what = Cause.UNEVEN, f"{ended_early(ended)}; {what}"
     settled = observed[0].at + policy.settle if follows(root.failure) else now
-    if cause in COUNTED:
+    if cause in COUNTED or cause is Cause.UNEVEN:
         settled = max(settled, doubt)
     if now < settled:
         return state, Hold(settled, f"{what}: looking for its cause elsewhere")
@@ -252,8 +254,8 @@ def charge(
 
 
 def progressed(state: Recovery) -> Recovery:
-    """A round has finished a step that none before it had, as far as the script tells: fingerprints start anew, the budget
-    grows back. Who ends early does so after many steps."""
+    """A round has gone beyond the one before it: fingerprints start anew, the budget grows back. Who ends early does so after
+    many steps."""
     if not state.seen and not state.faults:
         return state
     kept = {print_: count for print_, count in state.seen.items() if print_ == Cause.UNEVEN}
@@ -262,8 +264,11 @@ def progressed(state: Recovery) -> Recovery:
 
 def rested(state: Recovery, seconds: float) -> Recovery:
     """A round stood for so long: the budget grows back with time too."""
-    back = min(state.faults, int(max(0.0, seconds) / REGROW))
-    return replace(state, faults=state.faults - back) if back else state
+    tokens = int(max(0.0, seconds) / REGROW)
+    if not tokens:
+        return state
+    seen = {print_: count for print_, count in state.seen.items() if print_ != Cause.UNEVEN}
+    return replace(state, seen=seen, faults=max(0, state.faults - tokens))
 
 
 def fingerprint(cause: Cause, root: Observed | None) -> str:

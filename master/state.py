@@ -48,11 +48,11 @@ class Round:
     finished: frozenset[NodeId] = frozenset()
     failures: tuple[Observed, ...] = ()
     ended: frozenset[int] = frozenset()
-    """Ranks that ended with 0, on nodes that failed."""
+    """Ranks that ended with 0, of nodes that were not done, or were before anything failed."""
     stepped: bool = False
     """Its first step was finished."""
     advanced: bool = False
-    """A step that no round before it had finished was, as far as the script tells."""
+    """It went beyond the round before it, as far as the script tells."""
     step: int = 0
     """The last step finished in it, where the script tells."""
     saves: bool = False
@@ -197,15 +197,13 @@ def in_round(job: Job, node: Node) -> bool:
     )
 
 
-def ended_ranks(current: Round) -> dict[NodeId, tuple[int, ...]]:
-    """Ranks that ended with 0, by node: all of those that are done, and those that are known of those that failed."""
-    found: dict[NodeId, tuple[int, ...]] = {}
+def ranks_on(current: Round, nodes: Collection[NodeId]) -> list[int]:
+    """Of these nodes."""
+    found: list[int] = []
     first = 0
     for seat in current.seats:
         ranks = range(first, first := first + seat.ranks)
-        done = seat.node_id in current.finished
-        if here := tuple(rank for rank in ranks if done or rank in current.ended):
-            found[seat.node_id] = here
+        found += ranks if seat.node_id in nodes else ()
     return found
 
 
@@ -322,6 +320,7 @@ def broken(
         job,
         nodes={**job.nodes, **in_doubt} if in_doubt else job.nodes,
         round=replace(job.round, standing=False),
+        recovery=replace(job.recovery, reached=job.round.step or job.recovery.reached),
         ledger=books.interrupted(job.ledger, cause, reason, now, lost),
         stop_grace=grace,
     )

@@ -150,9 +150,9 @@ class Look:
     cpu_seconds: float = 0.0
     """Of all its threads, in user and in kernel mode."""
     main_cpu_seconds: float = 0.0
-    main_run_delay: float = 0.0
-    """Seconds that its main thread waited for a processor, in all its life."""
     """Of its main thread."""
+    main_run_delay: float | None = None
+    """Seconds that its main thread waited for a processor, in all its life; None: not known."""
     threads: tuple[Thread, ...] = ()
     """The main thread first; those that run Python, and those in D state."""
     children: tuple[Child, ...] = ()

@@ -37,21 +37,25 @@ def test_the_end_of_a_round_is_told_at_once() -> None:
     assert asyncio.run(asyncio.wait_for(test(), 60.0)).phase == pb.NodeReport.FINISHED
 
 
-def test_who_ended_well_is_told_of_once_somebody_failed() -> None:
-    """Before, as at the end of each job, it would be a message a rank for nothing."""
+def test_who_ended_well_is_told_of_where_others_do_not() -> None:
+    """At the end of a job it would be a message a rank for nothing."""
 
     async def test() -> list[pb.NodeReport]:
         told: asyncio.Queue[pb.FromAgent] = asyncio.Queue()
         outcome = Outcome(told.put_nowait)
         outcome.running(2)
         outcome.ended([1])
-        await asyncio.sleep(0.01)
         assert told.empty()
-        outcome.failed(pb.RankFailure(rank=0, exit_code=1))
         reports = [(await told.get()).report]
+        outcome.failed(pb.RankFailure(rank=0, exit_code=1))
+        reports.append((await told.get()).report)
         outcome.ended([1, 2])
+        reports.append((await told.get()).report)
+        outcome.running(3)
+        outcome.ended([1])
+        outcome.finished()
         return [*reports, (await told.get()).report]
 
-    first, second = asyncio.run(asyncio.wait_for(test(), 60.0))
-    assert ([*first.ended], [*second.ended]) == ([1], [1, 2])
-    assert first.phase == second.phase == pb.NodeReport.FAILED
+    *reports, done = asyncio.run(asyncio.wait_for(test(), 60.0))
+    assert [[*report.ended] for report in reports] == [[1], [1], [1, 2]]
+    assert (done.phase, [*done.ended]) == (pb.NodeReport.FINISHED, [])

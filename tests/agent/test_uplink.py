@@ -16,7 +16,8 @@ from elastic.proto.security import Security
 class BusyMaster(master_pb2_grpc.MasterServicer):
     """Welcomes an agent, and reads on only when it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, answers: bool = False) -> None:
+        self.answers = answers
         self.reads = asyncio.Event()
         self.heard: list[str | None] = []
 
@@ -27,6 +28,8 @@ class BusyMaster(master_pb2_grpc.MasterServicer):
         await self.reads.wait()
         while (message := await context.read()) is not grpc.aio.EOF:
             self.heard.append(message.WhichOneof("body"))
+            if self.answers and self.heard[-1] == "sync":
+                await context.write(pb.ToAgent(synced=pb.Synced()))
 
 
 @contextlib.asynccontextmanager
@@ -40,7 +43,7 @@ async def attached(master: BusyMaster) -> AsyncIterator[Uplink]:
     async with asyncio.timeout(60.0):
         await uplink.attached.wait()
         yield uplink
-    run.cancel()
+        await run  # no other stream is opened after the last
     await server.stop(None)
 
 
@@ -57,6 +60,23 @@ def test_a_goodbye_waits_until_a_busy_master_has_read_it_all() -> None:
             master.reads.set()
             await goodbye
             assert master.heard == ["heartbeat", "report", "leaving"]
+
+    asyncio.run(test())
+
+
+def test_the_masters_last_orders_are_waited_for_until_it_says_that_they_are_out() -> None:
+    async def test() -> None:
+        master = BusyMaster(answers=True)
+        async with attached(master) as uplink:
+            synced = asyncio.create_task(uplink.synced(600.0))
+            _, waits = await asyncio.wait({synced}, timeout=0.2)
+            assert waits, "it did not wait for the master"
+            master.reads.set()
+            await synced
+            assert uplink.attached.is_set()
+            uplink.leave("its launcher got SIGTERM")
+            await uplink.goodbye(30.0)
+            assert master.heard == ["sync", "leaving"]
 
     asyncio.run(test())
 

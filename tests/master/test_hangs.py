@@ -324,10 +324,12 @@ def test_who_waits_for_a_program_that_works_may_wait_as_long_as_that() -> None:
 
 
 def test_who_sleeps_in_a_backward_pass_waits_for_others_though_it_does_not_say_for_what() -> None:
-    unsaid = seen(0, Activity.BACKWARD, asleep=True, collectives=None)
+    unsaid = seen(0, Activity.BACKWARD, asleep=True, collectives=None, free=True)
     locked = seen(3, Activity.LOCK, asleep=True)
     assert ranks(unsaid, *WAITING[1:], locked, quiet=LONG - 1) is None
     assert ranks(unsaid, *WAITING[1:], locked, quiet=LONG) == (3,)
+    keeps_the_gil = replace(unsaid, free=False)  # which is why it says nothing
+    assert ranks(keeps_the_gil, *WAITING[1:], seen(3)) == (0,)
 
 
 def test_each_place_of_those_that_are_named_is_told() -> None:
@@ -348,7 +350,8 @@ def test_who_has_no_processor_is_given_its_time_all_the_same() -> None:
     computes = seen(1, Activity.PYTHON, state="R", asleep=False)
     for delay, named in ((0.0, True), (0.4, True), (0.9, False)):
         later = [
-            replace(computes, at=0.5 * k, cpu=0.1 * k, run_delay=0.5 * k * delay) for k in range(4)
+            replace(computes, at=0.5 * k, taken=0.5 * k, cpu=0.1 * k, run_delay=0.5 * k * delay)
+            for k in range(4)
         ]
         all_of_them = looks(seen(0), seen(2)) | {1: tuple(later)}
         named_now = find(

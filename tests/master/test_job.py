@@ -511,15 +511,31 @@ def test_a_stopped_job_goes_on_with_the_same_command() -> None:
 
 
 def test_steps_that_are_computed_again_are_no_progress() -> None:
-    """The budget grows back with those that no round had finished before."""
+    """The budget grows back once a round goes beyond the one before it; its first step has no number yet."""
     core = running("a", "b", max_nodes=2)
     core.feed(ev.Progressed(1, 11), 12.0)
     core.feed(failed("a", 1, KILLED), 13.0)
-    for step in (10, 11):
+    for step in (0, 10, 11):
         core.feed(ev.Progressed(2, step), 14.0)
         assert core.job.recovery.faults == 1
     core.feed(ev.Progressed(2, 12), 15.0)
     assert core.job.recovery.faults == 0
+
+
+def test_who_leaves_as_planned_or_after_a_failure_did_not_end_early() -> None:
+    core = running("a", "b", max_nodes=2)
+    core.feed(ev.Progressed(1, 11), 12.0)
+    core.feed(failed("a", 1, CLOSED), 13.0)
+    core.feed(finished("b", 1), 13.1)
+    core.tick(20.0)
+    assert core.restarts() == {"network": 1}, "it gave its peer up"
+
+    core = running("a", "b", max_nodes=2)
+    core.feed(ev.Progressed(1, 11), 12.0)
+    core.feed(finished("b", 1), 13.0)
+    core.feed(failed("a", 1, CLOSED), 13.1)
+    core.tick(20.0)
+    assert core.restarts() == {"ranks ended early": 1}
 
 
 def test_a_job_that_ended_makes_way_for_a_new_one() -> None:

@@ -318,6 +318,9 @@ def test_ranks_that_end_early_three_times_end_the_job_however_many_steps_they_ha
     assert verdict.reason.endswith(": the same failure 3 times")
     _, verdict = judge(state, observed(KILLED), 0.0, 200.0, Policy(), 40, [1])
     assert isinstance(verdict, Restart), "it was killed, whoever had ended"
+    state = medic.rested(state, medic.REGROW)
+    _, verdict = judge(state, seen, 0.0, 200.0, Policy(), 40, [1])
+    assert isinstance(verdict, Restart), "it went well for long"
 
 
 def test_different_failures_are_not_deterministic() -> None:
