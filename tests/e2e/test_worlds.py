@@ -103,7 +103,7 @@ def test_a_failure_that_no_restart_mends_is_stopped_at_the_third(job: Job) -> No
     job.start("--max-restarts", "9", nproc=1, script=("--fault", "start:exit3:0:*"))
     job.ends(1)
     assert len(job.told("fault")) == 3, job.dump()
-    assert "3 times with no step" in job.report()["result"]["reason"]
+    assert "3 times with no new step" in job.report()["result"]["reason"]
     attempts = sorted(path.name for path in Path(job.folder / "logs" / "job").glob("attempt_*"))
     assert attempts == ["attempt_0", "attempt_1", "attempt_2"]
 
