@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import struct
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,8 +231,16 @@ def test_a_journal_is_folded_to_the_state_that_it_meant() -> None:
     job = replay(Job(), history("2.0"), Policy())
     assert job.last_round == 3
     recorded = (RECORDED / "state-2.0.json").read_text().strip()
-    assert codec.dumps(job) == recorded
-    assert codec.loads(Job, recorded) == job
+    assert codec.dumps(as_then(job)) == recorded
+    assert codec.loads(Job, recorded) == as_then(job)
+
+
+def as_then(job: Job) -> Job:
+    """Without what is noted since: how far the round before came, and that this one went beyond it."""
+    assert job.round is not None
+    assert (job.round.advanced, job.recovery.reached) == (True, 12)
+    before = replace(job.recovery, reached=0)
+    return replace(job, round=replace(job.round, advanced=False), recovery=before)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +262,7 @@ def test_a_journals_database(tmp_path: Path, named: str, fits: bool) -> None:
     assert (job.last_round, wall, at) == (2, WALL + 7.0, 7.0)
     assert [entry.wall - WALL for entry in entries] == [entry.job for entry in entries]
     job = replay(job, ((entry.event, entry.job) for entry in entries), Policy())
-    assert codec.dumps(job) == (RECORDED / "state-2.0.json").read_text().strip()
+    assert codec.dumps(as_then(job)) == (RECORDED / "state-2.0.json").read_text().strip()
     assert (note.wall, note.job, note.kind, note.reason) == (WALL, 0.0, "MasterStarted", "begins")
 
 
