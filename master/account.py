@@ -19,7 +19,6 @@ from elastic.master.job import Job, Round, handle
 from elastic.master.policy import Policy
 from elastic.master.reading import Observed, of_hardware
 from elastic.master.recovery import COUNTED, FREE, Cause
-from elastic.master.state import ranks_on
 from elastic.master.symptoms import ACTIONS
 
 LINES = 3
@@ -153,11 +152,14 @@ def _last(current: Round, event: Event, now: float) -> list[Observed]:
 
 
 def _ended(current: Round) -> dict[NodeId, tuple[int, ...]]:
-    found = {
-        seat.node_id: tuple(r for r in ranks_on(current, (seat.node_id,)) if r in current.ended)
-        for seat in (current.seats if current.ended else ())
-    }
-    return {node_id: ranks for node_id, ranks in found.items() if ranks}
+    """Ranks that had ended with 0, by node."""
+    found: dict[NodeId, tuple[int, ...]] = {}
+    first = 0
+    for seat in current.seats:
+        ranks = range(first, first := first + seat.ranks)
+        if here := tuple(rank for rank in ranks if rank in current.ended):
+            found[seat.node_id] = here
+    return found
 
 
 def _left(job: Job, cause: str, policy: Policy) -> str:
