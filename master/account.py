@@ -19,6 +19,7 @@ from elastic.master.job import Job, Round, handle
 from elastic.master.policy import Policy
 from elastic.master.reading import Observed, of_hardware
 from elastic.master.recovery import COUNTED, FREE, Cause
+from elastic.master.rendezvous import with_ranks
 from elastic.master.symptoms import ACTIONS
 
 LINES = 3
@@ -153,13 +154,11 @@ def _last(current: Round, event: Event, now: float) -> list[Observed]:
 
 def _ended(current: Round) -> dict[NodeId, tuple[int, ...]]:
     """Ranks that had ended with 0, by node."""
-    found: dict[NodeId, tuple[int, ...]] = {}
-    first = 0
-    for seat in current.seats:
-        ranks = range(first, first := first + seat.ranks)
-        if here := tuple(rank for rank in ranks if rank in current.ended):
-            found[seat.node_id] = here
-    return found
+    here = {
+        seat.node_id: tuple(rank for rank in ranks if rank in current.ended)
+        for seat, ranks in with_ranks(current.seats)
+    }
+    return {node_id: ranks for node_id, ranks in here.items() if ranks}
 
 
 def _left(job: Job, cause: str, policy: Policy) -> str:

@@ -16,6 +16,7 @@ from elastic.master.nodes import Node, NodeState
 from elastic.master.report import report
 from elastic.master.session import Session, abort
 from elastic.master.shell import Shell
+from elastic.master.state import nodes_of
 from elastic.master.streams import Streams
 from elastic.proto import master_pb2 as pb
 from elastic.proto import master_pb2_grpc, version
@@ -120,12 +121,8 @@ class Control(master_pb2_grpc.ControlServicer):
 
     def _session_of(self, rank: int) -> Session | None:
         current = self._shell.job.round
-        first = 0
-        for seat in current.seats if current is not None else ():
-            if first <= rank < first + seat.ranks:
-                return self._streams.sessions.get(seat.node_id)
-            first += seat.ranks
-        return None
+        here = nodes_of(current, [rank]) if current is not None else ()
+        return self._streams.sessions.get(here[0]) if here else None
 
     async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.Accepted:
         await self._admin(context)

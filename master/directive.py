@@ -7,6 +7,7 @@ from typing import Literal
 from elastic.master.events import NodeId
 from elastic.master.nodes import Probe
 from elastic.master.recovery import Cause, fingerprint
+from elastic.master.rendezvous import with_ranks
 from elastic.master.state import DRAINED, Job, Result, Round, one_line
 
 MOST_SAID = 1000
@@ -87,21 +88,20 @@ def places(current: Round | None) -> Mapping[NodeId, Place]:
     for seat in current.seats:
         role = current.roles[seat.node_id]
         roles[role] = roles.get(role, 0) + seat.ranks
-    first, in_role = 0, dict.fromkeys(roles, 0)
+    in_role = dict.fromkeys(roles, 0)
     found: dict[NodeId, Place] = {}
-    for index, seat in enumerate(current.seats):
+    for index, (seat, ranks) in enumerate(with_ranks(current.seats)):
         role = current.roles[seat.node_id]
         found[seat.node_id] = Place(
             node_rank=index,
             num_nodes=len(current.seats),
-            first_rank=first,
-            local_world_size=seat.ranks,
+            first_rank=ranks.start,
+            local_world_size=len(ranks),
             world_size=world,
             role_first_rank=in_role[role],
             role_world_size=roles[role],
         )
-        first += seat.ranks
-        in_role[role] += seat.ranks
+        in_role[role] += len(ranks)
     return found
 
 

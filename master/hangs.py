@@ -23,7 +23,7 @@ from elastic.master.culprits import (
 )
 from elastic.master.events import NodeId
 from elastic.master.policy import Policy
-from elastic.master.rendezvous import Seat
+from elastic.master.rendezvous import Seat, with_ranks
 
 LEARNED = 20
 """Reports with steps after which a round's rhythm counts as learned; one a second at most."""
@@ -213,9 +213,7 @@ def ended(
     """Ranks that have ended, with 0, and their nodes: all of those nodes that have finished, and those of which a look
     does not tell though it does of others there. told: ranks of which the last look tells, all nodes having answered."""
     found: dict[int, NodeId] = {}
-    first = 0
-    for seat in seats:
-        ranks = range(first, first := first + seat.ranks)
+    for seat, ranks in with_ranks(seats):
         if seat.node_id in finished or any(rank in told for rank in ranks):
             found |= {rank: seat.node_id for rank in ranks if rank not in told}
     return found

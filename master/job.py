@@ -173,7 +173,8 @@ def _finish(job: Job, now: float) -> tuple[Job, str]:
     current = job.round
     if current is None or not current.standing or len(current.finished) < len(current.seats):
         return job, ""
-    result = Result(exit_code=0, reason=f"all {len(current.seats)} nodes finished")
+    count = len(current.seats)
+    result = Result(exit_code=0, reason=f"all {count} nodes finished" if count > 1 else "its node finished")
     return end(job, result, now), result.reason
 
 

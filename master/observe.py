@@ -255,12 +255,12 @@ def _which(failure: RankFailure) -> tuple[Failed, int]:
 
 
 def _unexplained(current: Round, node_id: NodeId) -> RankFailure:
-    first = 0
-    for seat in current.seats:
-        if seat.node_id == node_id:
-            break
-        first += seat.ranks
-    return RankFailure(rank=first, local_rank=0, exit_code=1, message="its agent did not say why")
+    return RankFailure(
+        rank=ranks_on(current, [node_id])[0],
+        local_rank=0,
+        exit_code=1,
+        message="its agent did not say why",
+    )
 
 
 def _store_ready(job: Job, event: ev.StoreReady, now: float, policy: Policy) -> Step:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from elastic.master.events import NodeId
@@ -35,6 +35,13 @@ class Seat:
     node_id: NodeId
     ranks: int
     labels: Labels = ()
+
+
+def with_ranks(seats: Iterable[Seat]) -> Iterator[tuple[Seat, range]]:
+    """Each place and the ranks there: they are numbered through a round's places."""
+    first = 0
+    for seat in seats:
+        yield seat, range(first, first := first + seat.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from elastic.master.ledger import Ledger
 from elastic.master.nodes import Node, NodeState
 from elastic.master.policy import Policy
 from elastic.master.recovery import Cause, Observed, Recovery
-from elastic.master.rendezvous import Candidate, Seat
+from elastic.master.rendezvous import Candidate, Seat, with_ranks
 from elastic.master.trial import Trial
 
 
@@ -199,22 +199,15 @@ def in_round(job: Job, node: Node) -> bool:
 
 def ranks_on(current: Round, nodes: Collection[NodeId]) -> list[int]:
     """Of these nodes."""
-    found: list[int] = []
-    first = 0
-    for seat in current.seats:
-        ranks = range(first, first := first + seat.ranks)
-        found += ranks if seat.node_id in nodes else ()
-    return found
+    return [
+        rank for seat, here in with_ranks(current.seats) if seat.node_id in nodes for rank in here
+    ]
 
 
 def nodes_of(current: Round, ranks: Collection[int]) -> list[NodeId]:
     """Where some of a round's ranks are, in the order of the nodes' places."""
-    found, first = list[NodeId](), 0
-    for seat in current.seats:
-        if any(first <= rank < first + seat.ranks for rank in ranks):
-            found.append(seat.node_id)
-        first += seat.ranks
-    return found
+    wanted = set(ranks)
+    return [seat.node_id for seat, here in with_ranks(current.seats) if not wanted.isdisjoint(here)]
 
 
 def needed(job: Job, node: Node) -> bool:

@@ -9,6 +9,7 @@ from elastic.master import report as books
 from elastic.master.job import Job, replay
 from elastic.master.journal import Journal
 from elastic.master.policy import Policy
+from elastic.master.rendezvous import with_ranks
 from elastic.proto import job_folder, verbs
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import ElasticError, NotFound
@@ -141,19 +142,18 @@ def _last_nodes(state: Job) -> list[dict[str, Any]]:
     if current is None:
         return []
     failed = {observed.node_id for observed in current.failures}
-    found, first = [], 0
-    for node_rank, seat in enumerate(current.seats):
+    found = []
+    for node_rank, (seat, ranks) in enumerate(with_ranks(current.seats)):
         node = state.nodes.get(seat.node_id)
         ended = "finished" if seat.node_id in current.finished else "stopped"
         last = pb.NodeStatus(
             node_id=seat.node_id,
             state="failed" if seat.node_id in failed else ended,
             node_rank=node_rank,
-            first_rank=first,
+            first_rank=ranks.start,
             host=node.host if node else "",
-            slots=node.slots if node else seat.ranks,
-            ranks=[pb.RankProgress(rank=first + local) for local in range(seat.ranks)],
+            slots=node.slots if node else len(ranks),
+            ranks=[pb.RankProgress(rank=rank) for rank in ranks],
         )
         found.append(_node(last))
-        first += seat.ranks
     return found

@@ -396,7 +396,7 @@ def live(job: Running, ask: Ask, copy: Path, stack: contextlib.ExitStack) -> Non
 
     shutil.copytree(job.folder, copy)
     assert job.finish() == 0
-    events.until("all 1 nodes finished")
+    events.until("its node finished")
     assert events.end() == 0
     assert log.end() == 0
 

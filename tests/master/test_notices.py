@@ -59,7 +59,7 @@ def test_a_job_in_which_nothing_goes_wrong_tells_of_its_end_alone() -> None:
     assert found == [
         Notice(
             kind="job_succeeded",
-            reason="all 1 nodes finished",
+            reason="its node finished",
             detail={"outcome": "succeeded", "exit_code": 0},
         )
     ]

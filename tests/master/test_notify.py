@@ -18,7 +18,7 @@ from elastic.master.notify import MOST_WAITING, Notifier
 from tests.master.serving import within
 
 HANG = Notice(kind="hang", reason="rank 1 is stopped", ranks=(1,))
-END = Notice(kind="job_succeeded", reason="all 1 nodes finished")
+END = Notice(kind="job_succeeded", reason="its node finished")
 ENOUGH = 60.0
 """Seconds; nothing waits for their end."""
 
