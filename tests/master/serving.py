@@ -136,7 +136,8 @@ class Agent:
         self.welcome = pb.Welcome()
         self._channel = open_channel(address, security)
         stub: Any = master_pb2_grpc.MasterStub(self._channel)
-        self._stream = stub.Attach(metadata=security.metadata())
+        self._attach = functools.partial(stub.Attach, metadata=security.metadata())
+        self._stream = self._attach()
         self._saying = asyncio.Lock()
         fields: dict[str, Any] = {
             "version": pb.Version(major=version.WIRE.major, minor=version.WIRE.minor),
@@ -152,12 +153,22 @@ class Agent:
     async def __aenter__(self) -> Self:
         """Attach; AioRpcError if the master will not have us."""
         try:
-            await self.say(hello=self.hello)
+            await self._greet()
             self.welcome = (await self.hear()).welcome
         except BaseException:
             await self.close()
             raise
         return self
+
+    async def _greet(self) -> None:
+        """One that is refused before it has said a word is not told why by gRPC, and asks again."""
+        while True:
+            try:
+                return await self.say(hello=self.hello)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.INTERNAL:
+                    raise
+                self._stream = self._attach()
 
     async def __aexit__(self, *_: object) -> None:
         """Say goodbye, so that the job's end does not wait for it to come back."""
