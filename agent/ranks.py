@@ -337,7 +337,8 @@ class Ranks:
             local_rank=rank.local_rank,
             exit_code=rank.exit_code or 0,
             log_tail=logs.tail(folder, 4096),
-            oom_killed=rank.exit_code == -signal.SIGKILL and struck,
+            # A shell says so of what it ran.
+            oom_killed=rank.exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL) and struck,
             kernel_log=self.kernel_log(struck=struck),
         )
         if told.exit_code > 0 and (full := self._logs.full):

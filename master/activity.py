@@ -52,6 +52,20 @@ class OnDevice(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One that a rank began, or one of those did."""
+
+    pid: int
+    state: str
+    """The kernel's letter."""
+    command: str
+    switches: int = 0
+    """How often it has left the processor."""
+    failed: bool = False
+    """It has ended, and not with 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Doing:
     """What a rank does."""
 
@@ -62,8 +76,8 @@ class Doing:
     """It waits in the kernel."""
     call: Call | None = None
     """The script's innermost call, in no library's file."""
-    workers: str = ""
-    """States of its loader's workers, one letter each."""
+    workers: tuple[Process, ...] = ()
+    """Of its loader."""
     helped: bool = False
     """A process that it began, or one of those did, works: a compiler, a loader's worker."""
 
@@ -199,11 +213,10 @@ def doing(
     state: str,
     wchan: str = "",
     gil: bool | None = None,
-    children: Collection[tuple[str, str]] = (),
+    children: Collection[Process] = (),
 ) -> Doing:
     """What a rank does; stack: innermost first; state: the kernel's letter, empty for who is gone;
-    wchan: the kernel's function that it waits in; gil: whether its main thread holds it; children:
-    state and command of each."""
+    wchan: the kernel's function that it waits in; gil: whether its main thread holds it."""
     python = [call for call in stack if not is_native(call) and not call[1].endswith(_OURS)]
     native = [call for call in stack if is_native(call)]
     activity, name = _by_state(state, wchan, bool(stack))
@@ -218,8 +231,8 @@ def doing(
         name=name,
         asleep=state in ("S", "D"),
         call=next((call for call in python if _is_script(call)), None),
-        workers="".join(sorted(letter for letter, command in children if command == _LOADER)),
-        helped=any(letter == "R" for letter, _ in children),
+        workers=tuple(child for child in children if child.command == _LOADER),
+        helped=any(child.state == "R" for child in children),
     )
 
 

@@ -227,7 +227,8 @@ class Patience:
         seen = looks[-1]
         known = KNOWN * self.phase_seconds.get(self.phases.get(seen.rank, ""), 0.0)
         helped = 2 * sum(look.doing.helped for look in looks) > len(looks)
-        works = _worked(looks) or helped or "R" in "".join(look.doing.workers for look in looks)
+        loads = any(worker.state == "R" for look in looks for worker in look.doing.workers)
+        works = _worked(looks) or helped or loads
         return max(FOREVER if works else self.long, known, self.again(seen))
 
     def of_device(self, seen: Seen) -> float:
@@ -237,7 +238,7 @@ class Patience:
 
     def here(self, seen: Seen) -> float:
         """Where it is in the code."""
-        return max(self.allowed, min(self.again(seen), self.long))
+        return max(self.allowed, min(self.again(seen), max(self.long, FOREVER)))
 
     def again(self, seen: Seen) -> float:
         """At least, since it was judged there before and may have been wrong."""
@@ -351,7 +352,10 @@ def _starved(looks: Mapping[int, tuple[Seen, ...]]) -> list[Seen]:
         found[-1]
         for found in looks.values()
         if not _moved(found[-2:])
-        and all(_at_loader(s) and "T" in s.doing.workers for s in found[-2:])
+        and all(
+            _at_loader(s) and any(worker.state == "T" for worker in s.doing.workers)
+            for s in found[-2:]
+        )
     ]
 
 
@@ -456,13 +460,18 @@ def _endless(looks: tuple[Seen, ...]) -> bool:
 
 
 def _lost_worker(looks: tuple[Seen, ...]) -> bool:
-    """Its loader waits for a process that was there and is gone, or is stopped, or held by the kernel."""
-    first, doing = looks[0].doing, looks[-1].doing
+    """Its loader waits for a process that was there and is gone, or is stopped, or held by the kernel: the same one, which
+    has not run in between. (One that has come to the end of its data stays a zombie, and is not waited for.)"""
+    first, last = looks[0].doing.workers, looks[-1].doing.workers
     if not _at_loader(looks[-1]):
         return False
-    if len(doing.workers) < len(first.workers) or not set("TZX").isdisjoint(doing.workers):
+    if len(last) < len(first) or any(one.state == "T" or one.failed for one in last):
         return True
-    return all("D" in look.doing.workers for look in looks)
+    held = [
+        {(one.pid, one.switches) for one in look.doing.workers if one.state == "D"}
+        for look in looks
+    ]
+    return bool(set.intersection(*held))
 
 
 def _at_loader(seen: Seen) -> bool:

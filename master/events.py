@@ -302,6 +302,8 @@ class Hung:
     """What the kernel of the first of these nodes has just recorded of its hardware."""
     soft: bool = False
     """The evidence may be wrong: a script may do something rare."""
+    seconds: float = 0.0
+    """That nothing had moved for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

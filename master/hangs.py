@@ -135,6 +135,7 @@ class Verdict:
     found: Found
     stood: str
     """How long the round stood still, in words."""
+    seconds: float
     seen: Mapping[int, tuple[Seen, ...]]
     """What it rests on: looks by rank."""
 
@@ -311,7 +312,7 @@ def _verdict(
         state = replace(state, judged={**state.judged, **dict.fromkeys(new, quiet)})
         suspicion = replace(suspicion, counted=suspicion.counted | new)
     state = replace(state, suspicion=suspicion)
-    verdict = Verdict(found, stood, facts.seen)
+    verdict = Verdict(found, stood, quiet, facts.seen)
     return Decision(state=state, order=verdict, wake=now + LONGEST_GAP, reason=found.reason)
 
 

@@ -217,6 +217,7 @@ class Health:
             place=next(iter(found.places), ""),
             machine=found.machine or not self._recorded.keys().isdisjoint(nodes),
             reason=f"{found.reason}; {verdict.stood}",
+            seconds=verdict.seconds,
             kernel_log=recorded,
             soft=found.soft,
         )

@@ -30,6 +30,7 @@ from elastic.master.state import (
     fail,
     in_round,
     interrupt,
+    recovered,
     trained,
 )
 from elastic.master.state import plan as planned
@@ -174,7 +175,9 @@ def _finish(job: Job, now: float) -> tuple[Job, str]:
     if current is None or not current.standing or len(current.finished) < len(current.seats):
         return job, ""
     count = len(current.seats)
-    result = Result(exit_code=0, reason=f"all {count} nodes finished" if count > 1 else "its node finished")
+    result = Result(
+        exit_code=0, reason=f"all {count} nodes finished" if count > 1 else "its node finished"
+    )
     return end(job, result, now), result.reason
 
 
@@ -187,7 +190,7 @@ def _judge(job: Job, current: Round, now: float, policy: Policy) -> Next:
         and (until := node.awaited(policy, now)) is not None
     ]
     unsure = max(silent, default=now)
-    rested = medic.rested(job.recovery, now - current.started)
+    rested = recovered(job, current, now)
     books = job.ledger
     step = books.step if books.step or books.stepping or books.productive else None
     ended = (

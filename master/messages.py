@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from elastic.master import events as ev
-from elastic.master.activity import OnDevice, doing
+from elastic.master.activity import OnDevice, Process, doing
 from elastic.master.checkpoints import Orders
 from elastic.master.culprits import Collective, Seen
 from elastic.master.directive import Directive
@@ -374,7 +374,16 @@ def kernel_log(lines: Sequence[str]) -> tuple[str, ...]:
 
 def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
     stack = tuple((frame.function, frame.file, frame.line) for frame in telling(look))
-    children = tuple((child.state, child.command) for child in look.children)
+    children = tuple(
+        Process(
+            pid=child.pid,
+            state=child.state,
+            command=child.command,
+            switches=child.switches,
+            failed=bool(child.status),
+        )
+        for child in look.children
+    )
     main = main_thread(look)
     gil = None if main is None else main.gil
     found = doing(stack, state=look.state, wchan=look.wchan, gil=gil, children=children)

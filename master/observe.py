@@ -151,6 +151,7 @@ def _attached(job: Job, event: ev.Attached, now: float, policy: Policy) -> Step:
         job, _, reason = _reported(job, report, now, policy)
         reasons.append(reason)
     came = [job.nodes[node_id] for node_id in dict.fromkeys(ids)]
+    came = [node for node in came if not in_round(job, node)]  # who trains cannot be tried
     if due := prechecks.due(came, job.checks, trained(job), now, policy):
         job = probe(job, due, now, policy)
         reasons.append(f"probing {names([node.node_id for node in due])}")
@@ -303,7 +304,8 @@ def _progressed(job: Job, event: ev.Progressed, now: float, policy: Policy) -> S
     if current.stepped and event.step <= current.step:
         return job, (), ""
     first, step = not current.stepped, max(0, event.step)
-    advanced = current.advanced or step > job.recovery.reached or not job.recovery.reached
+    untold = not (step or job.recovery.reached)
+    advanced = current.advanced or step > job.recovery.reached or untold
     effects: tuple[Effect, ...] = ()
     if event.plain and not job.plain:
         job = replace(job, plain=True)
@@ -312,7 +314,7 @@ def _progressed(job: Job, event: ev.Progressed, now: float, policy: Policy) -> S
     job = replace(
         job,
         round=replace(current, stepped=True, step=step, advanced=advanced),
-        recovery=medic.progressed(job.recovery)
+        recovery=medic.progressed(job.recovery, told=not untold)
         if advanced and not current.advanced
         else job.recovery,
         ledger=books.progressed(job.ledger, step, now),

@@ -23,8 +23,11 @@ DOUBLED = 5
 HURRY = 20.0
 """The same, where the others have trained, and could go on."""
 
-SOON = 60.0
-"""Seconds after which who is kept out is tried again where too few are left without it."""
+SOON, SOONER = 60.0, 3
+"""Seconds after which who is kept out is tried again where too few are left without it, so that nobody stops for that; doubled
+so often at most."""
+FORGOTTEN = 86_400.0
+"""Seconds after which a doubt about a node that is gone is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +101,8 @@ def kept(checks: Checks, nodes: Nodes, now: float, policy: Policy) -> Checks:
     return {
         key: checked
         for key, checked in checks.items()
-        if checked.doubted
-        or now < _old_at(checked, policy, short=False)
+        if now < _old_at(checked, policy, short=False)
+        or (checked.doubted and now < checked.at + FORGOTTEN)
         or ((node := nodes.get(checked.node_id)) is not None and where(node) == key)
     }
 
@@ -162,7 +165,7 @@ def _paired(node: Node, checks: Checks, now: float, policy: Policy) -> bool:
 
 
 def _holds(checked: Checked | None, node: Node, now: float, policy: Policy) -> bool:
-    if checked is None or now >= checked.at + policy.verdict_age:
+    if checked is None or now >= _old_at(checked, policy, short=False):
         return False
     if checked.state == "faulty" and checked.incarnation != node.incarnation:
         return False
@@ -210,9 +213,10 @@ def next_due(
 def _old_at(checked: Checked, policy: Policy, *, short: bool) -> float:
     """In job time. Twice as late each time that its tests with others, for which those stop, end in the same way; soon
     where nobody can train without it, as where all nodes lost a file system for a minute."""
-    if short and checked.state == "faulty" and not checked.failed:
-        return checked.at + min(SOON, policy.verdict_age)
-    return checked.at + policy.verdict_age * (1 << min(max(checked.failed - 1, 0), DOUBLED))
+    again = max(checked.failed - 1, 0)
+    if short and checked.state == "faulty":
+        return checked.at + min(SOON * (1 << min(again, SOONER)), policy.verdict_age)
+    return checked.at + policy.verdict_age * (1 << min(again, DOUBLED))
 
 
 def _short(nodes: Nodes, checks: Checks, policy: Policy) -> bool:

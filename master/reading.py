@@ -133,7 +133,7 @@ def of_machine(failure: RankFailure) -> bool:
 def _of_kernel(failure: RankFailure) -> Found | None:
     """What its node's kernel recorded, which outranks what a process says."""
     lines = failure.kernel_log
-    killed = _signal(failure) == signal.SIGKILL
+    killed = signal_of(failure) == signal.SIGKILL
     oom = symptoms.first_line(symptoms.KERNEL_OOM, lines) if killed else None
     return oom or of_hardware(lines)
 
@@ -210,7 +210,7 @@ _OWN_WAIT = re.compile(r"^(?:DistStoreError: )?wait timeout after", re.MULTILINE
 def _of_tail(failure: RankFailure, message: str, tail: str) -> Said | None:
     """Of a process that raised nothing: it left by an exit code or by a signal."""
     text = f"{message}\n{tail}"
-    number = _signal(failure)
+    number = signal_of(failure)
     if failure.exit_code in (126, 127) and "cannot start" in text:
         return "start_failed", Weight.CAUSE, symptoms.line_at(text, text.find("cannot start"))
     loud = (*symptoms.DEVICE, *symptoms.SHARED_MEMORY, *symptoms.MISMATCH)
@@ -268,13 +268,13 @@ _OF_SIGNALS: Mapping[str, tuple[int, ...]] = {
 
 
 def _of_signal(failure: RankFailure) -> Said:
-    label, weight = _BY_SIGNAL.get(_signal(failure), ("killed", Weight.KILLED))
+    label, weight = _BY_SIGNAL.get(signal_of(failure), ("killed", Weight.KILLED))
     if weight is Weight.ABORTED and failure.log_tail.strip():
         weight = Weight.CAUSE  # it says what it died of, and that is no peer
     return label, weight, ""
 
 
-def _signal(failure: RankFailure) -> int:
+def signal_of(failure: RankFailure) -> int:
     """That ended it, or that it says so of a child as shells do; 0: none."""
     code = failure.exit_code
     if code < 0:

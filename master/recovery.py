@@ -26,6 +26,7 @@ from elastic.master.reading import (
     ends,
     of_machine,
     root_of,
+    signal_of,
 )
 
 __all__ = [
@@ -71,6 +72,9 @@ REGROW = 300.0
 
 SIMILAR, NEAR = 0.1, 10
 """Two steps are similar where they differ by no more than this share, or by so many."""
+
+ALIKE, BARELY = 0.05, 10.0
+"""Two rounds lasted alike that differ by no more than this share, or by so many seconds."""
 
 UNIT_TRIES = 3
 """Worlds in a row that a script may call illegal, with no step finished in between."""
@@ -118,6 +122,8 @@ class Recovery:
     """Of `fault_budget`, used."""
     reached: int = 0
     """The last step of the round before, where the script tells."""
+    lasted: float = 0.0
+    """Seconds that the round before stood."""
     seen: Mapping[str, int] = field(default_factory=dict[str, int])
     """Fingerprints since a round went beyond the one before it; of ranks that ended early, since one stood for `REGROW`."""
     ooms: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -162,6 +168,8 @@ def classify(failure: RankFailure) -> Cause:
     told = kind == "RuntimeError" or (not kind and failure.exit_code == -signal.SIGABRT)
     if kind in _NETWORK_TYPES or (told and weight <= Weight.WAITED):
         return Cause.NETWORK
+    if label == "killed":
+        return Cause.KILLED
     if failure.exit_code >= 0 or kind:  # a KeyboardInterrupt ends Python by SIGINT
         return Cause.ERROR
     return Cause.CRASH if -failure.exit_code in _CRASHES else Cause.KILLED
@@ -253,17 +261,23 @@ def charge(
     return replace(state, faults=state.faults + 1), Restart(cause, reason, root)
 
 
-def progressed(state: Recovery) -> Recovery:
-    """A round has gone beyond the one before it: fingerprints start anew, the budget grows back. Who ends early does so after
-    many steps."""
-    if not state.seen and not state.faults:
-        return state
+def progressed(state: Recovery, *, told: bool) -> Recovery:
+    """A round has gone beyond the one before it, or, where steps are not told, has had one: the budget grows back."""
+    state = replace(state, faults=max(0, state.faults - 2)) if state.faults else state
+    return _anew(state) if told else state
+
+
+def _anew(state: Recovery) -> Recovery:
+    """Fingerprints are counted from none. Who ends early does so after many steps."""
     kept = {print_: count for print_, count in state.seen.items() if print_ == Cause.UNEVEN}
-    return replace(state, seen=kept, faults=max(0, state.faults - 2))
+    return replace(state, seen=kept) if kept != state.seen else state
 
 
-def rested(state: Recovery, seconds: float) -> Recovery:
-    """A round stood for so long: the budget grows back with time too."""
+def rested(state: Recovery, seconds: float, *, untold: bool = False) -> Recovery:
+    """A round stood for so long: the budget grows back with time too. untold: it has had steps, whose numbers nobody tells; what
+    fails always at the same one does so after the same time."""
+    if untold and abs(seconds - state.lasted) > max(BARELY, ALIKE * seconds):
+        state = _anew(state)
     tokens = int(max(0.0, seconds) / REGROW)
     if not tokens:
         return state
@@ -283,7 +297,7 @@ def fingerprint(cause: Cause, root: Observed | None) -> str:
     ):
         return ""
     failure = root.failure
-    if cause is Cause.KILLED and -failure.exit_code in (signal.SIGKILL, signal.SIGTERM):
+    if cause is Cause.KILLED and signal_of(failure) in (signal.SIGKILL, signal.SIGTERM):
         return ""
     message = re.sub(r"0x[0-9a-f]+|[0-9]+", "#", failure.message, flags=re.IGNORECASE)[:300]
     kind = failure.error_type

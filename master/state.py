@@ -111,6 +111,16 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replaced:
+    """A node that was drained since its ranks were slow."""
+
+    node_id: NodeId
+    ranks: tuple[int, ...]
+    at: float
+    """In job time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     uid: str = ""
     epoch: int = 0
@@ -137,6 +147,8 @@ class Job:
     """Of nodes that are tested two by two, before they train together."""
     recovery: Recovery = field(default_factory=Recovery)
     ledger: Ledger = field(default_factory=Ledger)
+    replaced: tuple[Replaced, ...] = ()
+    """Nodes that were drained for being slow, the last at the end."""
     rollback: Rollback | None = None
     """The last one."""
     damaged: tuple[Damage, ...] = ()
@@ -280,12 +292,18 @@ def interrupt(
     """End the standing round for a cause that needs no judging, and charge for it."""
     if job.result is not None or job.round is None or not job.round.standing:
         return job
-    rested = medic.rested(job.recovery, now - job.round.started)
+    rested = recovered(job, job.round, now)
     recovery, verdict = medic.charge(rested, cause, reason, root, policy)
     job = replace(job, recovery=recovery)
     if isinstance(verdict, medic.Fail):
         return fail(job, verdict, now, policy)
     return broken(job, cause, reason, now, policy, lost)
+
+
+def recovered(job: Job, current: Round, now: float) -> Recovery:
+    """What the round that ends now has given back."""
+    untold = current.stepped and not (current.step or job.recovery.reached)
+    return medic.rested(job.recovery, now - current.started, untold=untold)
 
 
 def broken(
@@ -313,7 +331,11 @@ def broken(
         job,
         nodes={**job.nodes, **in_doubt} if in_doubt else job.nodes,
         round=replace(job.round, standing=False),
-        recovery=replace(job.recovery, reached=job.round.step or job.recovery.reached),
+        recovery=replace(
+            job.recovery,
+            reached=job.round.step or job.recovery.reached,
+            lasted=now - job.round.started,
+        ),
         ledger=books.interrupted(job.ledger, cause, reason, now, lost),
         stop_grace=grace,
     )

@@ -34,6 +34,8 @@ class Trial:
     members: Mapping[NodeId, Incarnation]
     began: float
     """In job time, as all times here."""
+    turn: int = 0
+    """How often those of them that are in doubt were tested before."""
     rounds: tuple[tuple[Test, ...], ...] = ()
     """That are over."""
     waiting: tuple[Group, ...]
@@ -64,7 +66,11 @@ def begin(nodes: Sequence[Node], checks: Checks, now: float, policy: Policy) -> 
     turn = times_in_doubt(nodes, checks)
     plan = pairing.decide(_labels(table), _solo(table, checks), (), _limits(policy), turn)
     return Trial(
-        members=members, began=now, waiting=plan.groups, until=_until(plan.groups, now, policy)
+        members=members,
+        began=now,
+        turn=turn,
+        waiting=plan.groups,
+        until=_until(plan.groups, now, policy),
     )
 
 
@@ -147,7 +153,8 @@ def _round_over(
     here = _here(trial, nodes)
     rounds = (*trial.rounds, tuple(_tests(trial)))
     tested = {key: node for key, node in here.items() if key not in trial.untested}
-    plan = pairing.decide(_labels(tested), _solo(tested, checks), rounds, _limits(policy))
+    solo = _solo(tested, checks)
+    plan = pairing.decide(_labels(tested), solo, rounds, _limits(policy), trial.turn)
     if plan.groups:
         until = _until(plan.groups, now, policy)
         trial = replace(

@@ -73,6 +73,10 @@ class Child:
     """The name that it gave itself, of 15 characters at most: PyTorch's loader workers are pt_data_worker."""
     frames: tuple[Frame, ...] = ()
     """Of its main thread, innermost first, where it was looked at closely and runs Python."""
+    switches: int = 0
+    """How often it has left the processor: one that sleeps, and has as many as before, has not run in between."""
+    status: int = 0
+    """As waitpid has it, of one that has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

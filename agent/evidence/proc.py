@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from elastic.agent import children
-from elastic.agent.tasks import Stat, kernel_stack, stat, threads, wchan
+from elastic.agent.tasks import Stat, kernel_stack, stat, switches, threads, wchan
 from elastic.proto import looks
 from elastic.proto.looks import Child
 
@@ -38,5 +38,13 @@ def _children(pid: int) -> tuple[Child, ...]:
     for child in children.tree(pid)[1 : looks.CHILDREN + 1]:
         told = stat(child)
         if told.state:
-            found.append(Child(pid=child, state=told.state, command=told.name))
+            found.append(
+                Child(
+                    pid=child,
+                    state=told.state,
+                    command=told.name,
+                    switches=switches(child),
+                    status=told.status,
+                )
+            )
     return tuple(found)

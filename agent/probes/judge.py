@@ -1,7 +1,7 @@
 """When counters and figures are a fault. Pure; what is not among the figures is not known, and no fault.
 
 NVIDIA's "GPU Memory Error Management" says of the recovery action: with none, the GPU can be used
-again at once, and so it has the last word on ECC errors and row remapping where the driver has it
+again at once, and so it has the last word on ECC errors, row remapping and Xids where the driver has it
 (570 and newer). Xids: those whose immediate action in NVIDIA's Xid catalog is more than to start the
 application again.
 """
@@ -46,7 +46,9 @@ def gpu(figures: Mapping[str, float]) -> str:
     found += [
         f"its clocks are held down by {name}" for bit, name in SLOWDOWNS.items() if reasons & bit
     ]
-    if (xid := figures.get("xid", 0)) and figures.get("xid_age_s", 0.0) <= XID_AGE:
+    dealt_with = "recovery_action" in figures and not action  # as by a reset since then
+    recent = figures.get("xid_age_s", 0.0) <= XID_AGE
+    if (xid := figures.get("xid", 0)) and recent and not dealt_with:
         found.append(f"Xid {xid:.0f} in the kernel log {figures.get('xid_age_s', 0.0):.0f} s ago")
     return "; ".join(found)
 

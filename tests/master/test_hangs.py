@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from elastic.master import hangs, messages
-from elastic.master.activity import Activity, Doing, OnDevice
+from elastic.master.activity import Activity, Doing, OnDevice, Process
 from elastic.master.culprits import (
     ENOUGH,
     FOREVER,
@@ -40,6 +41,16 @@ STACK = (
 )
 
 
+def _workers(told: object) -> tuple[Process, ...]:
+    """Or the letter of each: a zombie has failed."""
+    if isinstance(told, tuple):
+        return told
+    return tuple(
+        Process(pid=pid, state=letter, command="pt_data_worker", failed=letter == "Z")
+        for pid, letter in enumerate(str(told))
+    )
+
+
 def seen(rank: int, activity: Activity = Activity.COLLECTIVE, **more: object) -> Seen:
     """A rank that waits in an all-reduce, two to a node, but for what is said otherwise."""
     waits = activity is Activity.COLLECTIVE
@@ -48,8 +59,8 @@ def seen(rank: int, activity: Activity = Activity.COLLECTIVE, **more: object) ->
         name=str(more.pop("name", "all_reduce" if waits else "")),
         asleep=bool(more.pop("asleep", waits)),
         call=("main", "train.py", 9),
-        workers=(workers := str(more.pop("workers", ""))),
-        helped=bool(more.pop("helped", "R" in workers)),
+        workers=(workers := _workers(more.pop("workers", ""))),
+        helped=bool(more.pop("helped", any(one.state == "R" for one in workers))),
     )
     usual: dict[str, object] = {
         "state": "S",
@@ -255,6 +266,22 @@ def test_a_loader_whose_worker_will_not_come_back(workers: str) -> None:
     assert ranks(*WAITING, waits("DS"), before={3: waits("SS")}) is None, "it reads a disk"
     assert ranks(*WAITING, waits("")) is None, "they are still to begin"
     assert ranks(*WAITING, seen(3, Activity.DATA, name="_next_data")) is None, "it has none"
+
+
+def test_workers_that_read_a_slow_disk_in_turns_and_one_that_is_done_are_not_lost() -> None:
+    def waits(*workers: Process) -> Seen:
+        return seen(3, Activity.DATA, name="_try_get_data", workers=workers)
+
+    def worker(pid: int, state: str, **more: Any) -> Process:
+        return Process(pid=pid, state=state, command="pt_data_worker", **more)
+
+    others = waits(worker(1, "D"), worker(2, "S"))
+    assert ranks(*WAITING, waits(worker(1, "S"), worker(2, "D")), before={3: others}) is None
+    again = waits(worker(1, "D", switches=7), worker(2, "S"))
+    assert ranks(*WAITING, again, before={3: others}) is None, "it has run in between"
+    done = waits(worker(1, "S"), worker(2, "Z"))
+    assert ranks(*WAITING, done) is None, "torch leaves it until all have come to their end"
+    assert ranks(*WAITING, waits(worker(1, "S"), worker(2, "Z", failed=True))) == (3,)
 
 
 def test_a_stopped_worker_of_a_loader_is_evidence_at_once() -> None:

@@ -1,10 +1,12 @@
 """The composed decider, by example: what people were promised, one sentence a test."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from elastic.master import events as ev
+from elastic.master.culprits import FOREVER
 from elastic.master.events import Incarnation, KnockAnswer, NodeId, NodePhase
 from elastic.master.job import DRAINED, handle
 from elastic.master.nodes import NodeState
@@ -520,6 +522,50 @@ def test_steps_that_are_computed_again_are_no_progress() -> None:
         assert core.job.recovery.faults == 1
     core.feed(ev.Progressed(2, 12), 15.0)
     assert core.job.recovery.faults == 0
+
+
+def hung(core: Core, at: float, **more: Any) -> None:
+    told = {
+        "ranks": (1,),
+        "nodes": (NodeId("b"),),
+        "place": "train.py in step",
+        "reason": "it stands",
+    }
+    core.feed(ev.Hung(round=core.job.last_round, **told | more), at)
+    spare(core)
+    core.tick(at + core.policy.settle)
+
+
+def test_a_hang_at_the_same_step_ends_a_job_whose_steps_nobody_tells() -> None:
+    """Each round is as long as the one before, and has its first step."""
+    core = running("a", "b", max_nodes=2)
+    began = 10.0
+    for _ in range(5):
+        core.feed(ev.Progressed(core.job.last_round, 0), began + 5.0)
+        hung(core, began + 60.0)
+        began = core.now
+    assert core.exit_code() == 1
+    assert core.job.result is not None
+    assert "the same failure 3 times" in core.job.result.reason
+
+
+def test_hangs_after_other_times_do_not() -> None:
+    core = running("a", "b", max_nodes=2)
+    for number in range(20):
+        core.feed(ev.Progressed(core.job.last_round, 0), core.now + 5.0)
+        hung(core, core.now + 60.0 * 2**number)
+    assert core.exit_code() is None
+
+
+def test_what_may_be_no_hang_is_the_same_failure_only_once_it_was_given_long() -> None:
+    core = running("a", "b", max_nodes=2)
+    core.feed(ev.Progressed(1, 50), 12.0)
+    for seconds in (1.5, 6.0, 24.0, 96.0, 384.0):
+        hung(core, core.now + 60.0, soft=True, seconds=seconds)
+        assert core.exit_code() is None
+    for _ in range(3):
+        hung(core, core.now + 700.0, soft=True, seconds=FOREVER)
+    assert core.exit_code() == 1
 
 
 def test_who_leaves_as_planned_or_after_a_failure_did_not_end_early() -> None:

@@ -6,10 +6,12 @@ import pytest
 
 from elastic.master import events as ev
 from elastic.master import prechecks
-from elastic.master.events import Incarnation, KnockAnswer, NodeId
+from elastic.master.events import Incarnation, KnockAnswer, NodeId, NodePhase
 from elastic.master.prechecks import PATIENCE
-from tests.master.builders import KILLED, Core, detached, failed, knocked, left, spare
+from tests.master.builders import KILLED, Core, detached, failed, failure, knocked, left, spare
 from tests.master.probing import answer, asked, begun, in_pairs, pair
+
+FALLEN = "NVRM: Xid (PCI:0000:03:00): 79, pid=0, GPU has fallen off the bus."
 
 
 def test_nobody_trains_before_all_are_probed() -> None:
@@ -140,6 +142,43 @@ def test_where_too_few_are_left_a_verdict_is_old_soon() -> None:
     assert core.seats() == ["a", "b"]
 
 
+def test_it_is_old_soon_too_after_tests_in_pairs() -> None:
+    """As where a switch was away for some minutes: nobody trains who would have to stop for the next."""
+    core = begun("a", "b", min_nodes=2)
+    waits = []
+    for _ in range(6):
+        for node in ("a", "b"):
+            if asked(core, node) == [True]:
+                answer(core, node, at=core.now + 2.0)
+        while in_pairs(core):
+            spare(core)
+            pair(core, "a-b", at=core.now + 1.0)
+        wake = core.wake()
+        assert wake is not None
+        waits.append(wake - core.now)
+        core.tick(wake)
+    assert waits == [prechecks.SOON * times for times in (1, 2, 4, 8, 8, 8)]
+
+
+def test_a_stream_that_comes_back_makes_no_verdict_old() -> None:
+    core = begun("a", "b", "c", min_nodes=2, max_nodes=3)
+    for node in "abc":
+        answer(core, node, at=2.0)
+    while in_pairs(core):
+        spare(core)
+        pair(core, "c", at=core.now + 1.0)
+    spare(core)
+    core.tick(core.now + core.policy.verdict_age)
+    assert asked(core, "c") == [True]
+    answer(core, "c", at=core.now + 1.0)
+    while in_pairs(core):
+        spare(core)
+        pair(core, "c", at=core.now + 1.0)
+    core.feed(detached("c"), core.now + 1.5 * core.policy.verdict_age)
+    core.attach("c", at=core.now + 1.0)
+    assert asked(core, "c") == [False]
+
+
 def test_a_spare_is_probed_again_once_its_verdict_is_old() -> None:
     """Those that train are not."""
     core = begun("a", "b", max_nodes=1)
@@ -245,3 +284,44 @@ def test_what_is_known_of_nodes_that_are_gone_is_kept_no_longer_than_it_holds() 
         core.feed(left(f"n{number}"), core.now + 1)
     known = [checked.node_id for checked in core.job.checks.values()]
     assert known == ["a", "n6", "n7", "n8", "n9"]
+
+
+def test_nor_is_a_doubt_about_them_for_longer_than_a_day() -> None:
+    core = begun("a", "b", "c", max_nodes=3)
+    for node in "abc":
+        answer(core, node, at=2.0)
+    while in_pairs(core):
+        pair(core, at=3.0)
+    spare(core)
+    core.feed(failed("b", 1, failure(exit_code=-9, kernel_log=(FALLEN,))), 20.0)
+    core.feed(left("b"), 21.0)
+    core.tick(40.0)
+    assert [one.node_id for one in core.job.checks.values() if one.doubted] == ["b"]
+    core.attach("d", at=20.0 + prechecks.FORGOTTEN)
+    answer(core, "d", at=core.now + 1.0)
+    assert "b" not in {one.node_id for one in core.job.checks.values()}
+
+
+def test_who_trains_in_doubt_is_not_probed() -> None:
+    """Alone: there is nobody to be tested with."""
+    core = begun("a", max_nodes=2)
+    answer(core, "a", at=2.0)
+    core.tick(10.0)
+    spare(core)
+    core.feed(failed("a", 1, failure(exit_code=-9, kernel_log=(FALLEN,))), 20.0)
+    core.tick(22.0)
+    answer(core, "a", at=25.0)
+    spare(core)
+    core.tick(26.0)
+    assert core.seats() == ["a"]
+    core.feed(detached("a"), 2 * core.policy.verdict_age)
+    report = ev.Report(round=core.job.last_round, phase=NodePhase.RUNNING)
+    core.attach("a", report=report, at=core.now + 1.0)
+    assert core.job.nodes[NodeId("a")].probe is None
+    core.attach("b", at=core.now + 10.0)
+    answer(core, "b", at=core.now + 2.0)
+    core.tick(core.now + 60.0)
+    while in_pairs(core):
+        spare(core)
+        pair(core, at=core.now + 1.0)
+    assert core.seats() == ["a", "b"], "it grows"

@@ -35,7 +35,12 @@ CASES = [
     (failure(exit_code=-9), Cause.KILLED),
     (failure(exit_code=-15), Cause.KILLED),
     (failure(exit_code=-1), Cause.KILLED),
+    (failure(exit_code=137), Cause.KILLED),
+    (failure(exit_code=143), Cause.KILLED),
+    (failure(exit_code=130), Cause.ERROR),
+    (failure(exit_code=137, error_type="SystemError"), Cause.ERROR),
     (failure(exit_code=-9, oom_killed=True), Cause.KERNEL_OOM),
+    (failure(exit_code=137, oom_killed=True), Cause.KERNEL_OOM),
     (failure(exit_code=-9, kernel_log=KERNEL_KILLS), Cause.KERNEL_OOM),
     (failure(exit_code=1, kernel_log=KERNEL_KILLS), Cause.ERROR),
     (failure(error_type="AcceleratorError", kernel_log=FALLEN), Cause.HARDWARE),
@@ -59,7 +64,6 @@ CASES = [
     (failure(exit_code=-6, log_tail=WATCHDOG), Cause.NETWORK),
     (failure(exit_code=-11, log_tail=WATCHDOG), Cause.CRASH),
     (failure(exit_code=3), Cause.ERROR),
-    (failure(exit_code=137), Cause.ERROR),
     (failure(exit_code=0), Cause.ERROR),
     (failure(exit_code=-(10**30)), Cause.KILLED),
     (failure(error_type="ValueError", message="Connection closed by peer"), Cause.ERROR),
@@ -248,8 +252,8 @@ def test_the_budget_grows_back_with_progress() -> None:
     for _ in range(3):
         state = pay(state, Cause.KILLED, None, policy)
     for _ in range(20):
-        state = pay(medic.progressed(state), Cause.NODE_LOST, None, policy)
-    assert medic.progressed(Recovery()) == Recovery()
+        state = pay(medic.progressed(state, told=True), Cause.NODE_LOST, None, policy)
+    assert medic.progressed(Recovery(), told=True) == Recovery()
 
 
 def last(failed: RankFailure, *steps: int, supplied: bool = True) -> type:
@@ -258,7 +262,7 @@ def last(failed: RankFailure, *steps: int, supplied: bool = True) -> type:
     for step in steps:
         seen = (Observed(node_id=NodeId("a"), failure=failed, at=0.0),)
         policy = Policy(max_restarts=9, supplied=supplied)
-        state, verdict = judge(medic.progressed(state), seen, 0.0, 9.0, policy, step)
+        state, verdict = judge(medic.progressed(state, told=True), seen, 0.0, 9.0, policy, step)
     return type(verdict)
 
 
@@ -299,7 +303,7 @@ def test_the_same_failure_three_times_is_deterministic() -> None:
     _, verdict = charge(state, Cause.ERROR, "it", root, policy)
     assert isinstance(verdict, Fail)
     assert verdict.reason == "it: the same failure 3 times with no new step finished in between"
-    pay(medic.progressed(state), Cause.ERROR, root, policy)
+    pay(medic.progressed(state, told=True), Cause.ERROR, root, policy)
 
 
 def test_ranks_that_end_early_three_times_end_the_job_however_many_steps_they_had() -> None:
@@ -312,7 +316,7 @@ def test_ranks_that_end_early_three_times_end_the_job_however_many_steps_they_ha
         assert isinstance(verdict, Restart)
         assert verdict.cause is Cause.UNEVEN
         assert verdict.reason.startswith("rank 1 had ended, with 0, while others went on; ")
-        state = medic.progressed(state)
+        state = medic.progressed(state, told=True)
     _, verdict = judge(state, seen, 0.0, 200.0, Policy(), 40, [1])
     assert isinstance(verdict, Fail)
     assert verdict.reason.endswith(": the same failure 3 times")

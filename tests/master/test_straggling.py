@@ -78,6 +78,21 @@ def test_without_a_spare_it_goes_where_the_others_get_more_done(
     assert core.job.nodes[NodeId("b")].draining == drained
 
 
+def test_a_rank_that_is_as_slow_elsewhere_costs_no_second_node() -> None:
+    core = excluding(*"abcd", max_nodes=2, min_nodes=2)
+    core.feed(slow("b"))
+    core.feed(ev.Met(1, 7))
+    spare(core)
+    (other,) = set(core.seats()) - {"a"}
+    core.feed(ev.Saving(2))
+    said = core.feed(slow(other, round=2), 60.0).reason
+    assert said.endswith("so they were on b: it is their work, not the node")
+    core.tick(90.0)
+    assert not core.job.nodes[NodeId(other)].draining
+    core.feed(slow("a", 0, round=2))
+    assert core.job.nodes[NodeId("a")].draining, "another rank is another thing"
+
+
 def test_who_comes_later_takes_its_place() -> None:
     core = excluding("a", "b", min_nodes=2, max_nodes=2)
     assert "nobody can take its place" in core.feed(slow("b", share=0.9)).reason

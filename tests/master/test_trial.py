@@ -452,6 +452,22 @@ def test_a_link_that_was_not_tested_before_is_once_the_network_fails() -> None:
     assert len(core.seats()) == 3
 
 
+def test_of_few_nodes_all_meet_once_the_network_failed() -> None:
+    core = probed(*"abcdef")
+    pair(core, at=3.0)
+    spare(core)
+    core.feed(failed("a", 1, CLOSED), 10.0)
+    core.tick(10.0 + core.policy.settle)
+    for node in "abcdef":
+        answer(core, node, at=16.0)
+    met = set()
+    while in_pairs(core):
+        met |= {pair_ for node in in_pairs(core) for pair_ in pairs(core, node).pairs}
+        spare(core)
+        pair(core, at=core.now + 1)
+    assert {tuple(sorted(pair_)) for pair_ in met} == set(combinations("abcdef", 2))
+
+
 def test_nobody_goes_on_without_the_others_while_all_are_in_doubt() -> None:
     """One that has probed itself first is not one that could go on."""
     core = probed(*"abcd", min_nodes=2)

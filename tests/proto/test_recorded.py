@@ -236,10 +236,11 @@ def test_a_journal_is_folded_to_the_state_that_it_meant() -> None:
 
 
 def as_then(job: Job) -> Job:
-    """Without what is noted since: how far the round before came, and that this one went beyond it."""
+    """Without what is noted since: how far the round before came and how long it stood, and that this one went beyond it."""
     assert job.round is not None
     assert (job.round.advanced, job.recovery.reached) == (True, 12)
-    before = replace(job.recovery, reached=0)
+    assert job.recovery.lasted > 0
+    before = replace(job.recovery, reached=0, lasted=0.0)
     return replace(job, round=replace(job.round, advanced=False), recovery=before)
 
 

@@ -43,6 +43,7 @@ def test_a_sick_gpu(figures: dict[str, float], words: str) -> None:
         {"ecc_uncorrected": 0.0, "ecc_uncorrected_ever": 5.0, "remap_failed": 0.0},
         {"clock_event_reasons": float(0x01 | 0x04 | 0x20)},
         {"xid": 79.0, "xid_age_s": 7200.0},
+        {"xid": 79.0, "xid_age_s": 12.0, "recovery_action": 0.0},
         {"xid": 0.0},
     ],
 )
