@@ -140,6 +140,15 @@ def ending_of(
     )
 
 
+def of_step(before: Job, event: Event, after: Job, now: float, policy: Policy) -> Ending | None:
+    """Of the standing round, if this step ended it."""
+    current = before.round
+    if current is None or not current.standing:
+        return None
+    hung = event if isinstance(event, ev.Hung) and event.round == current.number else None
+    return ending_of(before, after, event, now, hung, policy)
+
+
 def _last(current: Round, event: Event, now: float) -> list[Observed]:
     """What was reported in the step that has already formed the next round."""
     if not isinstance(event, ev.Reported) or event.report.round != current.number:
@@ -242,29 +251,27 @@ def evidence(told: Diagnosis) -> tuple[str, ...]:
     return tuple(dict.fromkeys((told.evidence[0], *(last or more))))[:LINES]
 
 
-def paragraph(ending: Ending) -> str:
-    """The whole account."""
-    opening = f"Round {ending.round} ended after {ending.lasted:.1f} s"
-    if not ending.failed:
-        return f"{opening}, and nothing failed: {ending.reason}. {_done(ending)}"
-    told = verdict(ending)
-    if told is None:
-        return f"{opening}: {ending.cause or 'the job failed'}. {ending.reason}. {_done(ending)}"
-    frame = told.root.failure.frame if told.root else ""
-    place = _place(told) + (f", at {frame}" if frame else "")
-    said = "; ".join(f"'{line}'" for line in evidence(told))
-    what = told.label.replace("_", " ")
+def paragraph(told: Mapping[str, Any]) -> str:
+    """The whole account, of a document."""
+    opening = f"Round {told['round']} ended after {told['seconds']:.1f} s"
+    if not told["failed"]:
+        return f"{opening}, and nothing failed: {told['reason']}. {told['done']}"
+    if told["label"] is None:
+        return f"{opening}: {told['cause'] or 'the job failed'}. {told['reason']}. {told['done']}"
+    place = _place(told) + (f", at {told['frame']}" if told["frame"] else "")
+    said = "; ".join(f"'{line}'" for line in told["evidence"])
+    what = told["label"].replace("_", " ")
     return (
-        f"{opening}: {what} ({told.confidence}). {place}. It is told by {said}. {_done(ending)} "
-        f"What to do: {ACTIONS[told.label]}."
+        f"{opening}: {what} ({told['confidence']}). {place}. It is told by {said}. {told['done']} "
+        f"What to do: {told['action']}."
     )
 
 
-def _place(told: Diagnosis) -> str:
-    if told.node_id is None:
+def _place(told: Mapping[str, Any]) -> str:
+    if told["node"] is None:
         return "No node or rank can be named as where it began"
-    rank = "the node itself" if told.rank is None else f"rank {told.rank}"
-    return f"It began with {rank} on {told.node_id}"
+    rank = "the node itself" if told["rank"] is None else f"rank {told['rank']}"
+    return f"It began with {rank} on {told['node']}"
 
 
 def _done(ending: Ending) -> str:
@@ -272,17 +279,32 @@ def _done(ending: Ending) -> str:
         why = f": {ending.reason}" if ending.failed else ""
         return f"The job {_OUTCOMES.get(ending.outcome, ending.outcome)}{why}."
     if not ending.next:
-        return "No round has been formed since."
+        return _NO_OTHER
     left = f", {ending.left} left" if ending.failed else ""
-    return f"Its ranks were started again as round {ending.next}{left}."
+    return f"{_again(ending.next)}{left}."
+
+
+_NO_OTHER = "No round has been formed since."
+
+
+def _again(number: int) -> str:
+    return f"Its ranks were started again as round {number}"
+
+
+def since_noted(told: Mapping[str, Any], last_round: int) -> dict[str, Any]:
+    """A document that was noted as its round ended, with what was done since. last_round: of the job."""
+    if told["done"] != _NO_OTHER or last_round <= told["round"]:
+        return dict(told)
+    number = told["round"] + 1
+    return {**told, "next_round": number, "done": f"{_again(number)}."}
 
 
 _OUTCOMES = {"drained": "was drained", "stopped": "was stopped"}
 
 
-def chosen(told: Sequence[Ending], number: int | None) -> Ending | None:
-    """That round's ending; without a number the last that failed, or else the last."""
+def chosen(told: Sequence[Mapping[str, Any]], number: int | None) -> Mapping[str, Any] | None:
+    """Of documents, oldest first, that round's; without a number the last that failed, or else the last."""
     if number is not None:
-        return next((ending for ending in told if ending.round == number), None)
-    failed = [ending for ending in told if ending.failed]
+        return next((one for one in told if one["round"] == number), None)
+    failed = [one for one in told if one["failed"]]
     return next(reversed(failed or told), None)

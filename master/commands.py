@@ -6,12 +6,11 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from elastic.master import account, messages
-from elastic.master.events import Event
-from elastic.master.job import Job
+from elastic.master.job import replay
 from elastic.master.policy import Policy
 from elastic.master.status import of_folder, of_master, open_journal
 from elastic.proto import job_folder, verbs
@@ -20,6 +19,8 @@ from elastic.proto.calls import MasterClient
 from elastic.proto.errors import MasterUnreachable, NotFound
 from elastic.proto.verbs import Context, Output, age, text
 
+MOST_ROUNDS = 20
+"""Whose ends are offered where another's is asked for."""
 AWAY = 10.0
 """Seconds that `events --follow` waits for a master that is started again."""
 
@@ -234,26 +235,37 @@ def why(context: Context, argv: Sequence[str]) -> int:
             f"only the address of the master of job {job.name} is known: its journal is told of "
             "where its folder is (--dir)"
         )
-    told = account.endings(*_journaled(job), Policy())
+    told = _endings(job)
     ending = account.chosen(told, args.round)
     if ending is None and args.round is not None:
-        rounds = ", ".join(str(ending.round) for ending in told) or "none"
+        rounds = ", ".join(str(one["round"]) for one in told[-MOST_ROUNDS:]) or "none"
         raise NotFound(f"the journal tells of no end of round {args.round}; of those of: {rounds}")
     if out.json:
-        out.document(account.document(ending) if ending else {"round": None, "failed": False})
+        out.document(ending or {"round": None, "failed": False})
     else:
         out.text(account.paragraph(ending) if ending else "No round has ended: nothing failed.")
     return 0
 
 
-def _journaled(job: verbs.Job) -> tuple[Job, list[tuple[Event, float]]]:
-    """The job before the events that the journal still has, and these with their job times."""
+def _endings(job: verbs.Job) -> list[Mapping[str, Any]]:
+    """Of the rounds that have ended, a document each, oldest first: as they were noted, and better by the events that the
+    journal still has."""
     journal = open_journal(job)
     try:
-        state, _, _, entries = journal.load()
+        before, _, _, entries = journal.load()
+        noted = [(json.loads(note.detail), note.job) for note in journal.notes(0)]
     finally:
         journal.close()
-    return state, [(entry.event, entry.job) for entry in entries]
+    events = [(entry.event, entry.job) for entry in entries]
+    now = replay(before, events, Policy())
+    found = {
+        one["round"]: account.since_noted(one, now.last_round)
+        for one, at in noted
+        if "next_round" in one and at >= now.ledger.began
+    }
+    told = account.endings(before, events, Policy())
+    found |= {ending.round: account.document(ending) for ending in told}
+    return [found[number] for number in sorted(found)]
 
 
 def _round(argument: str) -> int:

@@ -86,7 +86,7 @@ def _incident(
     hung = (
         event if isinstance(event, ev.Hung) and current and event.round == current.number else None
     )
-    ending = account.ending_of(before, after, event, now, hung, policy) if current else None
+    ending = account.of_step(before, event, after, now, policy)
     why = account.document(ending) if ending is not None else {}
     lost = _lost(before, event, after)
     if hung is not None:

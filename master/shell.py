@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Callable
 from uuid import uuid4
 
+from elastic.master import account, notices
 from elastic.master import events as ev
-from elastic.master import notices
+from elastic.master.account import Ending
 from elastic.master.events import Effect, Event
 from elastic.master.job import Job, handle, replay
 from elastic.master.journal import Entry, Journal
@@ -143,7 +145,8 @@ class Shell:
         if self._notify is not None:
             for notice in notices.of(before, event, self.job, now, self.policy):
                 self._notify(notice)
-        self._note(event, decision.reason, now, level)
+        ending = account.of_step(before, event, self.job, now, self.policy)
+        self._note(event, decision.reason, now, level, ending)
         for effect in decision.effects:
             if isinstance(effect, ev.WakeAt):
                 self._wake(effect.time)
@@ -181,15 +184,18 @@ class Shell:
                 self._backlog.extend(waiting[index + 1 :])
                 return
 
-    def _note(self, event: Event, reason: str, now: float, level: int) -> None:
-        """Say a reason when it changes."""
-        if not reason or reason == self.reason:
+    def _note(
+        self, event: Event, reason: str, now: float, level: int, ending: Ending | None
+    ) -> None:
+        """Say a reason when it changes, and what a round ended of, which its events tell only until a snapshot is made."""
+        if not reason or (reason == self.reason and ending is None):
             return
+        detail = "{}" if ending is None else json.dumps(account.document(ending))
         self.reason = reason
         log.log(level, "%s", reason)
         kind = type(event).__name__
         try:
-            self._journal.note(wall=time.time(), job=now, kind=kind, reason=reason)
+            self._journal.note(wall=time.time(), job=now, kind=kind, reason=reason, detail=detail)
         except JournalError as error:
             log.error("%s", error)
         self.noted.set()

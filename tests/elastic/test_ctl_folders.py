@@ -7,15 +7,20 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastic.master.journal import Journal
+from elastic.master import events as ev
+from elastic.master.journal import SNAPSHOT_EVERY, Journal
+from elastic.master.policy import Policy
+from elastic.master.shell import Shell
 from elastic.proto import master_pb2 as pb
 from elastic.proto.job_folder import JOURNAL, MASTER, METRICS, REPORT
 from tests.elastic.asking import Answer, Ask, columns
+from tests.master.builders import BUG, attached, failed, store
 from tests.master.serving import Agent, MasterProcess, master, noted, ready, reserved
 
 NOBODY = 65534
@@ -273,3 +278,31 @@ def test_a_name_that_is_no_text(over: Path, ask: Ask) -> None:
     odd = over.rename(over.parent / os.fsdecode(b"j\xffb"))
     (odd / MASTER).unlink()
     assert columns(ask("--dir", odd, "status").lines[1])[1] == "succeeded"
+
+
+def test_why_tells_of_a_failure_of_which_the_events_are_gone(shared: Path, ask: Ask) -> None:
+    """A snapshot stands for them, as after half an hour of steps."""
+    folder = shared / "long"
+    folder.mkdir()
+    policy = Policy(max_nodes=1, max_restarts=3)
+
+    async def run() -> None:
+        with closing(Journal(folder / JOURNAL)) as journal:
+            shell = Shell(journal, policy, "launch")
+            await shell.begin(lambda effect: None, None, asyncio.Event())
+            shell.fold(attached("a"))
+            shell.fold(ev.Progressed(1, 1))
+            shell.fold(failed("a", 1, BUG))
+            shell.fold(store("a", "a:2"))
+            for step in range(2, SNAPSHOT_EVERY + 10):
+                shell.fold(ev.Progressed(2, step))
+            assert len(journal.load()[3]) < 100
+
+    asyncio.run(run())
+    found = json.loads(ask("--dir", folder, "why", "-o", "json").out)
+    assert (found["round"], found["failed"], found["label"]) == (1, True, "script_error")
+    assert found["next_round"] == 2
+    said = ask("--dir", folder, "why").out
+    assert said.startswith("Round 1 ended after ")
+    assert "rank 0 on a, at train.py:3 in step" in said
+    assert "started again as round 2" in said

@@ -39,7 +39,7 @@ def test_a_bug_that_costs_a_restart() -> None:
             log_tail="epoch 3\nValueError: bad value 17\n")), 20.5),
     )  # fmt: skip
     assert core.seats() == ["a", "b"], core.reason()
-    assert paragraph(told) == (
+    assert paragraph(document(told)) == (
         "Round 1 ended after 20.5 s: script error (certain). It began with rank 0 on a, at "
         "train.py:3 in step. It is told by 'ValueError: bad value 17'; 'epoch 3'. Its ranks were "
         "started again as round 2, 1 of 2 restarts left. What to do: correct the script."
@@ -52,7 +52,9 @@ def test_a_bug_that_costs_a_restart() -> None:
 def test_a_job_that_failed() -> None:
     (told,) = accounts(running("a"), (failed("a", 1, BUG), 21.0))
     assert told.outcome == "failed"
-    assert "The job failed: rank 0 on a raised ValueError: bad value 17" in paragraph(told)
+    assert "The job failed: rank 0 on a raised ValueError: bad value 17" in paragraph(
+        document(told)
+    )
     assert document(told)["action"] == "correct the script"
 
 
@@ -64,7 +66,7 @@ def test_a_hang_names_the_rank_that_makes_it() -> None:
     found = document(told)
     assert (found["label"], found["node"], found["rank"]) == ("peer_hung", "b", 1)
     assert found["evidence"] == ["rank 1 reads", "data.py:7 in read"]
-    assert "started again as round 2" in paragraph(told)
+    assert "started again as round 2" in paragraph(document(told))
     line = "NVRM: Xid (PCI:0000:03:00): 119, pid=7, Timeout waiting for RPC from GSP1!"
     (told,) = accounts(running("a", "b"), (replace(hung, kernel_log=(line,)), 30.0))
     found = document(told)
@@ -96,8 +98,8 @@ def test_a_lost_node() -> None:
     (told,) = accounts(core, (detached("b"), 20.0), (knocked("b", ev.KnockAnswer.GONE), 20.1))
     found = document(told)
     assert (found["label"], found["node"], found["rank"]) == ("node_lost", "b", None)
-    assert "the node itself on b" in paragraph(told)
-    assert "faults left" in paragraph(told)
+    assert "the node itself on b" in paragraph(document(told))
+    assert "faults left" in paragraph(document(told))
 
 
 @pytest.mark.parametrize("heard_first", [True, False])
@@ -147,13 +149,15 @@ def test_nothing_failed() -> None:
     core = running("a")
     (asked,) = accounts(core, (ev.RestartAsked("new flags"), 20.0))
     assert not asked.failed
-    assert "nothing failed: new flags" in paragraph(asked)
+    assert "nothing failed: new flags" in paragraph(document(asked))
     spare(core)
     (done,) = accounts(core, (finished("a", 2), 40.0))
-    assert "nothing failed" in paragraph(done)
+    assert "nothing failed" in paragraph(document(done))
     assert document(done)["label"] is None
     (drained,) = accounts(running("a"), (ev.DrainAsked(None, "maintenance"), 20.0))
-    assert "nothing failed: drained: maintenance. The job was drained." in paragraph(drained)
+    assert "nothing failed: drained: maintenance. The job was drained." in paragraph(
+        document(drained)
+    )
 
 
 def test_the_last_failure_is_told_unless_another_round_is_asked_for() -> None:
@@ -162,7 +166,8 @@ def test_the_last_failure_is_told_unless_another_round_is_asked_for() -> None:
     spare(core)
     told = [*first, *accounts(core, (ev.RestartAsked("again"), 50.0))]
     assert [ending.round for ending in told] == [1, 2]
-    assert chosen(told, None) is told[0]
-    assert chosen(told, 2) is told[1]
-    assert chosen(told, 9) is None
+    documents = [document(ending) for ending in told]
+    assert chosen(documents, None) is documents[0]
+    assert chosen(documents, 2) is documents[1]
+    assert chosen(documents, 9) is None
     assert chosen([], None) is None
