@@ -245,9 +245,10 @@ class Prober:
     async def _ask_driver(self, device: Device, step: str) -> None:
         program, began = self._drivers[device], time.monotonic()
         program.say(step)
-        answer = await program.answer(step, self._limits.other)
+        first = step == "nvml_use"  # a driver that nobody else uses has all GPUs to initialise
+        answer = await program.answer(step, self._limits.device if first else self._limits.other)
         self._time(step, device.label, began, answer)
-        if step == "nvml_use" and answer.ok:
+        if first and answer.ok:
             self._used[device] = answer.figures
             return
         figures = {**self._used.get(device, {}), **answer.figures}
