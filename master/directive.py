@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from elastic.master import prechecks
 from elastic.master.events import NodeId
-from elastic.master.nodes import Probe
+from elastic.master.nodes import Node, Probe
 from elastic.master.recovery import Cause, fingerprint
 from elastic.master.rendezvous import with_ranks
-from elastic.master.state import DRAINED, Job, Result, Round, one_line
+from elastic.master.state import DRAINED, Job, Result, Round, Why, one_line
 
 MOST_SAID = 1000
 """Characters of an exception and of a fingerprint that every node is told."""
@@ -105,6 +106,12 @@ def places(current: Round | None) -> Mapping[NodeId, Place]:
     return found
 
 
+def _why(job: Job, node: Node) -> str:
+    """Why it drains, in words."""
+    fault = prechecks.fault(node, job.checks) if node.why == Why.UNHEALTHY else ""
+    return f"drained, since its check failed: {fault}" if fault else "drained"
+
+
 def directive(job: Job, node_id: NodeId, seated: Mapping[NodeId, Place]) -> Directive:
     """What `node_id` should be doing now; `seated` is `places(job.round)`."""
     if job.result is not None:
@@ -138,7 +145,7 @@ def directive(job: Job, node_id: NodeId, seated: Mapping[NodeId, Place]) -> Dire
             kind="exit",
             round=job.last_round,
             exit_code=DRAINED,
-            reason="drained",
+            reason=_why(job, node),
             ending=Ended(cause=node.why, step=job.ledger.step),
             goes_on=any(not one.draining for one in job.nodes.values()),
             stop_grace=job.stop_grace,

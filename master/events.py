@@ -367,6 +367,8 @@ class Withdrawn:
     """Nodes that are to leave, all in one change, each with the reason."""
 
     nodes: tuple[tuple[NodeId, str], ...]
+    why: str = ""
+    """A `Why`, where they are not simply asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

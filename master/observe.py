@@ -400,7 +400,9 @@ def _withdrawn(job: Job, event: ev.Withdrawn, now: float, policy: Policy) -> Ste
     reason = f"{names([*leave])} drain: {'; '.join(dict.fromkeys(leave.values()))}"
     if any(in_round(job, job.nodes[node_id]) for node_id in leave):
         job = plan(job, Cause.REQUEST, reason, now, policy)
-    draining = {node_id: replace(job.nodes[node_id], draining=True) for node_id in leave}
+    draining = {
+        node_id: replace(job.nodes[node_id], draining=True, why=event.why) for node_id in leave
+    }
     job = replace(job, nodes={**job.nodes, **draining})
     return job, (ev.Tell(frozenset(leave)),), reason
 

@@ -55,6 +55,8 @@ class Checked:
     """How often in a row tests with others had it kept out."""
     doubted: str = ""
     """Why it does not train before it was tried again, alone and with others; empty once it was, and works."""
+    between: bool = False
+    """Its fault is that of a link, of whose two ends it is the one that is kept out."""
 
 
 Checks = Mapping[str, Checked]
@@ -239,6 +241,22 @@ def describe(nodes: Nodes, checks: Checks, policy: Policy) -> str:
     here = _here(nodes, checks, policy)
     out = [f"{n.node_id} is kept out: {one.what}" for n, one in here if one.state == "faulty"]
     return "; ".join([*out[:3], *[f"{len(out) - 3} more are"] * (len(out) > 3)])
+
+
+def unfit(nodes: Nodes, checks: Checks, policy: Policy) -> dict[NodeId, str]:
+    """Whose machine is at fault, by a verdict that names it, and what it is. Nobody's where more are kept out than are
+    fine: what most fail by is hardly the machines'. Of a job of one node there is nobody to compare it with."""
+    here = [*_here(nodes, checks, policy)]
+    out = [(node.node_id, one) for node, one in here if one.state == "faulty"]
+    if 2 * len(out) > len(here) and policy.max_nodes > 1:
+        return {}
+    return {node_id: one.what for node_id, one in out if not one.between}
+
+
+def fault(node: Node, checks: Checks) -> str:
+    """What keeps it out; empty: nothing."""
+    checked = checks.get(where(node))
+    return checked.what if checked is not None and checked.state == "faulty" else ""
 
 
 def _here(nodes: Nodes, checks: Checks, policy: Policy) -> Iterator[tuple[Node, Checked]]:

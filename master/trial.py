@@ -296,7 +296,7 @@ def _account(trial: Trial, node_id: NodeId, turn: int) -> Account:
 def _judged(
     here: Nodes,
     checks: Checks,
-    faults: Mapping[NodeId, str],
+    faults: Mapping[NodeId, Verdict],
     began: float,
     now: float,
     policy: Policy,
@@ -308,30 +308,30 @@ def _judged(
         known = checks.get(key) or Checked(
             node_id=node_id, incarnation=node.incarnation, level=policy.precheck, state="unknown", what="", at=now
         )  # fmt: skip
-        if node_id in faults:
-            known = replace(
-                known, state="faulty", what=faults[node_id], incarnation=node.incarnation
-            )
+        fault = faults.get(node_id)
+        if fault is not None:
+            known = replace(known, state="faulty", what=str(fault), incarnation=node.incarnation)
         found[key] = replace(
             known,
             at=now,
             paired=began,
             times=known.times + 1,
-            failed=known.failed + 1 if node_id in faults else 0,
-            doubted=faults.get(node_id, ""),
+            failed=known.failed + 1 if fault is not None else 0,
+            doubted="" if fault is None else str(fault),
+            between=fault is not None and fault.kind is Kind.LINK,
         )
     return {**checks, **found}
 
 
-def _faults(here: Nodes, verdicts: Sequence[Verdict]) -> dict[NodeId, str]:
+def _faults(here: Nodes, verdicts: Sequence[Verdict]) -> dict[NodeId, Verdict]:
     """Who is kept out, and why. Of a link's two ends one can train: the one with fewer such links, or that came
     first."""
-    faults = {one.nodes[0]: str(one) for one in verdicts if one.kind is not Kind.LINK}
+    faults = {one.nodes[0]: one for one in verdicts if one.kind is not Kind.LINK}
     links = [one for one in verdicts if one.kind is Kind.LINK]
     many = Counter(node_id for one in links for node_id in one.nodes)
     came = {node_id: number for number, node_id in enumerate(here)}
     for one in sorted(links, key=lambda one: -max(many[node_id] for node_id in one.nodes)):
         if not faults.keys() & set(one.nodes):
             worst = max(one.nodes, key=lambda node_id: (many[node_id], came[node_id]))
-            faults[worst] = str(one)
+            faults[worst] = one
     return faults

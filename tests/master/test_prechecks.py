@@ -7,7 +7,7 @@ import pytest
 from elastic.master import events as ev
 from elastic.master import prechecks
 from elastic.master.events import Incarnation, KnockAnswer, NodeId, NodePhase
-from elastic.master.prechecks import PATIENCE
+from elastic.master.prechecks import PATIENCE, SOON
 from tests.master.builders import KILLED, Core, detached, failed, failure, knocked, left, spare
 from tests.master.probing import answer, asked, begun, in_pairs, pair
 
@@ -325,3 +325,57 @@ def test_who_trains_in_doubt_is_not_probed() -> None:
         spare(core)
         pair(core, at=core.now + 1.0)
     assert core.seats() == ["a", "b"], "it grows"
+
+
+def unfit(core: Core) -> dict[NodeId, str]:
+    return prechecks.unfit(core.job.nodes, core.job.checks, core.policy)
+
+
+def test_who_is_replaced_is_named_once_others_are_fine() -> None:
+    core = begun("a", "b", "c", min_nodes=3, supplied=True)
+    answer(core, "b", "faulty", at=2.0)
+    assert unfit(core) == {}, "all may be so"
+    answer(core, "a", at=3.0)
+    assert unfit(core) == {"b": "matmul: gpu3: 1 elements differ"}
+    answer(core, "c", "faulty", at=4.0)
+    assert unfit(core) == {}, "most are"
+    core.tick(4.0 + SOON)
+    assert asked(core, "a", "b", "c") == [False, True, True]
+    answer(core, "c", at=66.0)
+    assert unfit(core) == {}, "b has not answered"
+    answer(core, "b", "faulty", at=67.0)
+    assert set(unfit(core)) == {"b"}
+
+
+def test_a_node_alone_is_named_by_its_own_word() -> None:
+    core = begun("a")
+    answer(core, "a", "faulty", at=2.0)
+    assert set(unfit(core)) == {"a"}
+
+
+def test_who_is_merely_in_doubt_or_at_one_end_of_a_link_is_not_replaced() -> None:
+    core = begun("a", "b")
+    for node in "ab":
+        answer(core, node, at=2.0)
+    while in_pairs(core):
+        pair(core, "a-b", at=core.now + 1)
+    core.tick(core.now + 2)
+    assert core.seats() == ["a"]
+    assert "b is kept out: the link between a and b" in prechecks.describe(
+        core.job.nodes, core.job.checks, core.policy
+    )
+    assert unfit(core) == {}
+    hung = ev.Hung(round=1, ranks=(0,), nodes=(NodeId("a"),), place="", reason="hung", machine=True)
+    core.feed(hung, 20.0)
+    assert asked(core, "a") == [True]
+    assert unfit(core) == {}
+
+
+def test_whom_tests_in_pairs_name_is_replaced() -> None:
+    core = begun(*"abcd")
+    for node in "abcd":
+        answer(core, node, at=2.0)
+    while in_pairs(core):
+        pair(core, "c", at=core.now + 1)
+    (what,) = unfit(core).values()
+    assert what.startswith("node c: works with none of ")

@@ -4,11 +4,14 @@ from dataclasses import replace
 
 from elastic.master import events as ev
 from elastic.master.directive import directive, places
+from elastic.master.endings import kind_of
 from elastic.master.events import Incarnation, KnockAnswer, NodeId
 from elastic.master.policy import Policy
 from elastic.master.recovery import Cause, Recovery
 from elastic.master.state import Why
-from tests.master.builders import Core, attached, detached, drain, knocked, spare
+from elastic.proto.ending import Ended
+from tests.master.builders import Core, attached, detached, drain, knocked, left, spare
+from tests.master.probing import answer, begun, pair
 
 POLICY = Policy(min_nodes=1, max_nodes=4, supplied=True, last_call=0.0, preparation=0.0)
 
@@ -103,6 +106,25 @@ def test_victims_of_a_shrink_leave_in_one_change_with_time_to_save() -> None:
     assert core.job.last_round == 2
     told = directive(core.job, NodeId("d"), places(core.job.round))
     assert (told.kind, told.exit_code) == ("exit", 213)
+
+
+def test_who_failed_its_check_ends_as_such_and_the_others_go_on() -> None:
+    core = begun("a", "b", "c", supplied=True, min_nodes=2)
+    answer(core, "b", "faulty", at=2.0)
+    for node in "ac":
+        answer(core, node, at=3.0)
+    pair(core, at=4.0)
+    assert (seats(core), core.order("b").kind) == ({"a", "c"}, "wait")
+    said = core.feed(ev.Withdrawn(((NodeId("b"), "its check failed"),), Why.UNHEALTHY), 5.0).reason
+    assert said.startswith("b drain: its check failed")
+    told = core.order("b")
+    assert (told.kind, told.exit_code, told.ending.cause) == ("exit", 213, Why.UNHEALTHY)
+    assert told.reason == "drained, since its check failed: matmul: gpu3: 1 elements differ"
+    assert told.goes_on
+    assert kind_of(told.exit_code, told.ending.cause) is Ended.UNHEALTHY
+    core.feed(left("b"), 6.0)
+    assert (core.job.last_round, seats(core)) == (1, {"a", "c"})
+    assert core.job.ledger.restarts == {}
 
 
 def test_a_larger_range_lets_those_who_wait_in() -> None:
