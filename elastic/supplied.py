@@ -16,6 +16,7 @@ from elastic.k8s.recalling import MOST_PENDING, ROOM_PENDING, within
 from elastic.k8s.spec import Spec, main_container
 from elastic.k8s.supply import Plan, Wanted
 from elastic.master import events as ev
+from elastic.master import prechecks
 from elastic.master.events import NodeId
 from elastic.master.launcher import Master, Saved
 from elastic.master.nodes import NodeState
@@ -100,6 +101,12 @@ class Supplied:
         current = self._there.job.round
         return frozenset(n for s in (current.stragglers if current else ()) for n in s.nodes)
 
+    def unfit(self) -> dict[str, str]:
+        job = self._there.job
+        assert job.policy is not None
+        found = prechecks.unfit(job.nodes, job.checks, job.policy)
+        return {str(node_id): what for node_id, what in found.items()}
+
     def known(self) -> frozenset[str]:
         job = self._there.job
         seated = {seat.node_id for seat in job.round.seats} if job.round is not None else set()
@@ -129,6 +136,10 @@ class Supplied:
 
     def withdrawn(self, leave: tuple[tuple[str, str], ...]) -> None:
         self._there.fold(ev.Withdrawn(tuple((NodeId(name), why) for name, why in leave)))
+
+    def replaced(self, leave: tuple[tuple[str, str], ...]) -> None:
+        nodes = tuple((NodeId(name), why) for name, why in leave)
+        self._there.fold(ev.Withdrawn(nodes, Why.UNHEALTHY))
 
     def resized(self, least: int, most: int, wanted: Wanted) -> None:
         policy = self._there.job.policy

@@ -46,6 +46,9 @@ class Told(Protocol):
     def nodes(self) -> frozenset[str]: ...
     def attached(self) -> frozenset[str]: ...
     def slow(self) -> frozenset[str]: ...
+    def unfit(self) -> dict[str, str]:
+        """Who is kept out since its machine is at fault, and what it is."""
+
     def known(self) -> frozenset[str]:
         """Every name of a node that the journal still has."""
 
@@ -53,6 +56,9 @@ class Told(Protocol):
     def over(self) -> bool: ...
     def removed(self, gone: list[tuple[str, Verdict]]) -> None: ...
     def withdrawn(self, leave: tuple[tuple[str, str], ...]) -> None: ...
+    def replaced(self, leave: tuple[tuple[str, str], ...]) -> None:
+        """These are to leave as ones whose check has failed."""
+
     def resized(self, least: int, most: int, wanted: Wanted) -> None: ...
     def failed(self, cause: str, reason: str) -> None: ...
     def restart(self, reason: str) -> None: ...
@@ -229,7 +235,7 @@ class Supplier:
             self._pause, self._not_before = 0.0, 0.0  # there may be room again
         self._memory, self.said = plan.memory, plan
         self._learn(plan, now)
-        self._tell(told, plan, here)
+        self._tell(told, plan, here, now)
         await self._delete(plan.delete, here)
         if self.makes and now >= self._not_before:
             await self._create(plan, now)
@@ -269,7 +275,7 @@ class Supplier:
                 )
         self.placing = placing.expire(self.placing, now, self.limits)
 
-    def _tell(self, told: Told, plan: Plan, here: dict[str, Pod]) -> None:
+    def _tell(self, told: Told, plan: Plan, here: dict[str, Pod], now: float) -> None:
         assert self._memory is not None
         usual = Verdict(
             cause=Cause.DELETED, action=Action.REPLACE, counts=False, reason="its pod is gone"
@@ -290,8 +296,19 @@ class Supplier:
         leave = tuple((name, why) for name, why in plan.withdraw if name in told.nodes())
         if leave:
             told.withdrawn(leave)
+        self._replace(told, here, now)
         if plan.restart:
             told.restart(plan.restart)
+
+    def _replace(self, told: Told, here: dict[str, Pod], now: float) -> None:
+        """Pods whose machine is at fault end as such, and others come, elsewhere."""
+        unfit = told.unfit()
+        on = {name: here[name].node for name in unfit if name in here and here[name].alive}
+        self.placing, leave = placing.leave(
+            self.placing, on, self.wanted.replicas, now, self.limits
+        )
+        if leave:
+            told.replaced(tuple((name, f"its check failed: {unfit[name]}") for name in leave))
 
     async def _create(self, plan: Plan, now: float) -> None:
         avoid = placing.nodes(self.placing, self.wanted.replicas, now, self.limits)

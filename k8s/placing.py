@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from elastic.k8s.causes import Cause
 from elastic.proto.elasticjob import AvoidedNode
 
 
@@ -15,6 +16,8 @@ class Placing:
     """Oldest first."""
     suspected: Mapping[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
     """How often a node has failed the job, and when last."""
+    left: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Nodes that a pod was asked to leave since they failed their check, and until when that counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +52,38 @@ def blame(
     *,
     sure: bool = False,
 ) -> Placing:
-    """A node failed the job, by that cause. sure: once is enough, a probe has said so."""
+    """A node failed the job, by that cause. sure: once is enough, a probe has said so; as it has of one
+    that was left, however the pod there has ended."""
     state = expire(state, now, limits)
     if not node or not limits.any or any(one.node == node for one in state.avoided):
         return state
     times, _ = state.suspected.get(node, (0, 0.0))
     suspected = {**state.suspected, node: (times + 1, now + limits.ttl)}
-    if not sure and times + 1 < limits.confirmations:
+    if not sure and node not in state.left and times + 1 < limits.confirmations:
         return replace(state, suspected=suspected)
     suspected.pop(node)
     one = AvoidedNode(node=node, cause=cause, reason=reason, since=now, until=now + limits.ttl)
-    return Placing(avoided=(*state.avoided, one), suspected=suspected)
+    return replace(state, avoided=(*state.avoided, one), suspected=suspected)
+
+
+def leave(
+    state: Placing, unfit: Mapping[str, str], pods: int, now: float, limits: Limits
+) -> tuple[Placing, tuple[str, ...]]:
+    """Which pods give up a node that failed its check. In the time of an avoidance no more nodes are left than may be
+    avoided, and each but once: a fault that is on every machine, or is none of theirs, has an end. From one that is avoided
+    all go, since none come there. unfit: the nodes, by pod."""
+    state = expire(state, now, limits)
+    away, most = nodes(state, pods, now, limits), limits.count(pods)
+    left, going = dict(state.left), list[str]()
+    spent = {*left, *(one.node for one in state.avoided if one.cause == Cause.UNHEALTHY)}
+    for pod, node in unfit.items():
+        if node and node not in spent and len(spent) < most:
+            left[node] = now + limits.ttl
+            spent.add(node)
+            going.append(pod)
+        elif node in away:
+            going.append(pod)
+    return replace(state, left=left), tuple(going)
 
 
 def expire(state: Placing, now: float, limits: Limits) -> Placing:
@@ -69,6 +93,7 @@ def expire(state: Placing, now: float, limits: Limits) -> Placing:
     return Placing(
         avoided=tuple(one for one in state.avoided if one.until > now),
         suspected={k: v for k, v in state.suspected.items() if v[1] > now},
+        left={node: until for node, until in state.left.items() if until > now},
     )
 
 
