@@ -111,13 +111,13 @@ def _lost(ending: Ending) -> list[NodeId]:
 def ending_of(
     before: Job, job: Job, event: Event, now: float, hung: ev.Hung | None, policy: Policy
 ) -> Ending | None:
-    """Of the round that this step ended, if it did end one."""
+    """Of the round that this step ended, if it did end one; the last of a job that is over ended with it."""
     current = before.round
-    if current is None:
+    if current is None or before.result is not None:
         return None
     same = job.round if job.round is not None and job.round.number == current.number else None
     broke = current.standing and (same is None or not same.standing)
-    over = job.result is not None and before.result is None
+    over = job.result is not None
     if not (broke or over):
         return None
     cause, reason = "", job.result.reason if job.result is not None else ""

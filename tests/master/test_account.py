@@ -160,6 +160,14 @@ def test_nothing_failed() -> None:
     )
 
 
+def test_a_job_that_begins_anew_in_the_folder_of_one_that_failed() -> None:
+    core = running("a", max_restarts=1)
+    core.feed(failed("a", 1, BUG), 15.0)
+    spare(core)
+    told = accounts(core, (failed("a", 2, BUG), 20.0), (ev.MasterStarted("second"), 50.0))
+    assert [(ending.round, ending.outcome) for ending in told] == [(2, "failed")]
+
+
 def test_the_last_failure_is_told_unless_another_round_is_asked_for() -> None:
     core = running("a", "b", max_restarts=2)
     first = accounts(core, (failed("a", 1, KILLED), 20.0))
