@@ -1,9 +1,10 @@
 """Between protobuf messages and the master's own dataclasses; texts are bounded here."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from elastic.master import events as ev
-from elastic.master.activity import OnDevice, Process, doing
+from elastic.master.activity import Doing, OnDevice, Process, beside, doing
 from elastic.master.checkpoints import Orders
 from elastic.master.culprits import Collective, Seen
 from elastic.master.directive import Directive
@@ -13,12 +14,13 @@ from elastic.master.holdings import Holding, Look, Looked, Restore, Said, Shard
 from elastic.master.journal import Note
 from elastic.master.nodes import Probe
 from elastic.master.policy import PRECHECKS
+from elastic.master.tree import Call
 from elastic.proto import codec
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import CodecError
 from elastic.proto.limits import MOST_SLOTS
+from elastic.proto.looks import Frame, main_thread, telling
 from elastic.proto.looks import Look as RankLook
-from elastic.proto.looks import main_thread, telling
 from elastic.proto.moment import MOST_SPANS, Moment, Span
 
 MAX_TEXT = 4096
@@ -372,9 +374,20 @@ def kernel_log(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(line[:MAX_LINE] for line in lines[:MOST_LINES])
 
 
+@lru_cache(codec.MOST_SHARED)
+def _doing(
+    frames: tuple[Frame, ...],
+    state: str,
+    wchan: str,
+    gil: bool | None,
+) -> tuple[tuple[Call, ...], Doing]:
+    """A stack, and what a rank does there: one object of each for all ranks that do the same."""
+    stack = tuple((frame.function, frame.file, frame.line) for frame in frames)
+    return stack, doing(stack, state=state, wchan=wchan, gil=gil)
+
+
 def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
-    stack = tuple((frame.function, frame.file, frame.line) for frame in telling(look))
-    children = tuple(
+    children = [
         Process(
             pid=child.pid,
             state=child.state,
@@ -383,10 +396,11 @@ def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
             failed=bool(child.status),
         )
         for child in look.children
-    )
+    ]
     main = main_thread(look)
     gil = None if main is None else main.gil
-    found = doing(stack, state=look.state, wchan=look.wchan, gil=gil, children=children)
+    stack, found = _doing(telling(look), look.state, look.wchan, gil)
+    found = beside(found, children) if children else found
     issued = look.collectives
     return Seen(
         rank=look.rank,

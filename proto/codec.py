@@ -5,12 +5,28 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import cache
-from typing import Any, NewType, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from functools import cache, lru_cache
+from typing import (
+    Annotated,
+    Any,
+    NewType,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from elastic.proto.errors import CodecError
 
 T = TypeVar("T")
+
+SHARED = "shared"
+"""In `Annotated`, with a tuple of dataclasses of plain values: where thousands of texts have the same of it, it is
+decoded once, and one object."""
+MOST_SHARED = 1024
+"""The newest of those that are kept."""
 
 
 def dumps(value: object) -> str:
@@ -63,6 +79,8 @@ def _decode(hint: Any, value: Any) -> Any:
         return _decode_union(hint, value)
     if origin is not None and not isinstance(value, list):
         raise TypeError(f"{str(value)[:80]} is no list")
+    if origin is Annotated:
+        return _decode_shared(get_args(hint)[0], value)
     if origin is tuple:
         args = get_args(hint)
         if len(args) == 2 and args[1] is Ellipsis:
@@ -82,6 +100,18 @@ def _decode(hint: Any, value: Any) -> Any:
     if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
         raise TypeError(f"{str(value)[:80]!r} is no {hint.__name__}")
     return value
+
+
+def _decode_shared(hint: Any, value: Any) -> Any:
+    try:
+        return _shared(hint, tuple([tuple(item.items()) for item in value]))
+    except (AttributeError, TypeError):  # no dataclasses, or of a later release with more
+        return _decode(hint, value)
+
+
+@lru_cache(MOST_SHARED)
+def _shared(hint: Any, items: tuple[tuple[tuple[str, Any], ...], ...]) -> Any:
+    return _decode(hint, [dict(item) for item in items])
 
 
 def _decode_union(hint: Any, value: Any) -> Any:
@@ -105,4 +135,4 @@ def _decode_dataclass(kind: type, value: Any) -> Any:
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+    return get_type_hints(kind, include_extras=True)

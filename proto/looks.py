@@ -8,6 +8,9 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Annotated
+
+from elastic.proto import codec
 
 DUMP_SIGNAL = signal.SIGRTMAX - 9
 """Asks a rank for its stacks, where nobody may read its memory. Of the real-time signals, which no
@@ -52,7 +55,7 @@ class Thread:
 
     tid: int
     """0: not known."""
-    frames: tuple[Frame, ...]
+    frames: Annotated[tuple[Frame, ...], codec.SHARED]
     """Innermost first. None: it runs no Python."""
     name: str = ""
     active: bool | None = None

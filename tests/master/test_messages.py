@@ -7,6 +7,7 @@ from elastic.master.events import Incarnation, NodeId, NodePhase
 from elastic.master.nodes import Pairs, Probe
 from elastic.proto import master_pb2 as pb
 from elastic.proto.limits import MOST_SLOTS
+from tests.master.thousands import look
 
 LONG = "x" * 100_000
 
@@ -108,3 +109,12 @@ def test_a_directive_goes_out_whole() -> None:
         3,
         6,
     )
+
+
+def test_ranks_that_do_the_same_share_what_is_kept_of_it() -> None:
+    """Else the looks at thousands would be gigabytes."""
+    told = messages.looks(NodeId("n"), [look(rank, loops=rank == 2) for rank in range(3)], 1.0)
+    assert told[0].stack is told[1].stack
+    assert told[0].doing is told[1].doing
+    assert told[2].stack != told[0].stack
+    assert [one.rank for one in told] == [0, 1, 2]

@@ -1,9 +1,11 @@
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.proto import codec, looks
+from elastic.proto.errors import CodecError
 from elastic.proto.looks import Child, Frame, Look, Thread
 
 
@@ -22,6 +24,35 @@ def test_a_look_is_told_as_it_was() -> None:
     )
     found = replace(look(thread), wchan="futex", kernel_stack=("a+0x1/0x2",), children=(child,))
     assert codec.loads(Look, codec.dumps(found)) == found
+
+
+def test_equal_stacks_are_one_object() -> None:
+    """Thousands of ranks wait in the same place."""
+    stacks = [
+        codec.loads(Look, codec.dumps(look(Thread(tid=tid, frames=frames("g", name)))))
+        .threads[0]
+        .frames
+        for tid, name in ((1, "h"), (2, "h"), (3, "i"))
+    ]
+    assert stacks[0] is stacks[1]
+    assert stacks[2] == frames("g", "i")
+
+
+@pytest.mark.parametrize(
+    "stack", ['""', "{}", "7", '[["f"]]', "[{}]", '[{"":"Frame","function":["f"],"file":""}]']
+)
+def test_what_is_no_stack_is_refused(stack: str) -> None:
+    text = codec.dumps(look(Thread(tid=1, frames=())))
+    assert text.count('"frames":[]') == 1
+    with pytest.raises(CodecError):
+        codec.loads(Look, text.replace('"frames":[]', f'"frames":{stack}'))
+
+
+def test_what_a_later_release_tells_of_a_frame_is_passed_over() -> None:
+    text = codec.dumps(look(Thread(tid=1, frames=frames("g"))))
+    later = text.replace('"line":3', '"line":3,"names":["a"]')
+    assert later != text
+    assert codec.loads(Look, later) == codec.loads(Look, text)
 
 
 @given(st.integers(0, 12_000), st.integers(3, 300))
