@@ -296,7 +296,7 @@ def _by_kernel(
 def moved(before: Sequence[Call], after: Sequence[Call]) -> bool:
     """Whether a rank is elsewhere than at the look before: in other functions. Lines do not count: a
     loop that is stuck runs through its own. Nor do libraries' calls, which few looks show."""
-    return _places(before) != _places(after)
+    return before != after and _places(before) != _places(after)
 
 
 def worked(before: float, after: float, *, seconds: float) -> bool:

@@ -325,7 +325,7 @@ def _newest(looks: tuple[Seen, ...]) -> Seen:
     """The last look; what it has issued as it told before, where it did not answer now and has not moved since."""
     last = looks[-1]
     told = next((look for look in reversed(looks) if look.collectives is not None), last)
-    if _moved((told, last)):
+    if told is last or _moved((told, last)):
         return last
     return replace(last, collectives=told.collectives, transfers=told.transfers)
 
@@ -351,11 +351,11 @@ def _starved(looks: Mapping[int, tuple[Seen, ...]]) -> list[Seen]:
     return [
         found[-1]
         for found in looks.values()
-        if not _moved(found[-2:])
-        and all(
+        if all(
             _at_loader(s) and any(worker.state == "T" for worker in s.doing.workers)
             for s in found[-2:]
         )
+        and not _moved(found[-2:])
     ]
 
 
