@@ -109,14 +109,14 @@ class Facts:
     """When the rank that has been quiet for longest had its last step, in job time; None: no rank had one."""
     stepping: bool
     """No node says that a rank of it is quiet."""
-    phases: Mapping[int, str]
-    """By rank, what its script says it does; those that say nothing are not here."""
+    phases: Mapping[int, InPhase]
+    """By rank; those whose scripts say nothing are not here."""
     seen: Mapping[int, tuple[Seen, ...]]
     """By rank, the looks since the suspicion began, oldest first."""
     answered: bool
     """All nodes have answered the last look."""
     begun: bool
-    """All nodes have ranks of the round: nobody waits for one that is to start them yet."""
+    """All nodes have ranks of the round, or it had a step: nobody waits for one that is to start them yet."""
     ended: Mapping[int, NodeId] = field(default_factory=dict[int, NodeId])
     """Ranks that ended, with 0, and their nodes."""
 
@@ -291,7 +291,7 @@ def _limits(state: State, facts: Facts, policy: Policy) -> Patience:
     return Patience(
         allowed=patience(state, policy),
         stepped=facts.ticked is not None,
-        phases=facts.phases,
+        phases={rank: phase.name for rank, phase in facts.phases.items()},
         judged=state.judged,
         phase_seconds=state.phase_seconds,
     )

@@ -47,6 +47,8 @@ class Health:
         """Some rank of the round had its first step."""
         self._ticked: dict[NodeId, float] = {}
         """Of nodes with a quiet rank: when that had its last step, in job time."""
+        self._oldest: float | None = None
+        """Of these times, as the last decision knew them."""
         self._longest, self._learned = 0.0, 0.0
         """The longest interval since the round's rhythm was last learned of, and when that was."""
         self._phases: dict[int, core.InPhase] = {}
@@ -59,8 +61,8 @@ class Health:
         """By rank, the newest looks at it, oldest first."""
         self._recorded: dict[NodeId, tuple[str, ...]] = {}
         """What the kernels of nodes have told of their hardware since it is looked at ranks."""
-        self._newest: set[int] = set()
-        """Ranks that the last look has seen."""
+        self._newest: dict[int, tuple[Seen, ...]] = {}
+        """The same of ranks that the last look has seen."""
         self._quiet = 0.0
         """What agents were told last."""
         self._timer: asyncio.TimerHandle | None = None
@@ -82,8 +84,8 @@ class Health:
             self._state = core.begin(self._state, current.number, self._shell.now())
             self._stepped, self._longest = False, 0.0
             self._ticked, self._phases, self._quiet = {}, {}, 0.0
-            self._seen, self._recorded = {}, {}
-            self._newest, self._awaited, self._begun = set(), set(), set()
+            self._seen, self._recorded, self._newest = {}, {}, {}
+            self._awaited, self._begun = set(), set()
             self._decide(current)
 
     def heard(self, session: Session, beat: pb.Heartbeat) -> None:
@@ -108,8 +110,15 @@ class Health:
             elif before is not None:
                 del self._phases[rank.rank]
         self._tell(current, session)
-        if (was is None) != (session.node_id not in self._ticked):
-            self._decide(current)  # else nothing has changed: O(1) a heartbeat
+        if self._is_news(was, self._ticked.get(session.node_id)):
+            self._decide(current)
+
+    def _is_news(self, was: float | None, ticked: float | None) -> bool:
+        """Whether something may be due sooner, or no more, since a node is quiet as it tells now, and was as it told
+        before: thousands become so within a second, and one decision takes in what all of them told."""
+        if was is None:
+            return ticked is not None and (self._oldest is None or ticked < self._oldest)
+        return ticked is None and not self._ticked
 
     def _learn(self, interval: float, now: float) -> None:
         """Of all nodes together, so that thousands teach no more than one does."""
@@ -129,8 +138,8 @@ class Health:
         world = sum(seat.ranks for seat in current.seats)
         for look in messages.looks(session.node_id, message.looks, self._shell.now()):
             if 0 <= look.rank < world:
-                self._seen[look.rank] = (*self._seen.get(look.rank, ()), look)[-KEPT:]
-                self._newest.add(look.rank)
+                looks = (*self._seen.get(look.rank, ()), look)[-KEPT:]
+                self._seen[look.rank] = self._newest[look.rank] = looks
         lines = messages.kernel_log(message.kernel_log)
         if reading.of_hardware(lines) is not None:
             self._recorded[session.node_id] = lines
@@ -156,24 +165,25 @@ class Health:
     def _decide(self, current: Round) -> None:
         if self._shell.stuck:  # nobody is heard meanwhile, so nothing is known of this time
             self._state = replace(self._state, suspicion=None)
-            self._ticked = {}
+            self._ticked, self._oldest = {}, None
             self._wake_in(STUCK)
             return
         now = self._shell.now()
-        quiet = [
-            at
+        self._ticked = {
+            node_id: at
             for node_id, at in self._ticked.items()
             if node_id in self._sessions and node_id not in current.finished
-        ]
+        }
+        self._oldest = min(self._ticked.values(), default=None)
         before = self._state.suspicion
         told = before is not None and not self._awaited
         facts = core.Facts(
-            ticked=min(quiet, default=now if self._stepped else None),
-            stepping=self._stepped and not quiet,
-            phases={rank: found.name for rank, found in self._phases.items()},
-            seen={rank: self._seen[rank] for rank in self._newest},
+            ticked=now if self._oldest is None and self._stepped else self._oldest,
+            stepping=self._stepped and not self._ticked,
+            phases=self._phases,
+            seen=self._newest,
             answered=not self._awaited,
-            begun=self._seated(current) <= self._begun,
+            begun=self._stepped or self._seated(current) <= self._begun,
             ended=core.ended(current.seats, self._newest, current.finished) if told else {},
         )
         decision = core.decide(self._state, facts, now, self._shell.policy)
@@ -194,7 +204,7 @@ class Health:
 
     def _examine(self, current: Round, order: core.Examine) -> None:
         """Have all nodes look that can hear of it and have ranks that run."""
-        self._newest = set()
+        self._newest = {}
         self._awaited = self._seated(current)
         examine = pb.Examine(round=current.number, number=order.number, close=order.close)
         told = pb.ToAgent(examine=examine)
