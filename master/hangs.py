@@ -49,8 +49,9 @@ GAP, LONGEST_GAP = 0.2, 30.0
 CLOSER = 60.0
 """Seconds of quiet from which a verdict waits for one look more, with the libraries' calls of those whom it names.
 That takes half a second, and stops them meanwhile, so no verdict of seconds does."""
-ANSWER = 6.0
-"""Seconds after which a look is judged without the nodes that did not answer."""
+ANSWER, ANSWER_RANK = 6.0, 0.0002
+"""Seconds after which a look is judged without the nodes that did not answer: at least, and more of them for each rank,
+for the master takes in thousands of answers a second and no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,8 @@ class Suspicion:
     """Of the last look; they grow over all of a master's life."""
     looked: float
     """When it was ordered, in job time."""
+    first: int
+    """Of its first look."""
     since: Mapping[int, float] = field(default_factory=dict[int, float])
     """Of a round without steps: by rank, the time of the look since which it does not go on."""
     found: Found | None = None
@@ -81,6 +84,8 @@ class Suspicion:
 class State:
     round: int = 0
     began: float = 0.0
+    world: int = 0
+    """The round's ranks."""
     rhythm: Rhythm = Rhythm()
     suspicion: Suspicion | None = None
     judged: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -149,11 +154,12 @@ class Decision:
     reason: str = ""
 
 
-def begin(state: State, number: int, now: float) -> State:
-    """A round has begun."""
+def begin(state: State, number: int, now: float, world: int) -> State:
+    """A round of so many ranks has begun."""
     return State(
         round=number,
         began=now,
+        world=world,
         number=state.number,
         judged=state.judged,
         phase_seconds=state.phase_seconds,
@@ -220,6 +226,17 @@ def ended(
     return found
 
 
+def tells(suspicion: Suspicion, number: int, *, awaited: bool) -> bool:
+    """Whether an answer to the look of this number tells something now. awaited: its node has not answered the last one,
+    and then an earlier one of the same suspicion does, if late: thousands of ranks may answer behind the next order."""
+    return number == suspicion.number or (awaited and suspicion.first <= number < suspicion.number)
+
+
+def _over(state: State, looked: float) -> float:
+    """When a look that was ordered then is judged without who has not answered."""
+    return looked + ANSWER + ANSWER_RANK * state.world
+
+
 def decide(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
     """What to do about the round now."""
     if facts.ticked is None:
@@ -233,8 +250,8 @@ def decide(state: State, facts: Facts, now: float, policy: Policy) -> Decision:
         return Decision(state=state, wake=wake, reason=reason)
     if suspicion is None:
         return _look(state, now, f"no rank's step for {quiet:.1f} s: looking at all")
-    if not facts.answered and now < suspicion.looked + ANSWER:
-        return Decision(state=state, wake=suspicion.looked + ANSWER)
+    if not facts.answered and now < _over(state, suspicion.looked):
+        return Decision(state=state, wake=_over(state, suspicion.looked))
     limits = _limits(state, facts, policy)
     if suspicion.found is not None:
         suspicion = _unless_moved(suspicion, unmoved(facts.seen, {}))
@@ -259,8 +276,8 @@ def _without_steps(state: State, facts: Facts, now: float, policy: Policy) -> De
         if now < first:
             return Decision(state=state, wake=first)
         return _look(state, now, f"no first step in {now - state.began:.0f} s: looking at all")
-    if not facts.answered and now < suspicion.looked + ANSWER:
-        return Decision(state=state, wake=suspicion.looked + ANSWER)
+    if not facts.answered and now < _over(state, suspicion.looked):
+        return Decision(state=state, wake=_over(state, suspicion.looked))
     since = unmoved(facts.seen, suspicion.since)
     suspicion = _unless_moved(replace(suspicion, since=since), since)
     state = replace(state, suspicion=suspicion)
@@ -324,8 +341,8 @@ def _again(state: State, suspicion: Suspicion, gap: float, now: float) -> Decisi
 
 def _look(state: State, now: float, reason: str, *, close: Found | None = None) -> Decision:
     number = state.number + 1
-    before = state.suspicion or Suspicion(number=number, looked=now)
+    before = state.suspicion or Suspicion(number=number, looked=now, first=number)
     suspicion = replace(before, number=number, looked=now, found=close)
     state = replace(state, suspicion=suspicion, number=number)
     order = Examine(number, () if close is None else close.ranks)
-    return Decision(state=state, order=order, wake=now + ANSWER, reason=reason)
+    return Decision(state=state, order=order, wake=_over(state, now), reason=reason)

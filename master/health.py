@@ -62,7 +62,7 @@ class Health:
         self._recorded: dict[NodeId, tuple[str, ...]] = {}
         """What the kernels of nodes have told of their hardware since it is looked at ranks."""
         self._newest: dict[int, tuple[Seen, ...]] = {}
-        """The same of ranks that the last look has seen."""
+        """The same of ranks that the last look has seen, or a late answer since then."""
         self._quiet = 0.0
         """What agents were told last."""
         self._timer: asyncio.TimerHandle | None = None
@@ -81,7 +81,8 @@ class Health:
         if current is None:
             self._sleep()
         elif current.number != self._state.round:
-            self._state = core.begin(self._state, current.number, self._shell.now())
+            world = sum(seat.ranks for seat in current.seats)
+            self._state = core.begin(self._state, current.number, self._shell.now(), world)
             self._stepped, self._longest = False, 0.0
             self._ticked, self._phases, self._quiet = {}, {}, 0.0
             self._seen, self._recorded, self._newest = {}, {}, {}
@@ -132,17 +133,18 @@ class Health:
         current = self._standing()
         if current is None or message.round != self._state.round:
             return
-        suspicion = self._state.suspicion
-        if suspicion is None or message.number != suspicion.number:
+        suspicion, awaited = self._state.suspicion, session.node_id in self._awaited
+        if suspicion is None or not core.tells(suspicion, message.number, awaited=awaited):
             return
-        world = sum(seat.ranks for seat in current.seats)
         for look in messages.looks(session.node_id, message.looks, self._shell.now()):
-            if 0 <= look.rank < world:
+            if 0 <= look.rank < self._state.world:
                 looks = (*self._seen.get(look.rank, ()), look)[-KEPT:]
                 self._seen[look.rank] = self._newest[look.rank] = looks
         lines = messages.kernel_log(message.kernel_log)
         if reading.of_hardware(lines) is not None:
             self._recorded[session.node_id] = lines
+        if message.number < suspicion.number:
+            return  # it has the last look before it
         self._awaited.discard(session.node_id)
         if not self._awaited:
             self._decide(current)

@@ -785,7 +785,7 @@ def test_people_read_where_the_kernel_holds_a_rank() -> None:
 
 
 def learned(*intervals: float) -> State:
-    state = hangs.begin(State(), 3, 100.0)
+    state = hangs.begin(State(), 3, 100.0, 4)
     for interval in intervals:
         state = hangs.learned(state, interval)
     return state
@@ -840,7 +840,7 @@ def test_what_a_named_phase_takes_is_known_in_later_rounds() -> None:
         State(), (5, "", 7), (6, "evaluate", 7), (96, "evaluate", 7), (97, "", 8), (99, "", 9)
     )
     state = phases(state, (0, "evaluate", 9), (30, "", 9))
-    assert hangs.begin(state, 2, 5.0).phase_seconds == {"evaluate": 91.0}
+    assert hangs.begin(state, 2, 5.0, 4).phase_seconds == {"evaluate": 91.0}
     for number in range(1000):
         state = phases(state, (0, f"evaluate step {number}", 9), (1, "", 9))
     assert len(state.phase_seconds) == hangs.PHASES
@@ -985,9 +985,18 @@ def test_a_step_ends_the_doubt() -> None:
 
 def test_a_node_that_does_not_answer_is_not_waited_for_for_ever() -> None:
     told = decide(learned(*[0.02] * 30), 200.61)
-    late = 200.61 + hangs.ANSWER
-    assert decide(told.state, late - 0.1, answered=False).order is None
-    assert decide(told.state, late, answered=False).order == Examine(2)
+    for world, late in ((4, 200.62 + hangs.ANSWER), (80_000, 216.62 + hangs.ANSWER)):
+        state = replace(told.state, world=world)
+        assert decide(state, late - 0.1, answered=False).order is None
+        assert decide(state, late, answered=False).order == Examine(2)
+
+
+def test_an_earlier_answer_tells_something_while_a_newer_one_is_awaited() -> None:
+    """But for one from before the ranks went on."""
+    suspicion = hangs.Suspicion(number=5, looked=9.0, first=4)
+    told = [n for n in range(8) if hangs.tells(suspicion, n, awaited=True)]
+    assert (told, hangs.tells(suspicion, 4, awaited=False)) == ([4, 5], False)
+    assert hangs.tells(suspicion, 5, awaited=False)
 
 
 def test_looks_become_rare() -> None:

@@ -68,10 +68,34 @@ async def test_the_look_at_thousands_names_the_one_that_loops() -> None:
         while True:
             for number, order in enumerate(await job.orders()):
                 job.answer(number, looks[number], order)
-                job.shell.time += 1.0 / NODES
+                job.shell.time += (hangs.ANSWER + 1.0) / NODES
 
     answering = asyncio.create_task(answer())
     hung = await job.shell.hung.get()
     assert (hung.ranks, hung.nodes) == ((777,), ("n777",))
     assert hung.reason.count("; 9999 of 9999 others: all_reduce") == 1
+    answering.cancel()
+
+
+@within(120)
+async def test_who_is_always_a_look_behind_is_named_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hangs, "ANSWER", 0.05)
+    job = Thousands(3, 1)
+    job.beat(2, QUIET)
+
+    async def answer() -> None:
+        behind: list[int] = []
+        while True:
+            *orders, last = await job.orders()
+            job.shell.time += 0.5
+            for late in behind:
+                job.answer(2, job.looks(2, loops=2), late)
+            for number, order in enumerate(orders):
+                job.answer(number, job.looks(number, loops=2), order)
+            behind = [last]
+
+    answering = asyncio.create_task(answer())
+    assert (await job.shell.hung.get()).ranks == (2,)
     answering.cancel()
