@@ -1,4 +1,4 @@
-"""Ranks that hang: `python -m benchmarks.hangs [named|jitter|reasons|cost ...]`.
+"""Ranks that hang: `python -m benchmarks.hangs [named|jitter|reasons|cost|scale ...]`.
 
 8 ranks over Gloo on two nodes of this machine, or over NCCL one for each of its GPUs (`--device cuda`; `--ranks` may share them),
 steps of 20 ms unless said otherwise.
@@ -12,14 +12,17 @@ run, as a machine may be faster now than a minute later: all processes but the r
 the other, after which they catch up, which counts against them; the time of the ranks' cores that all these processes use, which is what
 they cost where no core is left for them; and what a step without work (a backward pass, an
 all-reduce, an optimizer's step) takes more in a rank than in a process of its own: hooks and torch's flight recorder.
+scale: what a hang of `--nodes` of 8 ranks each takes of a master's core; no rank runs.
 """
 
 import argparse
+import asyncio
 import bisect
 import contextlib
 import math
 import os
 import re
+import resource
 import signal
 import statistics
 import subprocess
@@ -36,6 +39,7 @@ import torch
 
 from tests.e2e.harness import ROOT, Job, processes
 from tests.e2e.harness.stuck import stuck_folder
+from tests.master.thousands import Thousands
 
 SCRIPT = ROOT / "tests" / "e2e" / "harness" / "scripts" / "hangs.py"
 WAYS = {
@@ -256,6 +260,40 @@ def mean_step(ends: Sequence[float], began: float, ended: float) -> float:
     return (ends[last] - ends[first]) / (last - first)
 
 
+async def scale(nodes: int) -> None:
+    """All nodes become quiet, two looks at them name who loops, and all go on."""
+    job = Thousands(nodes, 8)
+    looks = [job.looks(number, loops=777) for number in range(nodes)]
+    beats("train", job, nodes, 0.0)
+    beats("become quiet", job, nodes, 0.5)
+    for number in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        began = time.process_time()
+        *others, last = zip(looks, await job.orders(), strict=True)
+        for node, answer in enumerate(others):
+            job.answer(node, *answer)
+        taken = time.process_time()
+        job.shell.time += 1.0
+        job.answer(nodes - 1, *last)
+        judged = time.process_time()
+        kept = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        print(
+            f"look {number + 1} at {8 * nodes} ranks: taken in within {taken - began:.1f} s,"
+            f" judged in {judged - taken:.2f}, {kept / 1024:.0f} MiB",
+            flush=True,
+        )
+    print(f"named: {(await job.shell.hung.get()).ranks}")
+    beats("go on", job, nodes, 0.0)
+
+
+def beats(what: str, job: Thousands, nodes: int, quiet: float) -> None:
+    began = time.process_time()
+    for number in range(nodes):
+        job.beat(number, quiet)
+    spent = time.process_time() - began
+    print(f"{nodes} nodes {what}: {spent:.2f} s, {spent / nodes * 1e6:.0f} us each", flush=True)
+
+
 def tick() -> float:
     """Microseconds that a rank's main thread spends on being watched, of a step with one collective."""
     script = str(ROOT / "benchmarks" / "scripts" / "tick.py")
@@ -289,7 +327,7 @@ def main() -> int:
     parser.add_argument(
         "part",
         nargs="*",
-        choices=("named", "jitter", "reasons", "cost", []),
+        choices=("named", "jitter", "reasons", "cost", "scale", []),
         default=[],
     )
     parser.add_argument("--hangs", type=int, default=100)
@@ -300,10 +338,11 @@ def main() -> int:
     )
     parser.add_argument("--reasons", type=int, default=40)
     parser.add_argument("--pairs", type=int, default=300)
+    parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--ranks", type=int, help="on GPUs (as many)")
     args = parser.parse_args()
-    parts = args.part or ("named", "jitter", "reasons", "cost")
+    parts = args.part or ("named", "jitter", "reasons", "cost", "scale")
     if "cost" in parts and args.seconds > LONGEST:
         parser.error(f"cost takes steps of at most {LONGEST:g} s")
     if args.ranks and args.device == "cpu":
@@ -317,6 +356,8 @@ def main() -> int:
                 jitter(at, Path(folder), args.steps, args.seconds, args.calm)
             elif part == "reasons":
                 reasons(at, Path(folder), args.reasons, args.seconds)
+            elif part == "scale":
+                asyncio.run(scale(args.nodes))
             else:
                 cost(args.device, Path(folder), args.pairs, args.seconds)
     return 0
