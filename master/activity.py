@@ -6,7 +6,7 @@ Tables of files of PyTorch's and Python's and functions in them, tried on record
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from elastic.master.tree import Call, bare
@@ -213,7 +213,6 @@ def doing(
     state: str,
     wchan: str = "",
     gil: bool | None = None,
-    children: Collection[Process] = (),
 ) -> Doing:
     """What a rank does; stack: innermost first; state: the kernel's letter, empty for who is gone;
     wchan: the kernel's function that it waits in; gil: whether its main thread holds it."""
@@ -231,6 +230,13 @@ def doing(
         name=name,
         asleep=state in ("S", "D"),
         call=next((call for call in python if _is_script(call)), None),
+    )
+
+
+def beside(found: Doing, children: Collection[Process]) -> Doing:
+    """The same, with what the processes do that it began."""
+    return replace(
+        found,
         workers=tuple(child for child in children if child.command == _LOADER),
         helped=any(child.state == "R" for child in children),
     )

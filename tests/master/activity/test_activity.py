@@ -71,16 +71,17 @@ def calls(found: Look) -> tuple[tree.Call, ...]:
 
 def doing(found: Look) -> Doing:
     main = looks.main_thread(found)
-    return activity.doing(
+    told = activity.doing(
         calls(found),
         state=found.state,
         wchan=found.wchan,
         gil=main.gil if main is not None else None,
-        children=[
-            activity.Process(pid=child.pid, state=child.state, command=child.command)
-            for child in found.children
-        ],
     )
+    children = [
+        activity.Process(pid=child.pid, state=child.state, command=child.command)
+        for child in found.children
+    ]
+    return activity.beside(told, children)
 
 
 def recorded(name: str) -> Look:
