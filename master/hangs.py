@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from elastic.master.culprits import (
     Found,
     Patience,
-    Seen,
     find,
     find_without_steps,
     natively,
@@ -24,6 +23,7 @@ from elastic.master.culprits import (
 from elastic.master.events import NodeId
 from elastic.master.policy import Policy
 from elastic.master.rendezvous import Seat, with_ranks
+from elastic.master.seen import Seen
 
 LEARNED = 20
 """Reports with steps after which a round's rhythm counts as learned; one a second at most."""

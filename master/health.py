@@ -12,8 +12,8 @@ from pathlib import Path
 from elastic.master import culprits, messages, reading
 from elastic.master import events as ev
 from elastic.master import hangs as core
-from elastic.master.culprits import Seen
 from elastic.master.events import NodeId
+from elastic.master.seen import ENOUGH, Seen
 from elastic.master.session import Session
 from elastic.master.shell import Shell
 from elastic.master.state import Round
@@ -26,7 +26,7 @@ LEARN_EVERY = 1.0
 """Seconds."""
 STUCK = 1.0
 """Seconds between looks whether the journal can be written again."""
-KEPT = culprits.ENOUGH + 1
+KEPT = ENOUGH + 1
 """Looks at a rank: what else is to stand still does so for longer."""
 AGAIN = 1.2
 """Agents hear of another patience once it is so many times the one before, or so small a part of it."""

@@ -6,7 +6,6 @@ from functools import lru_cache
 from elastic.master import events as ev
 from elastic.master.activity import Doing, OnDevice, Process, beside, doing
 from elastic.master.checkpoints import Orders
-from elastic.master.culprits import Collective, Seen
 from elastic.master.directive import Directive
 from elastic.master.endings import kind_of
 from elastic.master.events import Failed, Incarnation, NodeId, NodePhase
@@ -14,6 +13,7 @@ from elastic.master.holdings import Holding, Look, Looked, Restore, Said, Shard
 from elastic.master.journal import Note
 from elastic.master.nodes import Probe
 from elastic.master.policy import PRECHECKS
+from elastic.master.seen import Collective, Seen
 from elastic.master.tree import Call
 from elastic.proto import codec
 from elastic.proto import master_pb2 as pb

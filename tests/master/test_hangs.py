@@ -10,14 +10,11 @@ import pytest
 from elastic.master import hangs, messages
 from elastic.master.activity import Activity, Doing, OnDevice, Process
 from elastic.master.culprits import (
-    ENOUGH,
     FOREVER,
     LONG,
     UNSTEPPED_PATIENCES,
-    Collective,
     Found,
     Patience,
-    Seen,
     account,
     find,
 )
@@ -25,6 +22,7 @@ from elastic.master.events import NodeId
 from elastic.master.hangs import Decision, Examine, Facts, State, Verdict, patience, suspects_at
 from elastic.master.policy import Policy
 from elastic.master.rendezvous import Seat
+from elastic.master.seen import ENOUGH, Collective, Seen
 from elastic.master.tree import Call
 from elastic.proto import codec
 from elastic.proto.looks import Look as RankLook
