@@ -20,7 +20,7 @@ import xxhash
 from elastic.proto.errors import UsageError
 from elastic.trainer.arguments.data import DEFAULT_SPLIT, WAYS, DataFlags
 from elastic.trainer.data import blend, index_cache, mock, remote, splits
-from elastic.trainer.data.indexed import Indexed, paths
+from elastic.trainer.data.indexed import Indexed, paths, shared
 from elastic.trainer.data.items import Form, Item, Vocabulary
 from elastic.trainer.data.mock import MockDataset
 from elastic.trainer.data.samples import Request, Samples, plan
@@ -69,7 +69,7 @@ class Source:
 
     def open(self) -> Samples:
         """Its samples; their indices are made if they are not there. UsageError where that cannot be."""
-        data = Indexed(self.prefix)
+        data = shared(self.prefix)
         indices = index_cache.cached(self.cache, self.split, data.lengths, self.request)
         return Samples(data, indices, self.request.seq_length)
 
@@ -219,7 +219,7 @@ def _dataset(
     else:
         each = [count] if len(prefixes) == 1 else [None] * len(prefixes)
     blended = weights is not None or len(prefixes) > 1
-    opened = [Indexed(prefix) for prefix in prefixes]
+    opened = [shared(prefix) for prefix in prefixes]
     found = [_ranges(flags, split, one, count) for one in opened]
     sources = tuple(
         Source(

@@ -1,3 +1,4 @@
+import gc
 import multiprocessing
 import pickle
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from elastic.proto.errors import UsageError
 from elastic.trainer.arguments.data import DataFlags
+from elastic.trainer.data import indexed
 from elastic.trainer.data.gpt_dataset import GPTDataset, asked, datasets
 from elastic.trainer.data.indexed import write
 from elastic.trainer.data.items import Form, Item
@@ -71,6 +73,34 @@ def test_indices_are_kept_beside_the_data_or_where_told(tmp_path: Path) -> None:
     assert any((tmp_path / "cache" / "GPTDataset_indices").glob("*-GPTDataset-train-sample*"))
     train(flags("1", str(tmp_path / "a"), data_cache_path=tmp_path / "other"))
     assert len(list((tmp_path / "other").glob("*-BlendedDataset-train-dataset*.npy"))) == 2
+
+
+def test_a_start_reads_each_index_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever splits are made of it; another one where it has been written again."""
+    checked, check = [], indexed._check_sequences
+
+    def counted(path: Path, *words: Any) -> int:
+        checked.append(path.stem)
+        return check(path, *words)
+
+    monkeypatch.setattr(indexed, "_check_sequences", counted)
+    one, two = store(tmp_path / "a"), store(tmp_path / "b", first=50)
+    held = [
+        datasets(flags(one), Words(), COUNTS),
+        datasets(flags("1", one, "2", two), Words(), COUNTS),
+    ]
+    assert checked == ["a", "b"]
+    store(tmp_path / "a", first=1)
+    again = train(flags(one))
+    assert checked == ["a", "b", "a"]
+    assert held[0][0] is not None
+    assert held[0][0].digest != again.digest
+    assert indexed.shared(one) is indexed.shared(one)
+    del held, again
+    gc.collect()
+    assert not any(prefix in (one, two) for prefix, _ in indexed._opened), "files are closed"
 
 
 def test_a_digest_is_of_the_order_and_not_of_the_place(tmp_path: Path) -> None:
