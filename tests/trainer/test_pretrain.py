@@ -142,6 +142,17 @@ def test_in_exact_mode_a_pipeline_has_as_many_ranks_as_before(base: Path) -> Non
     assert "was made with pipeline parallel 1, not 2, so" in errors
 
 
+def test_ranks_that_make_no_whole_replica_wait(tmp_path: Path) -> None:
+    """The trainer says how many ranks a replica has; of three, two train, and a slot is idle."""
+    finish(start(tmp_path, "unit", *TP2, nproc=3))
+    told = jsonl.steps(tmp_path / "unit.jsonl")
+    assert {step: line["world_size"] for step, line in told.items()} == {1: 2, 2: 2, 3: 2}
+    (report,) = tmp_path.glob("logs/*/report.json")
+    ended = json.loads(report.read_text())
+    assert ended["restarts_by_cause"] == {"rank unit": 1}
+    assert ended["failures"] == []
+
+
 def test_weights_that_nobody_has_looked_at_are_not_saved(base: Path) -> None:
     """Numbers are read every twelfth step; what is newest in memory goes to storage when a run ends badly."""
     diverges = ("--train-iters=40", "--log-interval=12", "--lr=1e25", "--lr-warmup-iters=4")
