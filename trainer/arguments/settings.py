@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from elastic.proto.errors import UsageError
+from elastic.trainer.arguments import needs
 from elastic.trainer.arguments.checkpointing import CheckpointFlags
 from elastic.trainer.arguments.data import DataFlags, TokenizerFlags
 from elastic.trainer.arguments.evaluation import EvaluationFlags
@@ -84,60 +85,21 @@ class Settings:
             notes.append(
                 f"as it is here anyway, or of nothing that is here: {', '.join(self.passed)}"
             )
-        position = self.model.position_embedding_type
-        if self.data.reset_position_ids and position != "learned_absolute":
-            notes.append(
-                f"--reset-position-ids has no effect with --position-embedding-type {position}: as in Megatron, "
-                "only learned positions look at it"
-            )
-        if self.layout.sequence_parallel and self.layout.tensor_model_parallel_size == 1:
-            notes.append(
-                "--sequence-parallel has no effect: --tensor-model-parallel-size is 1, so no ranks "
-                "share a layer"
-            )
-        layout = self.parallel()
-        if layout.compile and layout.tp > 1 and layout.recompute.granularity == "selective":
-            notes.append(
-                "--recompute-granularity selective has no effect in layers that ranks share and --compile: "
-                "what is cheap is computed again there anyway"
-            )
+        notes += needs.notes(self)
         if self.model.attention_dropout > 0:
             notes.append(
                 f"--attention-dropout {self.model.attention_dropout:g}: attention that drops is not fused, and "
                 "holds scores of all pairs of positions; --attention-dropout 0 has it fused"
             )
-        if self.layout.data_parallel_size is not None:
-            notes.append(
-                "--data-parallel-size has no effect: it follows from the world, and agrees"
-            )
-        if self.checkpointing.save is None and self.checkpointing.save_interval is not None:
-            notes.append("--save-interval has no effect: there is no --save")
-        notes += self._unwatched()
-        if self.checkpointing.save is not None and self.checkpointing.folder is None:
-            notes.append(
-                "--save is a URL, where no tokenizer is kept: give it to whoever reads the checkpoints"
-            )
-        if self.watching.use_pytorch_profiler and not self.watching.profile:
-            notes.append("--use-pytorch-profiler has no effect: there is no --profile")
-        if self.checkpointing.folder is None and self.logging.log_progress:
-            notes.append("--log-progress has no effect: its file is in the folder of --save")
-        return tuple(notes)
-
-    def _unwatched(self) -> list[str]:
-        """As `notes`, of guard and probes."""
-        notes = []
-        given = [flag_of(name) for name in _changed(self.guard)]
-        if self.guard.guard == "off" and given:
-            notes.append(
-                f"without --guard no step is judged, so there is no effect of {', '.join(given)}"
-            )
         if self.guard.guard == "rollback" and self.checkpointing.save is None:
             notes.append(
                 "--guard rollback has nothing to go back to without --save: where it would, the run ends"
             )
-        if self.watching.probe_file is None and "probe_interval" in _changed(self.watching):
-            notes.append("--probe-interval has no effect: there is no --probe-file")
-        return notes
+        if self.checkpointing.save is not None and self.checkpointing.folder is None:
+            notes.append(
+                "--save is a URL, where no tokenizer is kept: give it to whoever reads the checkpoints"
+            )
+        return tuple(notes)
 
     def common(self) -> dict[str, Any]:
         """By flag, what each node has to be told alike: all that ranks do together follows from it. Of a path,
@@ -160,8 +122,3 @@ def subjects() -> Mapping[str, type]:
     """The dataclasses that options are made from, by their names in `Settings`."""
     types = get_type_hints(Settings)
     return {one.name: types[one.name] for one in fields(Settings) if is_dataclass(types[one.name])}
-
-
-def _changed(subject: Any) -> list[str]:
-    """Fields that are not at their default."""
-    return [one.name for one in fields(subject) if getattr(subject, one.name) != one.default]

@@ -118,7 +118,7 @@ def test_samples_are_trained_on_in_the_plans_order(runs: Runs) -> None:
 def test_rotary_positions_are_never_reset_and_that_is_said(runs: Runs) -> None:
     before, after = (runs(f"{SPLIT} {ROPE}{more}")[0] for more in ("", " --reset-position-ids"))
     assert before["losses"] == after["losses"]
-    said = "--reset-position-ids has no effect with --position-embedding-type rope"
+    said = "--reset-position-ids has no effect: as in Megatron, only"
     assert said in after["all"]
     assert said not in before["all"]
 

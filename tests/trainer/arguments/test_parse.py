@@ -83,31 +83,16 @@ def test_what_nodes_have_to_be_told_alike() -> None:
     assert names >= OF_A_NODE
 
 
-def test_what_costs_or_has_no_effect_is_said() -> None:
+def test_what_costs_or_is_of_no_use_here_is_said() -> None:
     def said(more: str) -> str:
         return " ".join(parse(given(f"--attention-dropout 0 {more}")).notes)
 
     assert said("") == ""
     assert "--attention-dropout 0 has it fused" in said("--attention-dropout 0.1")
-    learned = "--position-embedding-type learned_absolute --reset-position-ids"
-    assert said(learned) == said("--position-embedding-type rope") == ""
-    for kind in ("rope", "none"):
-        assert (
-            f"--reset-position-ids has no effect with --position-embedding-type {kind}: as in"
-            in said(f"--position-embedding-type {kind} --reset-position-ids")
-        )
-    assert "--probe-interval has no effect: there is no --probe-file" in said("--probe-interval 7")
-    assert said("--probe-interval 7 --probe-file p") == ""
-    assert "there is no effect of --guard-window, --guard-spike" in said(
-        "--guard-spike 3 --guard-window 64"
-    )
     assert "--guard rollback has nothing to go back to without --save" in said("--guard rollback")
     assert said("--guard rollback --save s") == said("--guard warn --guard-spike 3") == ""
     for kind in ("local", "torch"):
         assert "--DDP-impl has no effect here" in said(f"--DDP-impl {kind}")
-    shared = "--recompute-activations --tensor-model-parallel-size 2"
-    assert "--recompute-granularity selective has no effect" in said(f"{shared} --compile")
-    assert said(shared) == said("--recompute-activations --compile") == ""
 
 
 def test_every_field_says_what_it_is() -> None:
