@@ -208,7 +208,8 @@ def _go(run: Run, start: int) -> None:
         finished = start if only_look else loop.train(start)
     done = finished == run.plan.steps or only_look
     if done and (args.do_valid or args.do_test):
-        loop.evaluate(finished, final=True)
+        with run.clock.paused():
+            loop.evaluate(finished, final=True)
     if run.reporter is not None:
         run.reporter.close()
     run.clock.close()

@@ -101,15 +101,17 @@ class Loop:
                     finally:
                         feed.close()
             if run.profiler is not None:
-                run.profiler.close()
+                with run.clock.paused():
+                    run.profiler.close()
             self._numbers.end(step)
         finally:
             if run.reporter is not None:
                 run.reporter.flush()
-        self._compare(step)
-        if run.checkpoint is not None and step > start:
-            run.checkpoint.save(step, run.state, persist=True)
-            run.checkpoint.wait()
+        with run.clock.paused():
+            self._compare(step)
+            if run.checkpoint is not None and step > start:
+                run.checkpoint.save(step, run.state, persist=True)
+                run.checkpoint.wait()
         return step
 
     def evaluate(self, step: int, *, final: bool = False) -> None:

@@ -16,14 +16,18 @@ STEPS, LINES = 24, 6
 ARGUMENTS = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --hidden-dropout 0 "
     "--attention-dropout 0 --mock-data --vocab-size 1000 --micro-batch-size 2 --global-batch-size 8 "
-    f"--lr 1e-3 --train-iters {STEPS} --log-interval {LINES} --eval-iters 0"
+    f"--lr 1e-3 --train-iters {STEPS} --log-interval {LINES} --eval-iters 8"
 )
+"""With an evaluation and a save at the end, which are of no step."""
 OTHER = 0.05
 """Of a step, at most, where it is in no phase that has a name."""
 
 
 def test_phases_of_a_run_add_up_to_its_steps(tmp_path: Path) -> None:
-    where = ("--trace-phases", tmp_path / "traces", "--metrics-file", tmp_path / "metrics.jsonl")
+    where = (
+        "--trace-phases", tmp_path / "traces", "--metrics-file", tmp_path / "metrics.jsonl",
+        "--save", tmp_path / "saved",
+    )  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "tests.trainer.watch.phased", tmp_path / "began", *ARGUMENTS.split(), *where],
         cwd=Path(__file__).parents[3], env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -36,14 +40,14 @@ def test_phases_of_a_run_add_up_to_its_steps(tmp_path: Path) -> None:
         phases[event["args"]["iteration"]][event["name"]] += event["dur"] / 1e6
     assert sorted(phases) == list(range(1, STEPS + 1))
 
-    # From where one step asks for its samples to where the next one does is as long as a step.
+    # From where one step asks for its samples to where the next one does, or all have ended, is as long as a step.
     walls = [
         later - sooner for sooner, later in pairwise(json.loads((tmp_path / "began").read_text()))
     ]
-    assert len(walls) == STEPS - 1
-    steps = [sum(phases[step].values()) for step in range(1, STEPS)]
+    assert len(walls) == STEPS
+    steps = [sum(phases[step].values()) for step in range(1, STEPS + 1)]
     assert sum(steps) == pytest.approx(sum(walls), rel=0.02)
-    warm = range(LINES, STEPS - 1)
+    warm = range(LINES, STEPS)
     assert sum(steps[step] for step in warm) == pytest.approx(
         sum(walls[step] for step in warm), rel=0.02
     )
