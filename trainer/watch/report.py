@@ -6,7 +6,7 @@ A step's numbers are the same on every rank, so any rank could log them; rank 0 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from elastic.trainer.watch.flops import Flops, utilization
 
@@ -43,6 +43,13 @@ class Step:
         return all(math.isfinite(loss) for loss in self.losses.values())
 
 
+class Sum(NamedTuple):
+    """Of a loss over steps that have it."""
+
+    total: float
+    steps: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tally:
     """The steps since the last log line."""
@@ -51,8 +58,10 @@ class Tally:
     skipped: int = 0
     nan: int = 0
     """Steps with a loss that is no number, or infinite."""
-    sums: Mapping[str, float] = field(default_factory=dict)
-    """Of the losses of steps that were not skipped."""
+    losses: Mapping[str, Sum] = field(default_factory=dict)
+    """Of steps that were not skipped."""
+    sources: Mapping[str, Sum] = field(default_factory=dict)
+    """The same, of each data source."""
 
     @property
     def steps(self) -> int:
@@ -62,14 +71,33 @@ class Tally:
         nan = self.nan + (not step.finite)
         if step.skipped:
             return replace(self, skipped=self.skipped + 1, nan=nan)
-        sums = {name: self.sums.get(name, 0.0) + loss for name, loss in step.losses.items()}
         return Tally(
-            advanced=self.advanced + 1, skipped=self.skipped, nan=nan, sums={**self.sums, **sums}
+            advanced=self.advanced + 1,
+            skipped=self.skipped,
+            nan=nan,
+            losses=_added(self.losses, step.losses),
+            sources=_added(self.sources, step.sources),
         )
 
     def means(self) -> dict[str, float]:
-        """Losses, each over the steps that were not skipped; none where all were."""
-        return {name: loss / self.advanced for name, loss in self.sums.items() if self.advanced}
+        """Losses, each over the steps that had it and were not skipped; none where all were."""
+        return _means(self.losses)
+
+    def source_means(self) -> dict[str, float]:
+        """Of each data source, over the steps in which it had tokens."""
+        return _means(self.sources)
+
+
+def _added(sums: Mapping[str, Sum], losses: Mapping[str, float]) -> dict[str, Sum]:
+    added = dict(sums)
+    for name, loss in losses.items():
+        total, steps = added.get(name, Sum(0.0, 0))
+        added[name] = Sum(total + loss, steps + 1)
+    return added
+
+
+def _means(sums: Mapping[str, Sum]) -> dict[str, float]:
+    return {name: total / steps for name, (total, steps) in sums.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,8 +148,8 @@ def scalars(step: Step) -> dict[str, float]:
 
 def metrics(step: Step, tally: Tally, speed: Speed) -> dict[str, Any]:
     """What the JSON line of a logged step has; losses are means over the steps since the last one."""
-    told = asdict(step) | {"losses": tally.means(), "steps": tally.steps}
-    told |= {"skipped": tally.skipped, "nan": tally.nan}
+    told = asdict(step) | {"losses": tally.means(), "sources": tally.source_means()}
+    told |= {"steps": tally.steps, "skipped": tally.skipped, "nan": tally.nan}
     return told | {
         "seconds": speed.seconds,
         "tokens_per_second": speed.tokens,

@@ -1,12 +1,13 @@
 import math
 from dataclasses import replace
 from datetime import datetime
+from functools import reduce
 
 import pytest
 
 from elastic.trainer.watch import console
 from elastic.trainer.watch.flops import Flops
-from elastic.trainer.watch.report import Speed, Step, Tally, scalars, speed
+from elastic.trainer.watch.report import Speed, Step, Tally, metrics, scalars, speed
 
 NOW = datetime(2026, 11, 23, 7, 5, 9)
 STEP = Step(
@@ -50,6 +51,19 @@ def test_what_is_skipped_is_not_averaged() -> None:
     lost = Tally().add(replace(STEP, losses={"lm loss": math.nan}))
     assert (lost.skipped, lost.nan) == (0, 1)
     assert "lm loss: NAN |" in console.log_line(STEP, lost, SPEED, NOW, iterations=1)
+
+
+def test_losses_are_means_over_the_steps_that_have_them() -> None:
+    """Those of data sources, too, which need not have tokens in the newest step."""
+    steps = [
+        replace(STEP, losses={"lm loss": 3.0}, sources={"wiki": 2.0, "code": 4.0}),
+        replace(STEP, losses={"lm loss": 2.0, "aux": 0.5}, sources={"wiki": 1.0}),
+        replace(STEP, losses={"lm loss": math.inf}, sources={"wiki": math.inf}, skipped=True),
+        replace(STEP, losses={"lm loss": 1.0}, sources={"wiki": 0.0}),
+    ]
+    told = metrics(steps[-1], reduce(Tally.add, steps, Tally()), SPEED)
+    assert told["losses"] == {"lm loss": 2.0, "aux": 0.5}
+    assert told["sources"] == {"wiki": 1.0, "code": 4.0}
 
 
 @pytest.mark.parametrize(("loss", "ppl"), [(math.log(8), "8.000000E+00"), (31.0, "4.851652E+08")])
