@@ -13,6 +13,9 @@ from datetime import datetime
 
 from elastic.trainer.watch.report import Speed, Step, Tally
 
+MFU = {"mfu": "MFU (6N+12LHQT)", "mfu_matmul": "MFU (matmul)", "mfu_causal": "MFU (causal)"}
+"""What the log calls them."""
+
 
 def log_line(
     step: Step,
@@ -55,10 +58,8 @@ def log_line(
 
 
 def _speed(speed: Speed) -> list[str]:
-    fields = [f"tokens per second: {speed.tokens:.0f}"]
-    shares = {"MFU (6N+12LHQT)": speed.mfu, "MFU (matmul)": speed.mfu_matmul}
-    fields += [f"{name}: {share:.1%}" for name, share in shares.items() if share is not None]
-    return fields
+    shares = [f"{MFU[name]}: {share:.1%}" for name, share in speed.shares.items()]
+    return [f"tokens per second: {speed.tokens:.0f}", *shares]
 
 
 def perplexity(loss: float) -> float:

@@ -114,6 +114,14 @@ class Speed:
     """6N + 12LHQT, 0 to 1."""
     mfu_matmul: float | None = None
     """Without what is only looked up."""
+    mfu_causal: float | None = None
+    """As Megatron counts: of attention the half under the diagonal."""
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Those of a device's peak, by their names in the metrics; none where that is not known."""
+        shares = {"mfu": self.mfu, "mfu_matmul": self.mfu_matmul, "mfu_causal": self.mfu_causal}
+        return {name: share for name, share in shares.items() if share is not None}
 
 
 def speed(
@@ -126,6 +134,7 @@ def speed(
         throughput=flops.megatron * tokens / (seconds * devices * 1e12),
         mfu=utilization(flops.palm, tokens, seconds, devices, peak),
         mfu_matmul=utilization(flops.matmul, tokens, seconds, devices, peak),
+        mfu_causal=utilization(flops.megatron, tokens, seconds, devices, peak),
     )
 
 
@@ -154,6 +163,5 @@ def metrics(step: Step, tally: Tally, speed: Speed) -> dict[str, Any]:
         "seconds": speed.seconds,
         "tokens_per_second": speed.tokens,
         "tflops_per_device": speed.throughput,
-        "mfu": speed.mfu,
-        "mfu_matmul": speed.mfu_matmul,
+        **speed.shares,
     }

@@ -222,6 +222,8 @@ class Reporter:
         if flags.log_timers_to_tensorboard:
             found = {"iteration-time": speed.seconds, "throughput": speed.throughput}
             self._add(found, last.iteration)
+        if self._mfu:
+            self._add(speed.shares, last.iteration)
         told = report.metrics(last, tally, speed)
         self._write("step", {**told, "iterations": self._iterations})
         if used := memory.of_device(self._device):

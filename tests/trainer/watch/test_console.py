@@ -14,7 +14,14 @@ STEP = Step(
     iteration=100, consumed=25600, batch_size=256, learning_rate=1.5e-4,
     losses={"lm loss": 3.25}, grad_norm=0.8166, loss_scale=65536.0, world_size=4,
 )  # fmt: skip
-SPEED = Speed(seconds=0.2134, tokens=494_321.4, throughput=412.34, mfu=0.488, mfu_matmul=0.4803)
+SPEED = Speed(
+    seconds=0.2134,
+    tokens=494_321.4,
+    throughput=412.34,
+    mfu=0.488,
+    mfu_matmul=0.4803,
+    mfu_causal=0.45,
+)
 
 
 def test_the_line_is_megatrons() -> None:
@@ -35,11 +42,12 @@ def test_fields_that_are_there_only_now_and_then() -> None:
     assert " | skipped samples:          512 | elapsed" in line
     assert " loss scale: 65536.0 | num zeros: 7 | params norm: 99.500 | number of skipped" in line
     assert line.endswith(
-        " tokens per second: 494321 | MFU (6N+12LHQT): 48.8% | MFU (matmul): 48.0% |"
+        " tokens per second: 494321 | MFU (6N+12LHQT): 48.8% | MFU (matmul): 48.0% | "
+        "MFU (causal): 45.0% |"
     )
     assert "throughput" not in line
     assert "lm loss" not in line, "of no step there is no mean"
-    unknown = replace(SPEED, mfu=None, mfu_matmul=None)
+    unknown = replace(SPEED, mfu=None, mfu_matmul=None, mfu_causal=None)
     assert "MFU" not in console.log_line(step, Tally(), unknown, NOW, iterations=100, mfu=True)
 
 
@@ -88,5 +96,7 @@ def test_tags_are_megatrons() -> None:
 def test_speed_is_of_a_step_and_of_a_device() -> None:
     flops = Flops(palm=3e9, matmul=2e9, megatron=1e9)
     found = speed(4.0, 2, 8000, flops=flops, devices=2, peak=30e12)
-    assert found == Speed(seconds=2.0, tokens=2000.0, throughput=1.0, mfu=0.1, mfu_matmul=2 / 30)
+    assert found == Speed(
+        seconds=2.0, tokens=2000.0, throughput=1.0, mfu=0.1, mfu_matmul=2 / 30, mfu_causal=1 / 30
+    )
     assert speed(4.0, 2, 8000, flops=flops, devices=2, peak=None).mfu is None

@@ -40,7 +40,7 @@ def made(folder: Path, now: Hand, *, iteration: int = 0, **more: Any) -> Reporte
     watching = WatchFlags(metrics_file=folder / "metrics.jsonl", device_peak_tflops=1e-6)
     return Reporter(
         flags, iterations=8, seq_length=100, devices=2, mfu=True, now=now,
-        flops=Flops(palm=1000.0, matmul=500.0, megatron=2e9),
+        flops=Flops(palm=1000.0, matmul=500.0, megatron=250.0),
         peak=reporter.peak(watching, torch.device("cpu")),
         sinks=reporter.sinks(flags, iteration=iteration, consumed=iteration * 4, save=None),
         metrics=reporter.metrics(watching), **more,
@@ -83,10 +83,10 @@ def test_everybody_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     timeless = [re.sub(r"^ \[[\d: -]+\]", "", line) for line in lines]
     assert timeless[0] == (
         " iteration        2/       8 | consumed samples:            8 | elapsed time per iteration "
-        "(ms): 250.0 | throughput per GPU (TFLOP/s/GPU): 1.6 | learning rate: 1.000000E-01 | global "
+        "(ms): 250.0 | throughput per GPU (TFLOP/s/GPU): 0.0 | learning rate: 1.000000E-01 | global "
         "batch size:     4 | lm loss: 1.500000E+00 | loss scale: 1.0 | grad norm: 1.000 | number of "
         "skipped iterations:   0 | number of nan iterations:   0 | tokens per second: 1600 | "
-        "MFU (6N+12LHQT): 80.0% | MFU (matmul): 40.0% |"
+        "MFU (6N+12LHQT): 80.0% | MFU (matmul): 40.0% | MFU (causal): 20.0% |"
     )
     assert timeless[1].startswith(" iteration        4/")
     assert timeless[3].startswith(
@@ -101,7 +101,12 @@ def test_everybody_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert found[0]["iterations"] == 8
     assert found[1]["losses"] == {"lm loss": 3.5}
     assert (found[2]["set"], found[2]["losses"]) == ("validation-wiki", {"lm loss": 1.5})
+    shares = {"mfu": 0.8, "mfu_matmul": 0.4, "mfu_causal": 0.2}
+    assert {name: found[0][name] for name in shares} == pytest.approx(shares)
     tags = points(tmp_path / "tb")
+    for name, share in shares.items():
+        assert [step for step, _ in tags[name]] == [2, 4]
+        assert tags[name][0][1] == pytest.approx(share)
     assert tags["lm loss"] == [(1, 1), (2, 2), (3, 3), (4, 4)]
     assert tags["iteration-time"] == [(2, 0.25), (4, 0.25)]
     assert tags["lm loss validation-wiki"] == [(4, 1.5)]
