@@ -177,7 +177,7 @@ def _run(
         print_rank_0(note)
     told = progress = None
     if world.is_first:
-        told = made.reporter(settings, plan, config, world, clock, start)
+        told = made.reporter(settings, plan, config, world, clock, start, vars(current().args))
         progress = made.progress(settings, plan, config, world, start)
         begin.keep_tokenizer(settings.checkpointing, current().tokenizer)
     run = Run(

@@ -1,5 +1,8 @@
 """What watches a run and tells of it, as its settings have it."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -27,15 +30,16 @@ def reporter(
     world: World,
     clock: phases.Clock,
     start: int,
+    arguments: Mapping[str, Any],
 ) -> Reporter:
-    """Of rank 0; start: finished steps."""
+    """Of rank 0; start: finished steps; arguments: all, as scripts have them."""
     flags, watching = settings.logging, settings.watching
     return Reporter(
         flags, iterations=plan.steps, seq_length=config.seq_length, flops=flops.per_token(config),
         devices=world.size, peak=reporters.peak(watching, world.device), mfu=watching.log_mfu,
         sinks=reporters.sinks(
             flags, iteration=start, consumed=plan.consumed(start),
-            save=settings.checkpointing.folder,
+            save=settings.checkpointing.folder, arguments=arguments,
         ),
         metrics=reporters.metrics(watching), device=world.device, clock=clock,
     )  # fmt: skip

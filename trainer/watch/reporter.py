@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import datetime
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -57,9 +57,15 @@ def say(line: str) -> None:
 
 
 def sinks(
-    flags: LoggingFlags, *, iteration: int, consumed: int, save: Path | None
+    flags: LoggingFlags,
+    *,
+    iteration: int,
+    consumed: int,
+    save: Path | None,
+    arguments: Mapping[str, Any],
 ) -> tuple[Sink, ...]:
-    """Those that the flags name. iteration, consumed: where the run goes on; save: its checkpoints.
+    """Those that the flags name. iteration, consumed: where the run goes on; save: its checkpoints; arguments: all
+    of the run's.
 
     Raises UsageError where one cannot be written to.
     """
@@ -67,14 +73,15 @@ def sinks(
     if flags.tensorboard_dir is not None:
         size = flags.tensorboard_queue_size
         board = Board(
-            flags.tensorboard_dir, iteration=iteration, consumed=consumed, queue_size=size
-        )
+            flags.tensorboard_dir, iteration=iteration, consumed=consumed, queue_size=size,
+            arguments=arguments,
+        )  # fmt: skip
         found.append(board)
     if flags.wandb_project:
         folder = flags.wandb_save_dir or (str(save / "wandb") if save else "")
         run = WandbRun(
             project=flags.wandb_project, name=flags.wandb_exp_name, entity=flags.wandb_entity,
-            folder=folder, of=str(save or ""),
+            folder=folder, of=str(save or ""), arguments=arguments,
         )  # fmt: skip
         found.append(run)
     return tuple(found)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastic.proto.errors import UsageError
 
@@ -34,13 +34,21 @@ class Board:
     training: there are no more points until the next start."""
 
     def __init__(
-        self, folder: Path, *, iteration: int, consumed: int, queue_size: int = 1000
+        self,
+        folder: Path,
+        *,
+        iteration: int,
+        consumed: int,
+        queue_size: int = 1000,
+        arguments: Mapping[str, Any],
     ) -> None:
-        """iteration, consumed: where the run goes on; what earlier lives wrote beyond is taken back.
+        """iteration, consumed: where the run goes on; what earlier lives wrote beyond is taken back. arguments: the
+        run's, each a text, as Megatron has them, at the first step of this life.
 
         Raises UsageError where tensorboard is not installed, or the folder cannot be written to.
         """
         self._folder, self._queue_size, self._failed = folder, queue_size, False
+        self._arguments = {name: str(value) for name, value in arguments.items()}
         try:
             self._open(iteration, consumed)
         except OSError as error:
@@ -90,6 +98,8 @@ class Board:
     def _open(self, iteration: int, consumed: int) -> None:
         self._steps = _writer(self._folder, iteration + 1, self._queue_size)
         self._samples = _writer(self._folder / SAMPLES, consumed + 1, self._queue_size)
+        for name, value in self._arguments.items():  # at a step that is taken back with its points
+            self._steps.add_text(name, value, iteration + 1)
 
     @contextmanager
     def _until_it_fails(self) -> Iterator[None]:

@@ -262,7 +262,8 @@ def watch_numbers(seen: Seen) -> None:
 def watch_wandb(seen: Seen) -> None:
     seen["wandb"] = calls = []
 
-    def init(**settings: object) -> SimpleNamespace:
+    def init(config: object, **settings: object) -> SimpleNamespace:
+        """config: all arguments, whatever they do."""
         calls.append(re.sub(r"'/[^']*/", "'", str(settings)))
         return SimpleNamespace(
             log=lambda *values, step: calls.append(f"{values} {step}"), finish=lambda: None

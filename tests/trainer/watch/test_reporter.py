@@ -42,7 +42,7 @@ def made(folder: Path, now: Hand, *, iteration: int = 0, **more: Any) -> Reporte
         flags, iterations=8, seq_length=100, devices=2, mfu=True, now=now,
         flops=Flops(palm=1000.0, matmul=500.0, megatron=250.0),
         peak=reporter.peak(watching, torch.device("cpu")),
-        sinks=reporter.sinks(flags, iteration=iteration, consumed=iteration * 4, save=None),
+        sinks=reporter.sinks(flags, iteration=iteration, consumed=iteration * 4, save=None, arguments={}),
         metrics=reporter.metrics(watching), **more,
     )  # fmt: skip
 
@@ -172,6 +172,6 @@ def test_phases_are_told_with_the_line(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_nothing_is_written_that_no_flag_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ELASTIC_MARK", raising=False)
-    assert reporter.sinks(LoggingFlags(), iteration=0, consumed=0, save=None) == ()
+    assert reporter.sinks(LoggingFlags(), iteration=0, consumed=0, save=None, arguments={}) == ()
     assert reporter.metrics(WatchFlags()) is None
     assert reporter.peak(WatchFlags(), torch.device("cpu")) is None
