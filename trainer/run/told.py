@@ -169,8 +169,9 @@ class Numbers:
             self._reporter.line()
         flags = self._settings.logging
         if flags.log_timers_to_tensorboard:
-            writer = None if self._reporter is None else self._reporter.writer
-            self._timers.write(TIMED, writer, iteration, self._ran, reset=False)
+            times = self._timers.slowest(TIMED, self._ran, reset=False)
+            if self._reporter is not None:
+                self._reporter.timers(times, iteration)
         if flags.timing_log_level > 0:
             self._timers.log(TIMED, normalizer=self._ran)
         self._ran = 0

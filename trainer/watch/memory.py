@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from elastic.proto.errors import ElasticError
+from elastic.proto.errors import ElasticError, UsageError
 from elastic.trainer.parallel.footprint import Footprint
 
 ENTRIES = 200_000
@@ -97,14 +97,20 @@ def recorded(path: Path, rank: int) -> Iterator[None]:
     """Record allocations as long as a block lasts; written when memory runs out in it, and at its end.
 
     path: of rank 0; others have their number before its suffix. The file is what torch writes for
-    https://pytorch.org/memory_viz. Without a GPU it says that it has no effect.
+    https://pytorch.org/memory_viz. Without a GPU it says that it has no effect. Raises UsageError where there can
+    be no such file.
     """
     if not torch.cuda.is_available():
         log.warning("--record-memory-history has no effect without a GPU")
         yield
         return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--memory-snapshot-path {path} cannot be written: {error.strerror}; name another"
+        ) from error
     path = of_rank(path, rank)
-    path.parent.mkdir(parents=True, exist_ok=True)
     ran_out = False
 
     def write(*_: Any) -> None:

@@ -1,6 +1,7 @@
 """A few steps under a profiler: Megatron's `--profile`."""
 
 import contextlib
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from torch.profiler import ProfilerAction, profile
 
 from elastic.proto.errors import UsageError
+
+log = logging.getLogger(__name__)
 
 
 class StepProfiler:
@@ -64,5 +67,8 @@ class StepProfiler:
 
     def _write(self, done: Any) -> None:
         assert self._trace is not None
-        self._trace.parent.mkdir(parents=True, exist_ok=True)
-        done.export_chrome_trace(str(self._trace))
+        try:
+            self._trace.parent.mkdir(parents=True, exist_ok=True)
+            done.export_chrome_trace(str(self._trace))
+        except OSError as error:  # a full disk, say, which ends no training
+            log.warning("the trace %s is lost: %s", self._trace, error.strerror)

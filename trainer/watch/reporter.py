@@ -157,6 +157,10 @@ class Reporter:
         self._line()
         self._steps, self._spent = [], 0.0
 
+    def timers(self, times: Mapping[str, float], iteration: int) -> None:
+        """What the run's own came to, in a step, by tag."""
+        self._add(times, iteration)
+
     def evaluation(
         self,
         losses: Mapping[str, float],

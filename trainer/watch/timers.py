@@ -141,11 +141,27 @@ class Timers:
         reset: bool = True,
         barrier: bool = False,
     ) -> None:
-        """A point `NAME-time` of the slowest rank in seconds, on ranks whose `writer` is not None."""
-        times = self._gathered(names, reset, barrier)
-        for name, of_ranks in zip(names, zip(*times, strict=True), strict=True):
-            if writer is not None and max(of_ranks) > 0:
-                writer.add_scalar(f"{name}-time", max(of_ranks) / normalizer, iteration)
+        """The points that `slowest` tells, on ranks whose `writer` is not None."""
+        for tag, seconds in self.slowest(names, normalizer, reset, barrier).items():
+            if writer is not None:
+                writer.add_scalar(tag, seconds, iteration)
+
+    def slowest(
+        self,
+        names: Sequence[str],
+        normalizer: float = 1.0,
+        reset: bool = True,
+        barrier: bool = False,
+    ) -> dict[str, float]:
+        """`NAME-time` of the slowest rank in seconds, where one has a time; all ranks call it, with the same names."""
+        times = [
+            max(of_ranks) for of_ranks in zip(*self._gathered(names, reset, barrier), strict=True)
+        ]
+        return {
+            f"{name}-time": most / normalizer
+            for name, most in zip(names, times, strict=True)
+            if most > 0
+        }
 
     def _gathered(self, names: Sequence[str], reset: bool, barrier: bool) -> list[list[float]]:
         """Seconds [world, names]; 0 where a rank has no such timer."""

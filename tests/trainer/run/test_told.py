@@ -1,6 +1,8 @@
 """What is made of steps' numbers, which are there at once on a CPU."""
 
+import errno
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,10 @@ from elastic.trainer.run.step import Sums
 from elastic.trainer.run.told import Coming, Numbers, Taken
 from elastic.trainer.transfers import ToHost
 from elastic.trainer.watch import guard
+from elastic.trainer.watch.flops import Flops
 from elastic.trainer.watch.report import Step
+from elastic.trainer.watch.reporter import Reporter
+from elastic.trainer.watch.tensorboard import Board
 from elastic.trainer.watch.timers import Timers
 from tests.trainer.arguments.test_effects import run
 
@@ -75,3 +80,30 @@ def test_the_end_of_a_run_is_a_line() -> None:
     told.tell()
     with pytest.raises(UsageError, match="iteration 1: the gradient is not finite"):
         told.end(1)
+
+
+def test_timers_end_no_run_whose_board_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = run(f"--log-timers-to-tensorboard --timing-log-level 1 --tensorboard-dir {tmp_path}")
+    board = Board(tmp_path, iteration=0, consumed=0, arguments={})
+
+    def fails(tag: str, *_: object) -> None:
+        if tag == "optimizer-time":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert board.writer is not None
+    monkeypatch.setattr(board.writer, "add_scalar", fails)
+    reporter = Reporter(
+        settings.logging, iterations=9, seq_length=8, flops=Flops(palm=1.0, matmul=1.0, megatron=1.0),
+        devices=1, peak=None, mfu=False, sinks=(board,), metrics=None,
+    )  # fmt: skip
+    timers = Timers(log_level=1)
+    timers("optimizer", log_level=1).set_elapsed(0.5)
+    plan = Plan(sizes=settings.schedules.batch_sizes(), steps=100, leaf_size=2)
+    told = Numbers(settings, plan, reporter, timers, saves=False)
+    told.take(taken(1))
+    told.line(1)
+    assert board.writer is None
+    assert "optimizer" in capsys.readouterr().out
+    reporter.close()

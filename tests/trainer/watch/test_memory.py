@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from elastic.proto.errors import UsageError
 from elastic.trainer.watch import memory
 from elastic.trainer.watch.memory import Memory
 
@@ -132,3 +133,17 @@ def test_without_a_gpu_there_is_no_history(
     assert list(tmp_path.iterdir()) == []
     assert memory.of_rank(Path("a/snapshot.pickle"), 3) == Path("a/snapshot.3.pickle")
     assert memory.of_rank(Path("a/snapshot.pickle"), 0) == Path("a/snapshot.pickle")
+
+
+def test_a_snapshot_that_has_no_place_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(
+            UsageError, match=r"--memory-snapshot-path .* cannot be written: .*; name another"
+        ),
+        memory.recorded(tmp_path / "file" / "folder" / "snapshot.pickle", 3),
+    ):
+        pass

@@ -40,6 +40,21 @@ def test_it_records_the_steps_that_were_asked_for(
     assert {one["name"] for one in events if one["name"].startswith("step ")} == found
 
 
+def test_a_trace_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trace = tmp_path / "trace.json.gz"
+    trace.symlink_to("/dev/full")
+    profiler = StepProfiler(1, 2, trace)
+    for finished in range(3):
+        profiler.step(finished)
+        torch.ones(3).sum()
+    profiler.close()
+    assert [one.getMessage() for one in caplog.records] == [
+        f"the trace {trace} is lost: No space left on device"
+    ]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_nsys_is_for_gpus() -> None:
     with pytest.raises(UsageError, match="add --use-pytorch-profiler"):
