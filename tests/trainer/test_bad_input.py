@@ -111,7 +111,7 @@ REFUSED = {
         "--own-data novalidation --eval-iters 1", "there are validation data without any sample",
     ),
     "a guard without a loss": (
-        "--own-loss none --guard warn", "--guard judges a loss, and the loss function reports none",
+        "--own-loss none --guard warn", "--guard looks at a loss, and the loss function reports none",
     ),
     "NaN, with nothing to be saved": (
         "--init-method-std 1e30 --guard rollback", "nothing is saved to go back to: stopping",
@@ -137,6 +137,9 @@ SAID = {
     "a batch in which nothing counts": (
         "--own-data unmasked --guard warn",
         "grad norm: 0.000 | number of skipped iterations:   0 | number of nan iterations:   1 |",
+    ),
+    "a report that comes later": (
+        "--own-data unmasked --own-loss later", "reported later than the rest, and told from here on: nothing",
     ),
     "evaluation of nothing": (
         "--skip-train --eval-iters 1", "--skip-train without a checkpoint: what is evaluated are first weights",

@@ -11,6 +11,7 @@ from elastic.trainer.data.items import Dataset
 from elastic.trainer.parallel.layout import Laid
 from elastic.trainer.run.feed import Feed
 from elastic.trainer.run.step import Share, Stepper
+from elastic.trainer.run.told import watched
 from elastic.trainer.watch.evaluation import Piece, Reading, pieces
 from elastic.trainer.watch.probes import ProbeSet
 
@@ -29,29 +30,46 @@ def evaluate(
 
     leaves: how a batch is cut; workers: threads that read. Raises UsageError for an empty set.
     """
-    batches = functools.partial(pieces, reading, leaves, laid.place.dp, laid.grid.dp)
-    feed = Feed(dataset, _leaves(batches()), device=laid.device, workers=workers)
-    totals: dict[str, Tensor] = {}
-    try:
-        for share, mine in zip(feed, batches(), strict=True):
-            sums = stepper.evaluate(_counted(share, mine), leaves)
-            for name, total in sums.totals.items():
-                totals[name] = totals.get(name, torch.zeros_like(total)) + total
-    finally:
-        feed.close()
-    return {name: float(total / of) for name, (total, of) in totals.items() if of}
+    with stepper.anew():
+        while True:
+            totals, unnamed = _totals(stepper, laid, dataset, reading, leaves, workers)
+            if not unnamed:
+                return {name: float(total / of) for name, (total, of) in totals.items() if of}
+            stepper.agree()  # a later batch reports what the first did not: all of them once more
 
 
 def probe(
     stepper: Stepper, laid: Laid, probes: ProbeSet, leaves: Leaves
 ) -> dict[str, dict[str, float]]:
-    """What probes come to, on every rank. leaves: of a batch of all of them."""
+    """What probes come to, on every rank. leaves: of a batch of all of them. Raises UsageError where there is no loss
+    to look at."""
     mine = leaves.of(0, laid.place.dp, laid.grid.dp)
     feed = Feed(probes, iter([mine]), device=laid.device, workers=0)
     try:
-        return probes.results(stepper.means(next(feed), leaves).tolist())
+        with stepper.anew():
+            means = stepper.means(next(feed), leaves)
+        return probes.results(watched(means, "--probe-file").tolist())
     finally:
         feed.close()
+
+
+def _totals(
+    stepper: Stepper, laid: Laid, dataset: Dataset, reading: Reading, leaves: Leaves, workers: int
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Of all batches, and how many leaves reported what is not among it."""
+    batches = functools.partial(pieces, reading, leaves, laid.place.dp, laid.grid.dp)
+    feed = Feed(dataset, _leaves(batches()), device=laid.device, workers=workers)
+    totals: dict[str, Tensor] = {}
+    unnamed = torch.zeros((), device=laid.device)
+    try:
+        for share, mine in zip(feed, batches(), strict=True):
+            sums = stepper.evaluate(_counted(share, mine), leaves)
+            unnamed = unnamed + sums.unnamed
+            for name, total in sums.totals.items():
+                totals[name] = totals.get(name, torch.zeros_like(total)) + total
+    finally:
+        feed.close()
+    return totals, unnamed
 
 
 def _leaves(batches: Iterable[Sequence[Piece]]) -> Iterator[list[Leaf]]:

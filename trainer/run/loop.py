@@ -169,7 +169,7 @@ class Loop:
                     return self._go_back(verdict), False
             with run.clock.inside("log"):
                 if self._numbers.due(step):
-                    self._numbers.line(step)
+                    self._line(step)
                 else:
                     self._numbers.tell()
             if self._evaluation_due(step):
@@ -232,6 +232,15 @@ class Loop:
         args.consumed_train_samples = told.consumed
         of_params = ToHost(params_norm(run.laid)) if run.settings.logging.log_params_norm else None
         self._numbers.take(Taken(told, coming, of_params))
+
+    def _line(self, step: int) -> None:
+        """Behind it all ranks know of reports that came later than the first step's: they are told from then on."""
+        run = self._run
+        self._numbers.line(step)
+        if self._numbers.unnamed():
+            names = run.stepper.agree()
+            if run.reporter is not None and names:
+                say(f" reported later than the rest, and told from here on: {', '.join(names)}")
 
     def _save(self, step: int) -> None:
         run = self._run

@@ -4,7 +4,8 @@ Shapes: L leaves of the batch, padding not counted; n leaves of this rank, of b 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -33,6 +34,8 @@ class Sums(NamedTuple):
     """What the run's loss function reports by name, fp64 [2]: a sum and what it is to be divided by."""
     tokens: Tensor
     """That its losses counted, fp64 []."""
+    unnamed: Tensor
+    """How many of its leaves reported what the ranks have not agreed on, and is not among them; fp64 []."""
     norm: Tensor | None = None
     """Of its gradients as they were added up, fp32 []; None without a backward."""
 
@@ -49,6 +52,9 @@ class Stepper:
         """leaf_tokens: of a leaf, b x S."""
         self._laid, self._leaf_tokens = laid, leaf_tokens
         self._names: list[str] | None = None
+        """Of reports, as the ranks have agreed on them."""
+        self._new: dict[str, tuple[int, int]] = {}
+        """What this rank has seen since, and where first: the leaf's number, and the place among its reports."""
 
     def accumulate(self, share: Share, leaves: Leaves, *, loss_scale: float | Tensor = 1.0) -> Sums:
         """Forward and backward of a batch, again where its sums would not be exact.
@@ -94,48 +100,79 @@ class Stepper:
             return norm
 
     def evaluate(self, share: Share, leaves: Leaves) -> Sums:
-        """Forward of a batch, whose reports may be others than training's."""
-        self._names = None
+        """Forward of a batch."""
         told = self._laid.runner.evaluate(share.batch, len(share.leaves))
-        sums = self._summed(share.leaves, told, leaves.count)
-        self._names = None
-        return sums
+        return self._summed(share.leaves, told, leaves.count)
 
-    def means(self, share: Share, leaves: Leaves) -> Tensor:
-        """Forward of a batch: the loss of each of its leaves, fp64 [L], on every rank."""
+    def means(self, share: Share, leaves: Leaves) -> dict[str, Tensor]:
+        """Forward of a batch: what each of its leaves reports by name, fp64 [L], on every rank."""
         told = self._laid.runner.evaluate(share.batch, len(share.leaves))
-        _, rows = self._rows(share.leaves, told, leaves.count)
-        return rows[:, 1] / rows[:, 2]
+        names, rows = self._rows(share.leaves, told, leaves.count)
+        return {name: rows[:, 1 + 2 * i] / rows[:, 2 + 2 * i] for i, name in enumerate(names)}
+
+    @contextmanager
+    def anew(self) -> Iterator[None]:
+        """In it the names of reports are agreed on anew: an evaluation's may be others than training's."""
+        before, self._names, self._new = (self._names, self._new), None, {}
+        try:
+            yield
+        finally:
+            self._names, self._new = before
+
+    def agree(self) -> list[str]:
+        """On the names of all reports that any rank has seen so far, in an order that no rank's share changes; returns
+        those that are new. All ranks call it, and wait."""
+        names = self._names or []
+        seen: dict[str, list[int]] = {}
+        for found in self._told_to_all(json.dumps(self._new)):
+            for name, place in json.loads(found).items():
+                seen[name] = min(place, seen.get(name, place))
+        new = sorted(seen.keys() - set(names), key=lambda name: (seen[name], name))
+        self._names, self._new = names + new, {}
+        return new
 
     def _summed(self, mine: Sequence[Leaf], told: Sequence[Told], count: int) -> Sums:
         names, rows = self._rows(mine, told, count)
         total = rows.sum(dim=0)
-        return Sums(dict(zip(names, total[1:].view(-1, 2), strict=True)), total[0])
+        return Sums(dict(zip(names, total[1:-1].view(-1, 2), strict=True)), total[0], total[-1])
 
     def _rows(
         self, mine: Sequence[Leaf], told: Sequence[Told], count: int
     ) -> tuple[list[str], Tensor]:
-        """What is reported, and of each leaf its tokens and two numbers a report, fp64 [L, 1 + 2 ...]."""
-        names = self._agreed(told)
-        # Each leaf has a row of its own, so that they are added up in one order in any world.
-        rows = torch.zeros(count, 1 + 2 * len(names), dtype=torch.float64, device=self._laid.device)
-        for leaf, one in zip(mine, told, strict=False):  # nothing is told where there is no loss
-            if leaf.number < count:
-                parts = [one.tokens.view(1), *(one.reports[name] for name in names)]
-                rows[leaf.number] = torch.cat(parts)
-        dist.all_reduce(rows)  # each is one replica's, and zero on the others
-        return names, rows / self._laid.grid.tp
-
-    def _agreed(self, told: Sequence[Told]) -> list[str]:
-        """What is reported, as those ranks name it that have the loss."""
+        """What is reported, and of each leaf its tokens, two numbers a report, and 1 where it has others;
+        fp64 [L, 1 + 2 ... + 1]. What a leaf does not report is 0 of 0."""
+        # Nothing is told where there is no loss, and what only fills up is not looked at.
+        counted = [
+            (leaf.number, one) for leaf, one in zip(mine, told, strict=False) if leaf.number < count
+        ]
+        for number, one in counted:
+            for place, name in enumerate(one.reports):
+                if self._names is None or name not in self._names:
+                    self._new.setdefault(name, (number, place))
         if self._names is None:
-            device, first = self._laid.device, self._laid.grid.end
-            text = json.dumps(list(told[0].reports) if told else []).encode()
-            size = torch.tensor(len(text), device=device)
-            dist.broadcast(size, src=first)
-            sent = torch.tensor(list(text), dtype=torch.uint8, device=device)
-            if dist.get_rank() != first:
-                sent = torch.zeros(int(size), dtype=torch.uint8, device=device)
-            dist.broadcast(sent, src=first)
-            self._names = json.loads(bytes(sent.tolist()))
-        return self._names
+            self.agree()
+        assert self._names is not None
+        # Each leaf has a row of its own, so that they are added up in one order in any world.
+        rows = torch.zeros(
+            count, 2 + 2 * len(self._names), dtype=torch.float64, device=self._laid.device
+        )
+        none = rows.new_zeros(2)
+        for number, one in counted:
+            parts = [one.tokens.view(1), *(one.reports.get(name, none) for name in self._names)]
+            rows[number, :-1] = torch.cat(parts)
+            if not one.reports.keys() <= set(self._names):
+                rows[number, -1] = 1.0
+        dist.all_reduce(rows)  # each is one replica's, and zero on the others
+        return self._names, rows / self._laid.grid.tp
+
+    def _told_to_all(self, text: str) -> list[str]:
+        """Each rank's."""
+        mine = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        size = torch.tensor(len(mine), device=self._laid.device)
+        dist.all_reduce(size, dist.ReduceOp.MAX)
+        texts = torch.zeros(
+            dist.get_world_size(), int(size), dtype=torch.uint8, device=self._laid.device
+        )
+        texts[dist.get_rank(), : len(mine)] = mine.to(texts.device)
+        dist.all_reduce(texts)
+        return [bytes(one).rstrip(b"\0").decode() for one in texts.tolist()]

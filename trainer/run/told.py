@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ OF_SOURCE = "lm loss "
 TIMED = ("forward-backward", "batch-generator", "optimizer", "save-checkpoint")
 """Timers that are told, all of them Megatron's; the second one is scripts'."""
 
+Number = TypeVar("Number", float, Tensor)
+
 
 class Coming:
     """Numbers of one step, on their way from the device."""
@@ -35,7 +38,12 @@ class Coming:
         """norm: of the gradient, []. Make it before the device gets the optimizer's step to do."""
         self._names = tuple(sums.totals)
         self._sent = ToHost(
-            torch.cat([norm.double().view(1), sums.tokens.view(1), *sums.totals.values()])
+            torch.cat(
+                [
+                    torch.stack([norm.double(), sums.tokens, sums.unnamed]),
+                    *sums.totals.values(),
+                ]
+            )
         )
         self._num_zeros = None if num_zeros is None else ToHost(num_zeros)
 
@@ -53,13 +61,22 @@ class Coming:
         return float(self._sent.read()[1])
 
     @property
+    def unnamed(self) -> bool:
+        """Whether the loss function reported what is not among its means."""
+        return bool(self._sent.read()[2])
+
+    @property
     def num_zeros(self) -> int | None:
         return None if self._num_zeros is None else round(float(self._num_zeros.read()))
 
     def means(self) -> dict[str, float]:
-        """What the loss function reports, by name, in fp32's precision."""
-        total, of = self._sent.read()[2:].view(-1, 2).unbind(1)
-        return dict(zip(self._names, (total / of).float().tolist(), strict=True))
+        """What the loss function reports, by name, in fp32's precision; without what is of nothing, such as a report
+        that no leaf of the step has. Where no token counts all is of nothing, and no number."""
+        parts = self._sent.read()[3:].view(-1, 2)
+        told = parts.any(dim=1) | (self.tokens == 0)
+        means = (parts[:, 0] / parts[:, 1]).float()
+        found = zip(self._names, means.tolist(), told.tolist(), strict=True)
+        return {name: mean for name, mean, is_told in found if is_told}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +130,7 @@ class Numbers:
         """The first whose gradient is not finite."""
         self._ran = 0
         """Steps since the last line, those that were taken back, too."""
+        self._unnamed = False
 
     def take(self, taken: Taken) -> None:
         """The next step's."""
@@ -133,7 +151,7 @@ class Numbers:
         seen = guard.Seen(
             iteration=step.iteration,
             places=(skips.place(before), skips.place(step.consumed - 1) + 1),
-            loss=_watched(_losses(last.coming.means())),
+            loss=watched(last.coming.means(), "--guard"),
             grad_norm=last.coming.norm,
             idle=step.skipped or not last.coming.tokens,
         )
@@ -153,7 +171,7 @@ class Numbers:
     def tell(self, *, wait: bool = False) -> None:
         """Hand over the steps whose numbers are there; wait: until they are."""
         while self._taken and (wait or self._taken[0].there):
-            self._hand_over(self._taken.popleft().whole())
+            self._hand_over(self._taken.popleft())
 
     def due(self, iteration: int) -> bool:
         """Whether a line is."""
@@ -176,12 +194,19 @@ class Numbers:
             self._timers.log(TIMED, normalizer=self._ran)
         self._ran = 0
 
+    def unnamed(self) -> bool:
+        """Behind a line: whether steps since this was asked have reports that the ranks have not agreed on; the same on
+        all ranks."""
+        found, self._unnamed = self._unnamed, False
+        return found
+
     def back(self, iteration: int, consumed: int) -> None:
         """The run has gone back there: what came later comes again."""
         while self._taken:
             taken = self._taken.popleft()
             if taken.step.iteration <= iteration:
-                self._hand_over(taken.whole())
+                self._hand_over(taken)
+        self._unnamed = False  # which ranks may have seen of different steps
         if self._reporter is not None:
             self._reporter.back(iteration, consumed)
 
@@ -190,25 +215,28 @@ class Numbers:
         if self._ran:
             self.line(iteration)
 
-    def _hand_over(self, step: Step) -> None:
+    def _hand_over(self, taken: Taken) -> None:
+        step = taken.whole()
+        self._unnamed |= taken.coming.unnamed
         if self._odd is None and not step.skipped and not math.isfinite(step.grad_norm or 0.0):
             self._odd = step
         if self._reporter is not None:
             self._reporter.step(step)
 
 
-def _losses(means: Mapping[str, float]) -> dict[str, float]:
-    """Those that are not of one source."""
-    return {name: loss for name, loss in means.items() if not name.startswith(OF_SOURCE)}
-
-
-def _watched(losses: Mapping[str, float]) -> float:
-    """The loss that the guard judges. UsageError where the run's loss function reports none."""
+def watched(means: Mapping[str, Number], flag: str) -> Number:
+    """Of what is reported the loss that `flag` looks at. UsageError where the run's loss function reports none."""
+    losses = _losses(means)
     if not losses:
         raise UsageError(
-            "--guard judges a loss, and the loss function reports none: leave --guard out"
+            f"{flag} looks at a loss, and the loss function reports none: leave {flag} out"
         )
     return losses.get("lm loss", next(iter(losses.values())))
+
+
+def _losses(means: Mapping[str, Number]) -> dict[str, Number]:
+    """Those that are not of one source."""
+    return {name: loss for name, loss in means.items() if not name.startswith(OF_SOURCE)}
 
 
 def _not_finite(step: Step) -> UsageError:

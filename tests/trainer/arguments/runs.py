@@ -67,9 +67,15 @@ def own_model(**parts: Any) -> Any:
 
 def own_step(batches: Any, model: Any) -> Any:
     output, loss = forward_step(batches, model)
-    if get_args().own_loss is None:
-        return output, loss
-    return output, lambda losses: (*loss(losses)[:2], {})
+
+    def own(losses: Any) -> Any:
+        total, count, reports = loss(losses)
+        return total, count, {} if get_args().own_loss == "none" else reports | own_report(count)
+
+    def own_report(count: Any) -> dict[str, float]:
+        return {} if count else {"nothing": 1.0}
+
+    return output, loss if get_args().own_loss is None else own
 
 
 def told(arguments: list[str], folder: Path) -> dict[str, Any]:

@@ -8,8 +8,16 @@ import torch.distributed as dist
 from elastic.proto.errors import CheckpointDamaged, UsageError
 from elastic.trainer.run import state
 from tests.trainer.forks import main
+from tests.trainer.run import reported
 
-SIZES = {"alike": 2, "other data": 3, "another processor": 2, "another clock": 3, "damage": 2}
+SIZES = {
+    "alike": 2,
+    "other data": 3,
+    "another processor": 2,
+    "another clock": 3,
+    "damage": 2,
+    "reports": 3,
+}
 
 
 def load(damaged: int | None) -> tuple[int, str] | int:
@@ -31,6 +39,8 @@ def find(name: str) -> object:
     if name == "another clock":
         time.time = lambda: 100.5 - dist.get_rank()
         return state.job()
+    if name == "reports":
+        return reported.heard()
     if name == "damage":
         return [load(damaged) for damaged in (None, 1)]
     data = f"node {dist.get_rank() > 1}" if name == "other data" else "one"

@@ -20,6 +20,7 @@ from elastic.trainer.watch import guard
 from tests.elastic.checkpoint.steps import flip
 from tests.trainer import forks
 from tests.trainer.run.agreeing import SIZES
+from tests.trainer.run.reported import HEARD
 
 CONFIG = {"num_layers": 1}
 
@@ -259,3 +260,4 @@ def test_ranks_agree_before_the_first_step_or_hear_what_differs(tmp_path: Path) 
     job = {"launch": "", "began": 98_500}
     assert told["another clock"] == [job] * 3, "what replicas save is the same"
     assert told["damage"] == [[3, [2, "on another rank"]], [3, [2, "a bit"]]], "none loads on alone"
+    assert told["reports"] == [HEARD] * 3, "in the order of a world of one"

@@ -22,13 +22,13 @@ from elastic.trainer.watch.timers import Timers
 from tests.trainer.arguments.test_effects import run
 
 
-def taken(iteration: int, norm: float = 1.0) -> Taken:
+def taken(iteration: int, norm: float = 1.0, unnamed: float = 0.0) -> Taken:
     totals = {
         "lm loss": torch.tensor([2.0, 3.0]).double(),
         "lm loss wiki": torch.tensor([2.0, 3.0]).double(),
         "lm loss code": torch.tensor([0.0, 0.0]).double(),
     }
-    sums = Sums(totals, torch.tensor(3.0).double())
+    sums = Sums(totals, torch.tensor(3.0).double(), torch.tensor(unnamed).double())
     step = Step(
         iteration=iteration, consumed=8 * iteration, batch_size=8, learning_rate=0.1, losses={}
     )
@@ -51,6 +51,33 @@ def test_a_step_has_all_that_the_device_has_said() -> None:
     assert whole.sources == {"wiki": third}, "the other has no tokens in it"
     assert whole.grad_norm == float(torch.tensor(1 / 3))
     assert (whole.num_zeros, whole.params_norm) == (4, 5.0)
+
+
+def test_what_is_of_nothing_is_left_out_unless_all_is() -> None:
+    none, some = torch.zeros(2).double(), torch.tensor([3.0, 2.0]).double()
+    zero = torch.tensor(0.0).double()
+
+    def means(tokens: float, **totals: torch.Tensor) -> dict[str, float]:
+        sums = Sums(totals, torch.tensor(tokens).double(), zero)
+        return Coming(sums, torch.tensor(1.0), None).means()
+
+    assert means(2.0, loss=some, aux=none) == {"loss": 1.5}
+    assert math.isnan(means(0.0, loss=none)["loss"])
+    assert math.isinf(means(2.0, loss=torch.tensor([1.0, 0.0]).double())["loss"])
+
+
+def test_reports_that_came_later_are_known_behind_a_line_and_not_of_what_was_taken_back() -> None:
+    told = numbers(run("--log-interval 4"), saves=False)
+    for iteration in (1, 2):
+        told.take(taken(iteration, unnamed=1.0))
+        told.tell()
+    told.back(1, 8)
+    assert not told.unnamed()
+    told.take(taken(2, unnamed=2.0))
+    told.take(taken(3))
+    told.line(3)
+    assert told.unnamed()
+    assert not told.unnamed(), "they are agreed on"
 
 
 @pytest.mark.parametrize(("saves", "ends"), [(True, 3), (False, 4)])
