@@ -5,7 +5,6 @@ do, and threads neither hold memory of their own nor outlive their run. A batch 
 whoever reads it and when; so nothing here is state.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,8 +46,6 @@ class Loader(Iterator[Batch]):
         workers: threads; with 0 a batch is read when it is asked for. pin: into memory from which a CUDA
         device copies by itself.
         """
-        self.waited = 0.0
-        """Seconds that `next` has taken so far: what training waits for data."""
         self._dataset = dataset
         self._numbers = iter(numbers)
         self._pin = pin
@@ -57,18 +54,14 @@ class Loader(Iterator[Batch]):
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="data") if workers else None
 
     def __next__(self) -> Batch:
-        began = time.perf_counter()
-        try:
-            if self._threads is None:
-                return self._read(next(self._numbers))
-            self._fill(self._threads)
-            if not self._coming:
-                raise StopIteration
-            batch = self._coming.popleft().result()
-            self._fill(self._threads)
-            return batch
-        finally:
-            self.waited += time.perf_counter() - began
+        if self._threads is None:
+            return self._read(next(self._numbers))
+        self._fill(self._threads)
+        if not self._coming:
+            raise StopIteration
+        batch = self._coming.popleft().result()
+        self._fill(self._threads)
+        return batch
 
     def _fill(self, threads: ThreadPoolExecutor) -> None:
         while len(self._coming) < self._ahead:

@@ -31,11 +31,6 @@ class Feed(Iterator[Share]):
             dataset, self._numbers(batches), workers=workers, pin=device.type == "cuda"
         )
 
-    @property
-    def waited(self) -> float:
-        """Seconds that have been waited for data."""
-        return self._loader.waited
-
     def __next__(self) -> Share:
         found = next(self._loader)
         batch = {name: one.to(self._device, non_blocking=True) for name, one in found.items()}
