@@ -6,10 +6,12 @@ import errno
 import gzip
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import IO, Any
@@ -24,7 +26,7 @@ from elastic import ctl
 from elastic.proto.errors import UsageError
 from elastic.proto.verbs import GROUP
 from elastic.trainer.arguments.data import TokenizerFlags
-from elastic.trainer.data import lines, words
+from elastic.trainer.data import commands, lines, words
 from elastic.trainer.data.encoding import Settings
 from elastic.trainer.data.indexed import Indexed
 from elastic.trainer.data.preprocess import Done, preprocess
@@ -305,6 +307,30 @@ def test_inspect_says_what_is_there(tmp_path: Path, ask: Ask) -> None:
     assert "end<" not in answer.out
     (tmp_path / "x_text_document.bin").write_bytes(b"12")
     assert "x_text_document.bin has 2 bytes where" in ask("data", "inspect", prefix).err
+
+
+def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is gone when it is done."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    shown, terminal = pty.openpty()
+    with open(terminal, "w") as err:
+        monkeypatch.setattr(sys, "stderr", err)
+        out: Any = None  # which only lines go to
+        with commands._progress(1000, 1, out) as told:
+            told(Done(documents=7, read=250, text=200, tokens=50))
+    with open(shown, "rb", buffering=0) as screen:
+        text = b"".join(pieces(screen)).decode()
+    assert " 25%" in text
+    assert "Processed 7 documents (" in text
+    assert text.endswith("\x1b[2K"), "the line is empty again"
+
+
+def pieces(screen: IO[bytes]) -> Iterator[bytes]:
+    """What a terminal was shown until it was closed."""
+    with contextlib.suppress(OSError):  # so Linux says that nobody has it any more
+        while piece := screen.read(4096):
+            yield piece
 
 
 def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
