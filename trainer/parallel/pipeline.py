@@ -7,6 +7,7 @@ Shapes: n leaves of b samples each, S positions (s of them on this rank under se
 hidden size.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -76,6 +77,8 @@ class Pipeline:
         self._hidden, self._dtype, self._tokens = tuple(hidden), dtype, tokens
         self._programs = programs
         self._made: dict[tuple[int, bool], tuple[Any, Sequence[LeanStage]]] = {}
+        # Of an error, which is raised anyway, torch's write down the whole schedule.
+        logging.getLogger(ScheduleInterleaved1F1B.__module__).setLevel(logging.CRITICAL)
 
     def run(self, batch: Batch, weights: Tensor, keys: Tensor | None = None) -> list[Told]:
         """All leaves forward and backward; gradients are reduced.

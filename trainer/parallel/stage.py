@@ -1,8 +1,11 @@
-"""A pipeline's stage that holds what it receives only while the leaf is under way.
+"""A pipeline's stage that holds what it receives only while the leaf is under way, and raises what its forward does.
 
 torch's makes buffers for the activations, and for the gradients, of all leaves of a step before it begins, and
 keeps them, their gradients, and what an evaluation put out from step to step. So memory would grow with the number
 of leaves, whatever the schedule, and with each size of batch of a ramp. Here they are made when they are received.
+
+torch's raises an error of its own in place of any that forward raises, so that nobody would know a user's mistake, or
+memory that ran out, for what it is.
 """
 
 from collections.abc import Callable
@@ -27,7 +30,13 @@ class LeanStage(PipelineStage):
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        found = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        found, raised = None, None
+        try:
+            found = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        except RuntimeError as error:
+            raised = error.__cause__ or error
+        if raised is not None:  # not in `except`, where torch's would be shown with it
+            raise raised
         if not self.has_backward:
             _leave(self.args_recv_info[fwd_chunk_id])
             if self.is_last:
