@@ -28,6 +28,10 @@ LLAMA = (
 TUNED = f"{LLAMA} --load {{base}}/imported --finetune --save {{base}}/tuned --lr 0 --train-iters 1"
 LARGE = "--ffn-hidden-size 1000000000000"
 DIVERGES = "--lr 1e30 --clip-grad 0"
+FP16_DIVERGES = (
+    "--fp16 --lr 1e7 --clip-grad 0 --initial-loss-scale 4 --min-loss-scale 1 --attention-backend unfused "
+    "--train-iters 9"
+)
 
 REFUSED = {
     "a folder that cannot be": (
@@ -97,6 +101,10 @@ REFUSED = {
     "NaN, where it ends": (
         f"{DIVERGES} --save {{base}}/ended --train-iters 9 --log-interval 9 --exit-interval 4",
         "iteration 2: the gradient is not finite (lm loss nan)",
+    ),
+    "NaN in fp16, which is skipped": (
+        f"{FP16_DIVERGES} --log-interval 9 --guard warn --save {{base}}/scaled",
+        "iteration 2: the loss is not finite (lm loss nan), whatever it is scaled by: stopping",
     ),
     "NaN, with nothing saved": (
         "--init-method-std 1e30 --guard rollback --save {base}/odd",

@@ -231,7 +231,8 @@ class Loop:
         )
         args.consumed_train_samples = told.consumed
         of_params = ToHost(params_norm(run.laid)) if run.settings.logging.log_params_norm else None
-        self._numbers.take(Taken(told, coming, of_params))
+        stuck = 0 if run.loss_scale is None else run.loss_scale.stuck
+        self._numbers.take(Taken(told, coming, of_params, stuck))
 
     def _line(self, step: int) -> None:
         """Behind it all ranks know of reports that came later than the first step's: they are told from then on."""

@@ -65,6 +65,8 @@ class LossScale:
         self._policy = policy
         self.state = torch.tensor(first(policy), dtype=torch.float64)
         """A `State`, fp64 [3] on the CPU, the same on every rank."""
+        self.stuck = 0
+        """Steps in a row, the last one among them, that overflowed with a scale that cannot fall; of this life."""
 
     @property
     def value(self) -> float:
@@ -78,6 +80,9 @@ class LossScale:
         norm: of the whole gradient, [], the same on every rank; inf or NaN where anything overflowed.
         """
         fine = bool(norm.isfinite())
+        fixed = self._policy.window is None
+        hopeless = not fine and (fixed or self.value <= self._policy.least)
+        self.stuck = self.stuck + 1 if hopeless else 0
         scale, clean, left = self.state.tolist()
         state = State(scale, int(clean), int(left))
         self.state.copy_(torch.tensor(after(state, self._policy, overflowed=not fine)))

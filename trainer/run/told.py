@@ -25,6 +25,9 @@ from elastic.trainer.watch.timers import Timers
 
 OF_SOURCE = "lm loss "
 """What the names of reports begin with that are of one data source."""
+MOST_STUCK = 10
+"""Steps in a row that may overflow with a loss scale that cannot fall: a few odd batches pass, and others give up at
+the first."""
 TIMED = ("forward-backward", "batch-generator", "optimizer", "save-checkpoint")
 """Timers that are told, all of them Megatron's; the second one is scripts'."""
 
@@ -88,6 +91,17 @@ class Taken:
     coming: Coming
     params_norm: ToHost | None
     """Known only behind the optimizer's step."""
+    stuck: int = 0
+    """`LossScale.stuck` after it."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether training can go on behind it; waits for the device. A scaled gradient that overflows is only left out,
+        but not where the loss is not finite either, nor again and again with the least scale."""
+        if not self.step.skipped:
+            return math.isfinite(self.coming.norm)
+        loss = _watched(self.coming.means())
+        return math.isfinite(loss or 0.0) and self.stuck < MOST_STUCK
 
     @property
     def there(self) -> bool:
@@ -126,8 +140,8 @@ class Numbers:
         self._settings, self._plan, self._reporter = settings, plan, reporter
         self._timers, self._saves = timers, saves
         self._taken: deque[Taken] = deque()
-        self._odd: Step | None = None
-        """The first whose gradient is not finite."""
+        self._odd: Taken | None = None
+        """The first that is not finite."""
         self._ran = 0
         """Steps since the last line, those that were taken back, too."""
         self._unnamed = False
@@ -141,9 +155,8 @@ class Numbers:
         """The guard's state after the last step, and its verdict on it, which is told but for a rollback's. Raises
         UsageError where the run is to stop."""
         flags, last = self._settings.guard, self._taken[-1]
-        judges = self._saves and flags.guard != "rollback" and not last.step.skipped
-        if judges and not math.isfinite(last.coming.norm):  # which waits for the device
-            raise _not_finite(last.whole())
+        if self._saves and flags.guard != "rollback" and not last.finite:
+            raise _not_finite(last)
         if flags.guard == "off":
             return state, None
         skips, step = self._plan.line(state.skips), last.step
@@ -153,7 +166,7 @@ class Numbers:
             places=(skips.place(before), skips.place(step.consumed - 1) + 1),
             loss=watched(last.coming.means(), "--guard"),
             grad_norm=last.coming.norm,
-            idle=step.skipped or not last.coming.tokens,
+            idle=(step.skipped and last.finite) or not last.coming.tokens,
         )
         state, verdict = guard.judge(state, seen, flags)
         if verdict is not None and verdict.action != "rollback":
@@ -178,8 +191,8 @@ class Numbers:
         return iteration % self._settings.logging.log_interval == 0 or iteration == self._plan.steps
 
     def line(self, iteration: int) -> None:
-        """Tell of all steps up to it, and a line of those since the last one. Raises UsageError where a gradient
-        was not finite."""
+        """Tell of all steps up to it, and a line of those since the last one. Raises UsageError where one was not
+        finite."""
         self.tell(wait=True)
         if self._odd is not None and self._settings.guard.guard != "rollback":
             raise _not_finite(self._odd)
@@ -216,22 +229,26 @@ class Numbers:
             self.line(iteration)
 
     def _hand_over(self, taken: Taken) -> None:
-        step = taken.whole()
         self._unnamed |= taken.coming.unnamed
-        if self._odd is None and not step.skipped and not math.isfinite(step.grad_norm or 0.0):
-            self._odd = step
+        if self._odd is None and not taken.finite:
+            self._odd = taken
         if self._reporter is not None:
-            self._reporter.step(step)
+            self._reporter.step(taken.whole())
 
 
 def watched(means: Mapping[str, Number], flag: str) -> Number:
     """Of what is reported the loss that `flag` looks at. UsageError where the run's loss function reports none."""
-    losses = _losses(means)
-    if not losses:
+    loss = _watched(means)
+    if loss is None:
         raise UsageError(
             f"{flag} looks at a loss, and the loss function reports none: leave {flag} out"
         )
-    return losses.get("lm loss", next(iter(losses.values())))
+    return loss
+
+
+def _watched(means: Mapping[str, Number]) -> Number | None:
+    losses = _losses(means)
+    return losses.get("lm loss", next(iter(losses.values()), None))
 
 
 def _losses(means: Mapping[str, Number]) -> dict[str, Number]:
@@ -239,9 +256,22 @@ def _losses(means: Mapping[str, Number]) -> dict[str, Number]:
     return {name: loss for name, loss in means.items() if not name.startswith(OF_SOURCE)}
 
 
-def _not_finite(step: Step) -> UsageError:
+def _not_finite(taken: Taken) -> UsageError:
     """As Megatron ends."""
+    step = taken.whole()
     losses = ", ".join(f"{name} {loss:.6g}" for name, loss in step.losses.items())
+    if taken.stuck >= MOST_STUCK:
+        return UsageError(
+            f"iteration {step.iteration}: gradients have overflowed in {taken.stuck} steps in a row ({losses}) with the "
+            f"loss scale {step.loss_scale:g}, which cannot fall: stopping; lower --min-loss-scale (or --loss-scale) or "
+            "--lr, or train with --bf16"
+        )
+    if step.skipped:
+        return UsageError(
+            f"iteration {step.iteration}: the loss is not finite ({losses}), whatever it is scaled by: stopping; begin "
+            "from an earlier checkpoint (--load, --ckpt-step and a new --save) with a lower --lr, or let --guard "
+            "rollback leave such samples out"
+        )
     return UsageError(
         f"iteration {step.iteration}: the gradient is not finite ({losses}), so the weights are of no "
         "use from there on: stopping; begin from an earlier checkpoint (--load, --ckpt-step and a new "

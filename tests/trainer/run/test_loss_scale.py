@@ -1,5 +1,8 @@
 """The loss scale moves as Megatron's does, and goes on from a checkpoint where it was."""
 
+import math
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,6 +49,20 @@ def test_a_fixed_one_stays() -> None:
     dynamic, scale = LossScale(POLICY), LossScale(fixed)
     scale.state.copy_(dynamic.state)
     assert scale.value == 8, "whatever the run had before it was started with another argument"
+
+
+@pytest.mark.parametrize(
+    ("policy", "stuck"),
+    [(POLICY, [0, 0, 0, 0, 1, 2, 0, 1]), (Policy(initial=8.0, window=None), [1, 2, 3, 4, 5, 6, 0, 1])],
+)  # fmt: skip
+def test_it_counts_overflows_in_a_row_that_nothing_can_be_done_about(
+    policy: Policy, stuck: list[int]
+) -> None:
+    scale, found = LossScale(policy), []
+    for mark in "xxxxxx.x":
+        scale.update(torch.tensor(math.inf if mark == "x" else 1.0))
+        found.append(scale.stuck)
+    assert found == stuck
 
 
 def test_defaults_are_megatrons() -> None:

@@ -11,7 +11,7 @@ from elastic.proto.errors import UsageError
 from elastic.trainer.arguments.settings import Settings
 from elastic.trainer.run.plan import Plan
 from elastic.trainer.run.step import Sums
-from elastic.trainer.run.told import Coming, Numbers, Taken
+from elastic.trainer.run.told import MOST_STUCK, Coming, Numbers, Taken
 from elastic.trainer.transfers import ToHost
 from elastic.trainer.watch import guard
 from elastic.trainer.watch.flops import Flops
@@ -22,20 +22,30 @@ from elastic.trainer.watch.timers import Timers
 from tests.trainer.arguments.test_effects import run
 
 
-def taken(iteration: int, norm: float = 1.0, unnamed: float = 0.0) -> Taken:
+def taken(
+    iteration: int,
+    norm: float = 1.0,
+    unnamed: float = 0.0,
+    *,
+    loss: float = 2.0,
+    skipped: bool = False,
+    stuck: int = 0,
+) -> Taken:
     totals = {
-        "lm loss": torch.tensor([2.0, 3.0]).double(),
+        "lm loss": torch.tensor([loss, 3.0]).double(),
         "lm loss wiki": torch.tensor([2.0, 3.0]).double(),
         "lm loss code": torch.tensor([0.0, 0.0]).double(),
     }
     sums = Sums(totals, torch.tensor(3.0).double(), torch.tensor(unnamed).double())
     step = Step(
-        iteration=iteration, consumed=8 * iteration, batch_size=8, learning_rate=0.1, losses={}
-    )
+        iteration=iteration, consumed=8 * iteration, batch_size=8, learning_rate=0.1, losses={},
+        loss_scale=1.0, skipped=skipped,
+    )  # fmt: skip
     return Taken(
         step,
         Coming(sums, torch.tensor(norm), torch.tensor(4.0).double()),
         ToHost(torch.tensor(5.0)),
+        stuck,
     )
 
 
@@ -99,6 +109,39 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_saved_or_with_t
     said = r"iteration 3: the gradient is not finite \(lm loss 0.666667\)"
     with pytest.raises(UsageError, match=said):
         step(ends)
+
+
+@pytest.mark.parametrize(
+    ("loss", "stuck", "said"),
+    [
+        (2.0, MOST_STUCK - 1, ""),
+        (math.nan, 0, r"iteration 1: the loss is not finite \(lm loss nan\), whatever it is scaled"),
+        (2.0, MOST_STUCK, "overflowed in 10 steps in a row .* with the loss scale 1, which cannot fall"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize("guard_flag", ["", "--guard warn", "--guard rollback"])
+def test_a_skipped_step_ends_the_run_where_no_loss_scale_can_help(
+    loss: float, stuck: int, said: str, *, saves: bool, guard_flag: str
+) -> None:
+    told = numbers(run(f"--log-interval 1 --fp16 {guard_flag}"), saves=saves)
+
+    def step() -> guard.Verdict | None:
+        told.take(taken(1, math.inf, loss=loss, skipped=True, stuck=stuck))
+        _, verdict = told.judged(guard.State())
+        if verdict is None or verdict.action != "rollback":
+            told.line(1)
+        return verdict
+
+    if not said:
+        assert step() is None
+    elif guard_flag == "--guard rollback":
+        verdict = step()
+        assert verdict is not None
+        assert verdict.what == "not finite"
+    else:
+        with pytest.raises(UsageError, match=said):
+            step()
 
 
 def test_the_end_of_a_run_is_a_line() -> None:
