@@ -179,7 +179,8 @@ def _run(
     if world.is_first:
         told = made.reporter(settings, plan, config, world, clock, start, vars(current().args))
         progress = made.progress(settings, plan, config, world, start)
-        begin.keep_tokenizer(settings.checkpointing, current().tokenizer)
+        for note in begin.keep_tokenizer(settings.checkpointing, current().tokenizer, start):
+            print_rank_0(note)
     run = Run(
         settings=settings, plan=plan, laid=laid,
         stepper=Stepper(laid, leaf_tokens=plan.leaf_size * config.seq_length),

@@ -71,8 +71,8 @@ REFUSED = {
     "another model": (
         f"{SAVED} --hidden-size 24", "hidden_size 16, not 24: give the same value",
     ),
-    "other data": (
-        f"{SAVED} --vocab-size 61", "was trained on other samples, in another order, or",
+    "another tokenizer": (
+        f"{SAVED} --vocab-size 61", "saved was trained with another tokenizer: give that one, or --load",
     ),
     "another loss mask": (
         f"{SAVED} --eod-mask-loss", "with another loss mask or other position ids: give the same data",

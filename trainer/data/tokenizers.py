@@ -4,6 +4,7 @@ GPT-2's byte-level BPE from vocab.json and merges.txt, whatever a tokenizer.json
 tokenizer is kept beside the checkpoints, which are of no use without it, and read from there.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,8 +53,18 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
+    @property
+    def digest(self) -> str:
+        """Of its words by id, its merges and its end of document, whatever its files are like."""
+        ...
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """What is kept of it, by name: `load` has it from there."""
+        ...
+
     def save(self, directory: Path) -> None:
-        """Keep it in a folder, from which `load` has it."""
+        """Keep it in a folder."""
         ...
 
 
@@ -96,9 +107,21 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self.model.decode(list(ids), skip_special_tokens=False)
 
+    @property
+    def digest(self) -> str:
+        added = {id_: one.content for id_, one in self.model.get_added_tokens_decoder().items()}
+        # Of the library's text words and merges, which end it: versions of it write more or less of all else.
+        words = self.model.to_str().partition('"vocab":')[2]
+        told = json.dumps([sorted(added.items()), self.end, words])
+        return hashlib.sha256(told.encode()).hexdigest()
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        config = json.dumps({"eos_token": self.end}, indent=1)
+        return {MODEL_NAME: self.model.to_str(), CONFIG_NAME: config}
+
     def save(self, directory: Path) -> None:
-        _write(directory / MODEL_NAME, self.model.to_str())
-        _write(directory / CONFIG_NAME, json.dumps({"eos_token": self.end}, indent=1))
+        _keep(directory, self.files)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,9 +156,17 @@ class NullTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))
 
-    def save(self, directory: Path) -> None:
+    @property
+    def digest(self) -> str:
+        return f"{self.words} ids"
+
+    @property
+    def files(self) -> Mapping[str, str]:
         told = {"tokenizer_class": "NullTokenizer", "vocab_size": self.words}
-        _write(directory / CONFIG_NAME, json.dumps(told, indent=1))
+        return {CONFIG_NAME: json.dumps(told, indent=1)}
+
+    def save(self, directory: Path) -> None:
+        _keep(directory, self.files)
 
 
 def build(flags: TokenizerFlags) -> Tokenizer:
@@ -179,6 +210,16 @@ def load(path: Path) -> Tokenizer:
     if end is None:
         end = next((one for one in ENDS if model.token_to_id(one) is not None), None)
     return TextTokenizer(model=model, end=end)
+
+
+def another(directory: Path, tokenizer: Tokenizer) -> bool:
+    """Whether a folder keeps one with another digest; not where it keeps none, or half of one."""
+    if all(_holds(directory / name, text) for name, text in tokenizer.files.items()):
+        return False
+    try:
+        return load(directory).digest != tokenizer.digest
+    except UsageError:
+        return False
 
 
 def padded(vocab_size: int, divisible_by: int) -> int:
@@ -272,9 +313,13 @@ def _read(path: Path) -> str:
         raise UsageError(f"{path} is no text in UTF-8") from error
 
 
-def _write(path: Path, text: str) -> None:
-    if path.is_file() and path.read_bytes() == text.encode():
-        return  # a disk that is full by now ends no restart
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replace_atomically(path) as draft:
-        draft.write_text(text, encoding="utf-8")
+def _keep(directory: Path, files: Mapping[str, str]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        if not _holds(directory / name, text):  # a disk that is full by now ends no restart
+            with replace_atomically(directory / name) as draft:
+                draft.write_text(text, encoding="utf-8")
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()

@@ -179,11 +179,21 @@ def _writing(flags: CheckpointFlags) -> Iterator[None]:
         ) from error
 
 
-def keep_tokenizer(flags: CheckpointFlags, tokenizer: Tokenizer) -> None:
-    """Beside the checkpoints, for whoever reads them."""
-    if flags.folder is not None:
-        with _writing(flags):
-            tokenizer.save(flags.folder)
+def keep_tokenizer(flags: CheckpointFlags, tokenizer: Tokenizer, finished: int) -> list[str]:
+    """Beside the checkpoints, for whoever reads them; returns what is to be said. finished: steps.
+
+    UsageError where another one is there of a run that goes on, as beside checkpoints that do not say theirs.
+    """
+    if flags.folder is None:
+        return []
+    with _writing(flags):
+        other = tokenizers.another(flags.folder, tokenizer)
+        if other and finished:
+            raise UsageError(
+                f"--save {flags.save} has another tokenizer than this run: give that one, or another --save"
+            )
+        tokenizer.save(flags.folder)
+    return [f"another tokenizer was kept in {flags.save}, and is replaced"] if other else []
 
 
 # --- its state -----------------------------------------------------------------------------------
@@ -235,7 +245,9 @@ def state_of(
     train: Dataset | None,
 ) -> states.State:
     """All that is saved of the run, before its first step."""
-    identity = states.identity(config, plan, seed=settings.model.seed, data=_digest(train))
+    identity = states.identity(
+        config, plan, seed=settings.model.seed, tokenizer=current().tokenizer.digest, data=_digest(train)
+    )  # fmt: skip
     return {
         "identity": identity,
         "conditions": states.conditions(settings.parallel(), plan, laid),

@@ -29,10 +29,15 @@ MEGATRONS = "latest_checkpointed_iteration.txt"
 """Which a folder of its checkpoints has."""
 
 
-def identity(config: GPTConfig, plan: Plan, *, seed: int, data: str) -> dict[str, Any]:
-    """What a run is: with another one of these, it would be another run. data: a digest of the order."""
+def identity(
+    config: GPTConfig, plan: Plan, *, seed: int, tokenizer: str, data: str
+) -> dict[str, Any]:
+    """What a run is: with another one of these, it would be another run. tokenizer: its digest; data: a digest of the
+    order."""
     stages = [list(stage) for stage in plan.sizes.stages]
-    return {**identity_of(config), "seed": seed, "batch_sizes": stages, "data": data}
+    return {
+        **identity_of(config), "seed": seed, "batch_sizes": stages, "tokenizer": tokenizer, "data": data,
+    }  # fmt: skip
 
 
 def conditions(layout: Layout, plan: Plan, laid: Laid) -> dict[str, Any]:
@@ -274,6 +279,13 @@ def _check(found: State, state: State, step: int, where: str, *, conditions: boo
         theirs = found["identity"].get(name)
         if name == "data" and not mine:
             continue  # with --skip-train there may be nothing to train on
+        if name == "tokenizer" and theirs is None:
+            continue  # of before it was written down
+        if theirs != mine and name == "tokenizer":
+            raise UsageError(
+                f"step {step} in {where} was trained with another tokenizer: give that one, or --load {where} "
+                "--finetune and another --save"
+            )
         if theirs != mine and name == "data":
             raise UsageError(
                 f"step {step} in {where} was trained on other samples, in another order, or with another loss mask "

@@ -1,5 +1,6 @@
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from elastic.proto.errors import UsageError
 from elastic.trainer.arguments.data import TokenizerFlags
 from elastic.trainer.data import tokenizers
-from elastic.trainer.data.tokenizers import NullTokenizer, Tokenizer, build, load
+from elastic.trainer.data.tokenizers import NullTokenizer, TextTokenizer, Tokenizer, build, load
 
 GOLDEN = Path(__file__).parent / "golden" / "gpt2"
 VOCAB, MERGES = GOLDEN / "vocab.json", GOLDEN / "merges.txt"
@@ -50,6 +51,28 @@ def test_any_text_comes_back_from_a_tokenizer_kept_beside_checkpoints(
     assert kept.decode(GPT2.encode([text])[0]) == text
     assert kept.encode([text]) == GPT2.encode([text])
     assert (kept.vocab_size, kept.eod) == (GPT2.vocab_size, GPT2.eod)
+
+
+def test_a_digest_is_of_words_merges_and_end_and_not_of_files(tmp_path: Path) -> None:
+    GPT2.save(tmp_path)
+    assert load(tmp_path).digest == GPT2.digest
+    lines = MERGES.read_text().splitlines()
+    (tmp_path / "merges.txt").write_text("\n".join([*lines[:-2], lines[-1], lines[-2]]))
+    swapped = gpt2(merges=tmp_path / "merges.txt")
+    assert isinstance(GPT2, TextTokenizer)
+    others = [
+        GPT2,
+        swapped,
+        replace(GPT2, end=None),
+        NullTokenizer(words=300),
+        NullTokenizer(words=350),
+    ]
+    assert len({one.digest for one in others}) == len(others)
+    for one in others:
+        assert tokenizers.another(tmp_path, one) == (one is not GPT2)
+    assert not tokenizers.another(tmp_path / "none", GPT2)
+    (tmp_path / tokenizers.MODEL_NAME).write_text("half")
+    assert not tokenizers.another(tmp_path, GPT2)
 
 
 def test_half_a_character_is_told_in_one_line() -> None:

@@ -1,10 +1,13 @@
 """What a script's own functions give a run."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastic.proto.errors import UsageError
+from elastic.trainer.arguments.checkpointing import CheckpointFlags
+from elastic.trainer.data.tokenizers import NullTokenizer, load
 from elastic.trainer.run import begin
 from elastic.trainer.run.plan import Plan
 from tests.trainer.arguments.test_effects import run
@@ -21,6 +24,19 @@ DATA = [{"tokens": n} for n in range(2 * PLAN.samples)]
 def test_a_list_of_items_is_one_set_and_a_list_of_lists_several(valid: Any, sets: Any) -> None:
     found = begin.checked((DATA, valid, None), SETTINGS, PLAN)
     assert [*found.validation] == sets
+
+
+def test_no_tokenizer_replaces_another_without_a_word(tmp_path: Path) -> None:
+    flags = CheckpointFlags(save=str(tmp_path))
+    one, other = NullTokenizer(words=300), NullTokenizer(words=350)
+    for tokenizer, finished, said in (
+        (one, 0, []), (one, 3, []), (other, 0, [f"another tokenizer was kept in {tmp_path}, and is replaced"]),
+    ):  # fmt: skip
+        assert begin.keep_tokenizer(flags, tokenizer, finished) == said
+        assert load(tmp_path) == tokenizer
+    with pytest.raises(UsageError, match="has another tokenizer than this run: give that one"):
+        begin.keep_tokenizer(flags, one, 3)
+    assert load(tmp_path) == other
 
 
 def test_data_that_are_too_few_are_found_before_the_first_step() -> None:

@@ -11,6 +11,7 @@ from elastic.checkpoint import Checkpointer
 from elastic.data import Skips
 from elastic.proto.errors import CheckpointError, UsageError
 from elastic.trainer.arguments.checkpointing import CheckpointFlags
+from elastic.trainer.checkpoints import identity_of
 from elastic.trainer.model.recompute import Recompute
 from elastic.trainer.parallel.layout import Layout
 from elastic.trainer.run import state as states
@@ -19,6 +20,7 @@ from elastic.trainer.schedules import BatchSizes
 from elastic.trainer.watch import guard
 from tests.elastic.checkpoint.steps import flip
 from tests.trainer import forks
+from tests.trainer.model.shapes import GPT2
 from tests.trainer.run.agreeing import SIZES
 from tests.trainer.run.reported import HEARD
 
@@ -170,6 +172,28 @@ def test_a_checkpoint_that_says_no_recipe_is_gone_on_from(tmp_path: Path) -> Non
         checkpoint.wait()
         flags = CheckpointFlags(save=str(tmp_path))
         assert states.resume(checkpoint, now, flags, exact=True) == (3, [])
+
+
+@pytest.mark.parametrize("how", [{}, {"finetune": True}])
+def test_another_tokenizer_is_another_run(tmp_path: Path, how: dict[str, Any]) -> None:
+    model = {**identity_of(GPT2), "data": ""}
+    before, now, old = state(""), state(""), state("")
+    before["identity"] = model | {"tokenizer": "a"}
+    now["identity"], old["identity"] = model | {"tokenizer": "b"}, model
+    flags = CheckpointFlags(load=str(tmp_path / "new"), save=str(tmp_path / "mine"), **how)
+    for folder, held in (("old", old), ("new", before)):
+        with Checkpointer(tmp_path / folder) as checkpoint:
+            checkpoint.save(3, held, persist=True)
+            checkpoint.wait()
+    if how:
+        assert states.begin(now, flags)[0] == 0
+    else:
+        with pytest.raises(
+            UsageError, match=r"step 3 in .* was trained with another tokenizer: give"
+        ):
+            states.begin(now, flags)
+        other = CheckpointFlags(load=str(tmp_path / "old"), save=str(tmp_path / "mine"))
+        assert states.begin(now, other)[0] == 3, "which does not say of its own"
 
 
 @pytest.mark.parametrize(
