@@ -139,6 +139,10 @@ SAID = {
         f"{SAVED} --lr 2e-2 --clip-grad 0.5",
         "resumed with another recipe: lr 0.01 -> 0.02, clip-grad 1.0 -> 0.5",
     ),
+    "a script's data, to be trained on": ("--own-data asked --save {base}/own", "starting from step 0"),
+    "a script's data, to be trained on for longer": (
+        "--own-data asked --save {base}/own --train-iters 4", "resumed from step 3",
+    ),
     "nothing to load": (
         "--load {base}/nothing", "nothing holds no checkpoint: the run begins from first weights",
     ),

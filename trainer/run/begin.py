@@ -103,9 +103,15 @@ def checked(found: Any, settings: Settings, plan: Plan) -> Data:
     return Data(train=train, validation=sets, test=test)
 
 
-def _digest(data: Dataset | None) -> str:
-    """What is the same where samples and their order are."""
-    return "" if data is None else str(getattr(data, "digest", len(data)))
+def digest(data: Dataset | None) -> str:
+    """What is the same where samples and their order are, as far as a script's dataset says so. Nothing of its length,
+    which may be what the run asks for, and runs are made longer."""
+    return "" if data is None else str(getattr(data, "digest", type(data).__qualname__))
+
+
+def _told(data: Dataset | None) -> list[Any]:
+    """What all ranks are to have alike."""
+    return [] if data is None else [digest(data), len(data)]
 
 
 # --- its model -----------------------------------------------------------------------------------
@@ -246,7 +252,7 @@ def state_of(
 ) -> states.State:
     """All that is saved of the run, before its first step."""
     identity = states.identity(
-        config, plan, seed=settings.model.seed, tokenizer=current().tokenizer.digest, data=_digest(train)
+        config, plan, seed=settings.model.seed, tokenizer=current().tokenizer.digest, data=digest(train)
     )  # fmt: skip
     return {
         "identity": identity,
@@ -268,8 +274,8 @@ def agree(
     alike = settings.parallel().exact or watching.check_weight_hash_across_dp_replicas_interval
     conditions = {name: one if alike else None for name, one in state["conditions"].items()}
     others = {
-        "validation data": [_digest(one) for one in data.validation],
-        "test data": _digest(data.test), "number of probes": probes,
+        "training data": _told(data.train), "validation data": [_told(one) for one in data.validation],
+        "test data": _told(data.test), "number of probes": probes,
     }  # fmt: skip
     states.agree({**state["identity"], **conditions, **others, **settings.common()}, device)
 

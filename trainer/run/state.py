@@ -281,6 +281,8 @@ def _check(found: State, state: State, step: int, where: str, *, conditions: boo
             continue  # with --skip-train there may be nothing to train on
         if name == "tokenizer" and theirs is None:
             continue  # of before it was written down
+        if name == "data" and str(theirs).isdecimal():
+            continue  # a script's, of which there was its length
         if theirs != mine and name == "tokenizer":
             raise UsageError(
                 f"step {step} in {where} was trained with another tokenizer: give that one, or --load {where} "

@@ -54,7 +54,7 @@ def own_data(numbers: Any) -> Any:
     found = {
         None: (train, valid, test), "none": (None, valid, test), "two": (train, valid),
         "few": (Own(train, 9), valid, test), "unmasked": (Own(train, 12), valid, test),
-        "novalidation": (train, Own(train, 0), test),
+        "novalidation": (train, Own(train, 0), test), "asked": (Own(train, numbers[0]), valid, test),
     }  # fmt: skip
     return found[get_args().own_data]
 

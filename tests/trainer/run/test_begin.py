@@ -17,6 +17,19 @@ PLAN = Plan(sizes=SETTINGS.schedules.batch_sizes(), steps=1, leaf_size=1)
 DATA = [{"tokens": n} for n in range(2 * PLAN.samples)]
 
 
+class Script:
+    """A dataset that says nothing of itself."""
+
+    def __init__(self, size: int, item: Any = None) -> None:
+        self.size, self.item = size, item
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, number: int) -> Any:
+        return self.item
+
+
 @pytest.mark.parametrize(
     ("valid", "sets"),
     [(None, []), (DATA, [DATA]), ([DATA, DATA], [DATA, DATA]), ([], [])],
@@ -37,6 +50,15 @@ def test_no_tokenizer_replaces_another_without_a_word(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has another tokenizer than this run: give that one"):
         begin.keep_tokenizer(flags, one, 3)
     assert load(tmp_path) == other
+
+
+def test_what_a_dataset_is_does_not_follow_from_its_length() -> None:
+    class Said(Script):
+        digest = "mine"
+
+    other: Any = DATA
+    assert begin.digest(Script(12)) == begin.digest(Script(3)) != begin.digest(other)
+    assert (begin.digest(Said(12)), begin.digest(None)) == ("mine", "")
 
 
 def test_data_that_are_too_few_are_found_before_the_first_step() -> None:

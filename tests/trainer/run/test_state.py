@@ -174,26 +174,35 @@ def test_a_checkpoint_that_says_no_recipe_is_gone_on_from(tmp_path: Path) -> Non
         assert states.resume(checkpoint, now, flags, exact=True) == (3, [])
 
 
-@pytest.mark.parametrize("how", [{}, {"finetune": True}])
-def test_another_tokenizer_is_another_run(tmp_path: Path, how: dict[str, Any]) -> None:
-    model = {**identity_of(GPT2), "data": ""}
-    before, now, old = state(""), state(""), state("")
-    before["identity"] = model | {"tokenizer": "a"}
-    now["identity"], old["identity"] = model | {"tokenizer": "b"}, model
-    flags = CheckpointFlags(load=str(tmp_path / "new"), save=str(tmp_path / "mine"), **how)
-    for folder, held in (("old", old), ("new", before)):
-        with Checkpointer(tmp_path / folder) as checkpoint:
-            checkpoint.save(3, held, persist=True)
+def test_data_that_were_known_by_their_length_may_be_any(tmp_path: Path) -> None:
+    held, now = state(""), state("")
+    held["identity"], now["identity"] = {"data": "12"}, {"data": "Script"}
+    flags = CheckpointFlags(save=str(tmp_path))
+    with Checkpointer(tmp_path) as checkpoint:
+        checkpoint.save(3, held, persist=True)
+        checkpoint.wait()
+        assert states.resume(checkpoint, now, flags, exact=True) == (3, [])
+        held["identity"] = {"data": "Others"}
+        checkpoint.save(4, held, persist=True)
+        checkpoint.wait()
+        with pytest.raises(UsageError, match="was trained on other samples"):
+            states.resume(checkpoint, now, flags, exact=True)
+
+
+def test_another_tokenizer_is_another_run(tmp_path: Path) -> None:
+    model, held = {**identity_of(GPT2), "data": ""}, state("")
+    with Checkpointer(tmp_path) as checkpoint:
+        for step, said in ((3, {}), (4, {"tokenizer": "a"})):
+            held["identity"] = model | said
+            checkpoint.save(step, held, persist=True)
             checkpoint.wait()
-    if how:
-        assert states.begin(now, flags)[0] == 0
-    else:
-        with pytest.raises(
-            UsageError, match=r"step 3 in .* was trained with another tokenizer: give"
-        ):
-            states.begin(now, flags)
-        other = CheckpointFlags(load=str(tmp_path / "old"), save=str(tmp_path / "mine"))
-        assert states.begin(now, other)[0] == 3, "which does not say of its own"
+    now = state("") | {"identity": model | {"tokenizer": "b"}}
+    with pytest.raises(UsageError, match=r"step 4 in .* was trained with another tokenizer: give"):
+        states.begin(now, CheckpointFlags(load=str(tmp_path)))
+    tuned = CheckpointFlags(load=str(tmp_path), save=str(tmp_path / "mine"), finetune=True)
+    assert states.begin(now, tuned)[0] == 0
+    old = CheckpointFlags(load=str(tmp_path), ckpt_step=3)
+    assert states.begin(now, old)[0] == 3, "which does not say of its own"
 
 
 @pytest.mark.parametrize(
