@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -92,15 +93,54 @@ def checked(found: Any, settings: Settings, plan: Plan) -> Data:
             raise UsageError(
                 "there is nothing to train on: give --data-path or --train-data-path, or --skip-train"
             )
+        _check_length("train", train)
         if len(train) < plan.samples:
             raise UsageError(
                 f"the run trains on {plan.samples} samples, and the data have {len(train)}: make it shorter, "
                 "or have the script's dataset repeat its own"
             )
+        _check_sample("train", train[0])
     for name, one in (*(("validation", one) for one in sets), ("test", test)):
-        if one is not None and not len(one):
+        if one is None:
+            continue
+        _check_length(name, one)
+        if not len(one):
             raise UsageError(f"there are {name} data without any sample: leave them out")
+        sample = one[0]
+        _check_sample(name, sample)
+        if "loss_mask" not in sample:
+            raise UsageError(
+                f"samples of the {name} data have no loss_mask, by which an evaluation leaves out those that only fill "
+                "up: give them one, of ones where all tokens count, or return None for these data"
+            )
     return Data(train=train, validation=sets, test=test)
+
+
+def _check_length(name: str, data: Any) -> None:
+    try:
+        len(data)
+    except TypeError:
+        raise UsageError(
+            f"the {name} data, of type {type(data).__name__}, have no length: give a dataset whose samples have "
+            "numbers, by __len__ and __getitem__"
+        ) from None
+
+
+def _check_sample(name: str, sample: Any) -> None:
+    """As `Loader` reads it."""
+    if not isinstance(sample, Mapping):
+        raise UsageError(
+            f"a sample of the {name} data is of type {type(sample).__name__}: give a dict of arrays, such as tokens, "
+            "labels and loss_mask"
+        )
+    for key, value in sample.items():
+        try:
+            torch.from_numpy(np.stack([np.asarray(value)]))
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"{key!r} in a sample of the {name} data, of type {type(value).__name__}, is no array of numbers: leave "
+                "it out, or make it one"
+            ) from None
 
 
 def digest(data: Dataset | None) -> str:

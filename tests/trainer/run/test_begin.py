@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch.utils.data import IterableDataset
 
 from elastic.proto.errors import UsageError
 from elastic.trainer.arguments.checkpointing import CheckpointFlags
@@ -14,7 +17,7 @@ from tests.trainer.arguments.test_effects import run
 
 SETTINGS = run("--eval-iters 2")
 PLAN = Plan(sizes=SETTINGS.schedules.batch_sizes(), steps=1, leaf_size=1)
-DATA = [{"tokens": n} for n in range(2 * PLAN.samples)]
+DATA = [{"tokens": n, "loss_mask": 1.0} for n in range(2 * PLAN.samples)]
 
 
 class Script:
@@ -59,6 +62,37 @@ def test_what_a_dataset_is_does_not_follow_from_its_length() -> None:
     other: Any = DATA
     assert begin.digest(Script(12)) == begin.digest(Script(3)) != begin.digest(other)
     assert (begin.digest(Said(12)), begin.digest(None)) == ("mine", "")
+
+
+class Stream(IterableDataset[Any]):
+    """Without a length."""
+
+    def __iter__(self) -> Any:
+        return iter(DATA)
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "said"),
+    [
+        (Stream(), None, "^the train data, of type Stream, have no length: give a dataset whose"),
+        (DATA, Stream(), "^the validation data, of type Stream, have no length"),
+        (Script(12, torch.ones(2)), None, "^a sample of the train data is of type Tensor: give a dict of"),
+        (Script(12, {"tokens": "a"}), None, "^'tokens' in a sample of the train data, of type str, is no"),
+        (Script(12, {"tokens": None}), None, "^'tokens' in a sample of the train data, of type NoneType"),
+        (DATA, Script(12, (1, 2)), "^a sample of the validation data is of type tuple: give a dict"),
+        (DATA, Script(12, {"text": torch.ones(2)}), "^samples of the validation data have no loss_mask"),
+    ],
+)  # fmt: skip
+def test_samples_that_no_step_can_take_are_found_before_the_first_one(
+    train: Any, valid: Any, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        begin.checked((train, valid, None), SETTINGS, PLAN)
+
+
+def test_what_is_only_trained_on_needs_no_mask() -> None:
+    for text in (np.ones(2), torch.ones(2), 3):
+        assert begin.checked((Script(12, {"text": text}), DATA, None), SETTINGS, PLAN)
 
 
 def test_data_that_are_too_few_are_found_before_the_first_step() -> None:
