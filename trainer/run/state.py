@@ -53,6 +53,7 @@ def conditions(layout: Layout, plan: Plan, laid: Laid) -> dict[str, Any]:
         "pipeline parallel": layout.pp,
         "micro-batch size": plan.leaf_size,
         "computes in": str(layout.compute).removeprefix("torch."),
+        "fp32 multiplied in": _multiplied(device) if layout.compute is torch.float32 else "",
         "compiled": layout.compile,
         # Kernels are cut elsewhere, and may round elsewhere.
         "recomputed within compiled blocks": layout.compile
@@ -63,6 +64,12 @@ def conditions(layout: Layout, plan: Plan, laid: Laid) -> dict[str, Any]:
         "threads": 0 if on_gpu else torch.get_num_threads(),  # one, but for scripts that set them
         "torch": str(torch.__version__),
     }
+
+
+def _multiplied(device: torch.device) -> str:
+    """What fp32 matrices are rounded to on the way: by torch's setting, which images set by a variable, too."""
+    backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    return str(backend.matmul.fp32_precision).replace("none", "ieee")  # where nobody has said
 
 
 def agree(told: Mapping[str, Any], device: torch.device) -> None:
@@ -123,10 +130,12 @@ def resume(
 
 
 def _others(found: State, state: State) -> list[str]:
-    """What a run that goes on has otherwise than what it goes on from."""
+    """What a run that goes on has otherwise than what it goes on from, as far as that says it."""
+    known = found["conditions"]
+    conditions = {name: one for name, one in state["conditions"].items() if name in known}
     said = {
         "resumed with another recipe": recipe.changed(found["recipe"], state["recipe"]),
-        "resumed under other conditions": recipe.changed(found["conditions"], state["conditions"]),
+        "resumed under other conditions": recipe.changed(found["conditions"], conditions),
     }
     return [f"{what}: {which}" for what, which in said.items() if which]
 
@@ -303,7 +312,7 @@ def _check(found: State, state: State, step: int, where: str, *, conditions: boo
                 f"step {step} in {where} has {shown}: give the same value, or another --save"
             )
     for name, mine in (state["conditions"] if conditions else {}).items():
-        theirs = found["conditions"].get(name)
+        theirs = found["conditions"].get(name, mine)  # one that was not written down then
         if theirs != mine:
             raise UsageError(
                 f"step {step} in {where} was made with {name} {theirs}, not {mine}, so the run would not "

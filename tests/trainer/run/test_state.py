@@ -229,6 +229,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "recomputed within compiled blocks": {
         "compile": True, "recompute": Recompute(granularity="selective")
     },
+    "fp32 multiplied in": {"compute": torch.float32},
     "compiled": {"compile": True}, "micro-batch size": {"leaf_size": 4},
     "attention kernel": {"attention": "math"}, "optimizer on": {"device": "cuda"},
     "norms reduced every leaf": {"tp": 2, "sequence": True, "zero": 2},
@@ -266,6 +267,32 @@ def test_on_a_gpu_it_matters_whether_the_optimizer_steps_there() -> None:
     assert there["optimizer on"] == "cuda" != here["optimizer on"] == conditions()["device"]
     assert there["device"] == here["device"] == "H100"
     assert here["optimizer on"] == f"cpu {torch.backends.cpu.get_cpu_capability()}"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_fp32_that_is_multiplied_in_less_is_another_condition(device: str) -> None:
+    """As `TORCH_ALLOW_TF32_CUBLAS_OVERRIDE` has it; bf16 is multiplied in bf16 all the same."""
+    bf16: dict[str, Any] = {"device": device}
+    fp32 = bf16 | {"compute": torch.float32}
+    before, same = conditions(**fp32), conditions(**bf16)
+    torch.set_float32_matmul_precision("high")
+    try:
+        found, others = conditions(**fp32), conditions(**bf16)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert (before["fp32 multiplied in"], found["fp32 multiplied in"]) == ("ieee", "tf32")
+    assert others == same
+
+
+def test_a_condition_that_a_checkpoint_does_not_say_is_none_of_it(tmp_path: Path) -> None:
+    before, now = state(""), state("")
+    before["conditions"], now["conditions"] = conditions(), conditions()
+    now["conditions"]["of later"] = 1
+    with Checkpointer(tmp_path) as checkpoint:
+        checkpoint.save(3, before, persist=True)
+        checkpoint.wait()
+        flags = CheckpointFlags(save=str(tmp_path))
+        assert states.resume(checkpoint, now, flags, exact=True) == (3, [])
 
 
 @pytest.mark.parametrize("name", conditions())
