@@ -207,7 +207,7 @@ def _go(run: Run, start: int) -> None:
     loop = Loop(run)
     with reading(run.train):
         finished = start if only_look else loop.train(start)
-    done = finished == run.plan.steps or only_look
+    done = finished >= run.plan.steps or only_look  # more, where it was made shorter
     if done and (args.do_valid or args.do_test):
         with run.clock.paused():
             loop.evaluate(finished, final=True)

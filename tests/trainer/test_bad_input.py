@@ -129,7 +129,7 @@ REFUSED = {
 SAID = {
     "finished": (SAVED, "nothing to train: 3 of 3 iterations are finished"),
     "more than finished": (
-        f"{SAVED} --train-iters 2", "nothing to train: 3 of 2 iterations are finished",
+        f"{SAVED} --train-iters 2 --eval-iters 1", "nothing to train: 3 of 2 iterations are finished",
     ),
     "fast": ("--save {base}/fast --reduction fast", "starting from step 0"),
     "fast from now on": (
@@ -219,6 +219,12 @@ def test_more_memory_than_there_is_is_one_line(told: dict[str, Any]) -> None:
         assert last.endswith(end)
         assert "or start more ranks and raise --tensor-model-parallel-size" in last
         assert "Traceback" not in found["text"]
+
+
+def test_a_run_that_was_made_shorter_is_evaluated(told: dict[str, Any]) -> None:
+    for name in ("validation", "test"):
+        said = f"validation loss at iteration 3 on {name} set | lm loss"
+        assert said in told["more than finished"]["text"]
 
 
 def test_weights_that_diverged_are_no_checkpoint(base: Path, told: dict[str, Any]) -> None:
