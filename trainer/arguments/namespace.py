@@ -78,6 +78,7 @@ def _derived(settings: Settings, world_size: int) -> dict[str, Any]:
         "use_distributed_optimizer": layout.zero > 0,
         "params_dtype": layout.compute,
         "global_batch_size": settings.schedules.batch_sizes().largest,
+        "train_iters": settings.schedules.steps(),
         "encoder_seq_length": seq_length,
         "decoder_seq_length": None,
         "max_position_embeddings": config.positions,

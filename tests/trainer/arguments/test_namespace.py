@@ -29,6 +29,15 @@ def test_names_and_what_is_filled_in_are_megatrons() -> None:
     args.iteration = 7  # as mutable as Megatron's
 
 
+def test_a_run_counted_in_samples_has_its_iterations_too() -> None:
+    """As Megatron fills them in, those of a ramp with smaller batches."""
+    samples = f"{BASE} {DATA}".replace("--train-iters 100", "--train-samples 19")
+    for flags, iterations in (("", 2), (" --rampup-batch-size 4 4 8", 3)):
+        settings = parse((samples + flags).split())
+        args = namespace(settings, world_size=1, rank=0)
+        assert (args.train_samples, args.train_iters) == (19, iterations)
+
+
 def test_a_teams_own_arguments_are_in_it() -> None:
     def provider(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         group = parser.add_argument_group(title="ours")
