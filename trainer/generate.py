@@ -26,11 +26,10 @@ def generate(context: Context, argv: Sequence[str]) -> int:
     args = _arguments(argv)
     prompts = _prompts(args)
 
-    import torch
-
     from elastic.trainer.checkpoints import load_model
     from elastic.trainer.data import tokenizers
     from elastic.trainer.sampling import Sampling, encoded
+    from elastic.trainer.watch import memory
 
     sampling = Sampling(
         temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed
@@ -51,7 +50,9 @@ def generate(context: Context, argv: Sequence[str]) -> int:
         model = load_model(weights, device, dtype)
         texts = list(zip(prompts, ids, strict=True))
         _write(context.out, args, model, tokenizer, texts, sampling, ends)
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not memory.ran_out(error):
+            raise
         raise UsageError(
             f"the model does not fit on {device} in {dtype}: give another --device or --dtype, or fewer texts"
         ) from error

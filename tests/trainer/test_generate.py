@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -201,6 +202,21 @@ def test_what_is_missing_is_one_line(path: Path) -> None:
     learn([str(n) for n in range(2000)], 400).save(path)
     with pytest.raises(UsageError, match="another model's"):
         told("--load", path, *prompt)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda *_: torch.empty(2**50), UsageError, "does not fit on cpu in torch.float32: give another"),
+        (lambda *_: torch.ones(2).view(3), RuntimeError, "is invalid for input of size 2"),
+    ],
+)  # fmt: skip
+def test_a_model_that_does_not_fit_is_one_line(
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: Any, error: type[Exception], said: str
+) -> None:
+    monkeypatch.setattr("elastic.trainer.checkpoints.load_model", call)
+    with pytest.raises(error, match=said):
+        told("--load", path, "--prompt", "x", "--device", "cpu")
 
 
 @pytest.mark.parametrize(
