@@ -166,7 +166,7 @@ class Stepper:
         return self._names, rows / self._laid.grid.tp
 
     def _told_to_all(self, text: str) -> list[str]:
-        """Each rank's."""
+        """Each rank's that gives one."""
         mine = torch.tensor(list(text.encode()), dtype=torch.uint8)
         size = torch.tensor(len(mine), device=self._laid.device)
         dist.all_reduce(size, dist.ReduceOp.MAX)
@@ -175,4 +175,5 @@ class Stepper:
         )
         texts[dist.get_rank(), : len(mine)] = mine.to(texts.device)
         dist.all_reduce(texts)
-        return [bytes(one).rstrip(b"\0").decode() for one in texts.tolist()]
+        given = (bytes(one).rstrip(b"\0").decode() for one in texts.tolist())
+        return [one for one in given if one]
