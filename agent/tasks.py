@@ -66,6 +66,12 @@ def switches(pid: int) -> int:
     )
 
 
+def io_bytes(pid: int) -> int:
+    """That all its threads have read and written, but for what they sent and received; 0 where we may not know."""
+    lines = (line.partition(": ") for line in _read(f"/proc/{pid}/io").splitlines())
+    return sum(int(count) for name, _, count in lines if name in ("rchar", "wchar"))
+
+
 def run_delay(pid: int) -> float | None:
     """Seconds that its main thread could have run in, had it had a processor; None where the kernel does not tell."""
     fields = _read(f"/proc/{pid}/task/{pid}/schedstat").split()

@@ -37,6 +37,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.table import heading
 from tests.e2e.harness import ROOT, Job, processes
 from tests.e2e.harness.stuck import stuck_folder
 from tests.master.thousands import Thousands
@@ -139,7 +140,8 @@ def seen(job: Job, hangs: Sequence[str]) -> Iterator[tuple[bool, float, float]]:
         )
         said = next((e for e in events if f"round {number + 1}:" in e), "")
         quiet = re.search(r"no step for ([\d.]+) s", said)
-        right = re.search(rf"rank {told.rank} on node\d", said) is not None
+        named = rf"rank {told.rank} on node\d (is|does|waits|raised) "
+        right = re.search(named, said) is not None
         if not right:
             print(f"round {number}, {hang}: {said}")
         after = job.told("step", round=number + 1)[0].at - told.at
@@ -348,6 +350,7 @@ def main() -> int:
     if args.ranks and args.device == "cpu":
         parser.error("--ranks is for GPUs; on CPUs there are 8")
     at = place(args.device, args.ranks)
+    print(heading(), flush=True)
     for part in parts:
         with tempfile.TemporaryDirectory(prefix="elastic-hangs-") as folder:
             if part == "named":

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.table import heading
 from tests.e2e.harness import ROOT, Job, network
 from tests.e2e.harness.throttle import throttled
 
@@ -338,6 +339,7 @@ def main() -> int:
     parser.add_argument("--interval", type=float, default=2.0, help="seconds (%(default)g)")
     parser.add_argument("--intervals", type=int, default=20, help="of a clean run")
     args = parser.parse_args()
+    print(heading(), flush=True)
     if args.device == "cuda":
         return on_gpus(args)
     work = CpuWork(

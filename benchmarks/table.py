@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -95,6 +96,18 @@ def render(rows: Sequence[Row]) -> str:
 
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([line(cells[0]), rule, *map(line, cells[1:])]) + "\n"
+
+
+def heading() -> str:
+    """What runs, of which commit, where and when: the first line of a raw file."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    name = Path(sys.argv[0]).stem
+    load, when = os.getloadavg()[0], time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    command = " ".join(["python -m", f"benchmarks.{name}", *sys.argv[1:]])
+    return (
+        f"$ {command}   ({commit or 'no commit'}, {os.cpu_count()} cores, load {load:.1f}, {when})"
+    )
 
 
 def save(rows: Sequence[Row], path: Path) -> None:

@@ -19,6 +19,8 @@ RARE = re.compile(
 """Beginnings of functions' names of a script that does something besides training."""
 MODULE = "/torch/nn/modules/module.py"
 """Calls a model and each of its layers."""
+MUCH = 1 << 20
+"""Bytes: fewer are read and written by whoever looks, too."""
 SILENT = frozenset({Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER})
 """May wait for others in a library's code, of which no stack tells, asleep."""
 LIBRARY = frozenset({Activity.BACKWARD, Activity.OPTIMIZER})
@@ -82,6 +84,8 @@ class Seen:
     ticks: int = 0
     cpu: float = 0.0
     """Seconds of it that its main thread used."""
+    io: int = 0
+    """Bytes that its process has read and written."""
     run_delay: float | None = None
     """Seconds that its main thread waited for it, in all its life; None: not known."""
     taken: float = 0.0
@@ -178,9 +182,11 @@ def held(looks: tuple[Seen, ...]) -> bool:
 
 
 def has_worked(looks: tuple[Seen, ...]) -> bool:
-    """Its main thread used the processor between the first look and the last."""
+    """Its main thread used the processor between the first look and the last, or one of its threads moved bytes, as where
+    it waits for those that write a checkpoint."""
     first, last = looks[0], looks[-1]
-    return worked(first.cpu, last.cpu, seconds=last.at - first.at)
+    moved_bytes = last.io - first.io > MUCH
+    return moved_bytes or worked(first.cpu, last.cpu, seconds=last.at - first.at)
 
 
 def in_python(looks: tuple[Seen, ...]) -> bool:

@@ -158,6 +158,8 @@ class Look:
     """Of all its threads, in user and in kernel mode."""
     main_cpu_seconds: float = 0.0
     """Of its main thread."""
+    io_bytes: int = 0
+    """That its threads have read and written, of files and pipes."""
     main_run_delay: float | None = None
     """Seconds that its main thread waited for a processor, in all its life; None: not known."""
     threads: tuple[Thread, ...] = ()

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from elastic.agent.evidence import dump, proc, spy
 from elastic.agent.evidence.dump import Target
-from elastic.agent.tasks import GONE, run_delay, stat, switches
+from elastic.agent.tasks import GONE, io_bytes, run_delay, stat, switches
 from elastic.proto import looks
 from elastic.proto.looks import ENDED, STOPPED, Child, Look, Thread
 
@@ -199,6 +199,7 @@ def _with_process(found: Look, process: proc.Process) -> Look:
         kernel_stack=process.kernel_stack,
         main_cpu_seconds=main.cpu_seconds,
         main_run_delay=run_delay(found.pid),
+        io_bytes=io_bytes(found.pid),
         children=process.children,
     )
 

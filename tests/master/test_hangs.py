@@ -309,6 +309,20 @@ def test_a_disk_that_does_not_answer_and_one_that_is_slow_to_save() -> None:
     assert ranks(*WAITING, seen(3, Activity.CHECKPOINT, state="D")) is None
 
 
+def test_who_writes_to_a_slow_disk_or_waits_for_threads_that_upload_works() -> None:
+    """For as long as bytes go on."""
+    for culprit in (
+        seen(3, Activity.CHECKPOINT, state="D", io=9 << 20),
+        seen(3, Activity.FILE, state="D", io=9 << 20),
+        seen(3, Activity.LOCK, asleep=True, io=9 << 20),
+    ):
+        before = {3: replace(culprit, io=7 << 20)}
+        assert ranks(*WAITING, culprit, before=before, quiet=FOREVER - 1) is None
+        assert ranks(*WAITING, culprit, before=before, quiet=FOREVER) == (3,)
+        barely = {3: replace(culprit, io=culprit.io - 1000)}
+        assert ranks(*WAITING, culprit, before=barely, quiet=LONG) == (3,)
+
+
 def test_a_model_that_computes_looks_alike_whether_it_goes_on_or_not() -> None:
     busy, before = seen(3, Activity.BACKWARD, cpu=2.0), {3: seen(3, Activity.BACKWARD, cpu=1.0)}
     assert ranks(*WAITING, busy, before=before, quiet=FOREVER - 1) is None

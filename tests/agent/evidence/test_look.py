@@ -349,3 +349,32 @@ async def main():
 sandbox.enter()
 asyncio.run(main())
 """
+
+
+def test_bytes_that_a_rank_writes_are_seen(tmp_path: Path) -> None:
+    """Also while its main thread waits for the one that writes them."""
+    writes = (
+        "import sys, threading\n"
+        "def write():\n"
+        "    with open(sys.argv[1], 'wb', buffering=0) as file:\n"
+        "        for line in sys.stdin:\n"
+        "            file.write(bytes(1 << 20))\n"
+        "            print('written', flush=True)\n"
+        "thread = threading.Thread(target=write)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+    )
+    command = [sys.executable, "-c", writes, str(tmp_path / "written")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as rank:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        moved = []
+        for _ in range(2):
+            print("more", file=rank.stdin, flush=True)
+            assert rank.stdout.readline() == "written\n"
+            (found,) = look({0: rank.pid})
+            moved.append(found.io_bytes)
+        rank.stdin.close()
+    assert 1 << 20 <= moved[1] - moved[0] < 2 << 20
