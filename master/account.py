@@ -24,6 +24,8 @@ from elastic.master.symptoms import ACTIONS
 
 LINES = 3
 """Of evidence, at most."""
+LONGEST = 1000
+"""Characters of what is told, for a verdict may name thousands of ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,17 +232,21 @@ def document(ending: Ending) -> dict[str, Any]:
         "seconds": round(ending.lasted, 3),
         "failed": ending.failed,
         "cause": ending.cause,
-        "reason": ending.reason,
+        "reason": _cut(ending.reason),
         "label": told.label if told else None,
         "node": told.node_id if told else None,
         "rank": told.rank if told else None,
         "frame": root.failure.frame if root else None,
         "confidence": told.confidence if told else None,
-        "evidence": list(evidence(told)) if told else [],
-        "done": _done(ending),
+        "evidence": [_cut(line) for line in evidence(told)] if told else [],
+        "done": _cut(_done(ending)),
         "next_round": ending.next or None,
         "action": ACTIONS[told.label] if told else None,
     }
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def evidence(told: Diagnosis) -> tuple[str, ...]:

@@ -134,12 +134,15 @@ class Patience:
         helped = 2 * sum(look.doing.helped for look in looks) > len(looks)
         loads = any(worker.state == "R" for look in looks for worker in look.doing.workers)
         works = has_worked(looks) or helped or loads
-        return max(FOREVER if works else self.long, known, self.again(seen))
+        again = self.again(seen)
+        if works:
+            return max(FOREVER, known, again)
+        return max(self.long, known, min(again, FOREVER))
 
     def of_device(self, seen: Seen) -> float:
         """Of a rank whose host waits for it, in whatever way."""
         slow = self.named(seen) or seen.doing.activity in PATIENT or not self.stepped
-        return self.long if slow else self.here(seen)
+        return max(self.long if slow else 0.0, self.here(seen))
 
     def here(self, seen: Seen) -> float:
         """Where it is in the code."""

@@ -9,7 +9,7 @@ Where nobody names a cause, it began where nothing was heard, or with who stands
 import re
 import signal
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -118,9 +118,11 @@ def _on_node(
     many = found.label == "nvlink_error" and len({r.observed.at for r in struck}) < len(struck)
     if struck and not many:
         return _verdict(found.label, node_id, struck[0], evidence, confidence)
-    missing = [] if struck else [r for n, r in _missing(readings, hosts) if n == node_id]
     verdict = _verdict(found.label, node_id, None, evidence, confidence)
-    return replace(verdict, rank=missing[0]) if missing and here else verdict
+    if struck or not here:
+        return verdict
+    missing = (rank for node, rank in _missing(readings, hosts) if node == node_id)
+    return replace(verdict, rank=next(missing, None))
 
 
 def _by_container(readings: Sequence[Reading], hosts: Mapping[NodeId, Host]) -> Diagnosis | None:
@@ -269,14 +271,13 @@ def _by_absence(readings: Sequence[Reading], hosts: Mapping[NodeId, Host]) -> Di
         return verdict
     waited = [r for r in readings if r.weight is Weight.WAITED]
     late = [r for r in readings if r.weight is Weight.TIMED_OUT]
-    missing = _missing(readings, hosts)
     if waited:
         top = waited[0]
         own = top if top.label != "network" else None
         node_id = own.observed.node_id if own else None
         return _verdict(top.label, node_id, own, _evidence(top.line, readings), LIKELY)
     if late:
-        return _of_late(late, readings, hosts, missing)
+        return _of_late(late, readings, hosts)
     silent = _silent(readings, hosts)
     evidence = _evidence(readings[0].line, readings)
     if silent and any(_IN_COLLECTIVE.search(r.line) for r in readings):
@@ -300,10 +301,7 @@ _IN_COLLECTIVE = re.compile(r"gloo|remote (?:process|peer|worker)|ncclRemoteErro
 
 
 def _of_late(
-    late: Sequence[Reading],
-    readings: Sequence[Reading],
-    hosts: Mapping[NodeId, Host],
-    missing: Sequence[tuple[NodeId, int]],
+    late: Sequence[Reading], readings: Sequence[Reading], hosts: Mapping[NodeId, Host]
 ) -> Diagnosis:
     """Some waited for a peer in vain: for which?"""
     evidence = _evidence(late[0].line, readings)
@@ -313,8 +311,8 @@ def _of_late(
             node_id = _node_of(rank, readings, hosts)
             verdict = _verdict("peer_hung", node_id, None, evidence, CERTAIN)
             return replace(verdict, rank=rank)
-    if missing:
-        node_id, rank = missing[0]
+    if missing := next(_missing(readings, hosts), None):
+        node_id, rank = missing
         evidence = (f"rank {rank} said nothing", *evidence)[:3]
         return replace(_verdict("peer_hung", node_id, None, evidence, LIKELY), rank=rank)
     done = {r: _sequence(r) for r in late}
@@ -345,13 +343,16 @@ def _silent(readings: Sequence[Reading], hosts: Mapping[NodeId, Host]) -> list[N
     return [node_id for node_id in hosts if node_id not in heard]
 
 
-def _missing(readings: Sequence[Reading], hosts: Mapping[NodeId, Host]) -> list[tuple[NodeId, int]]:
+def _missing(
+    readings: Sequence[Reading], hosts: Mapping[NodeId, Host]
+) -> Iterator[tuple[NodeId, int]]:
     """Ranks of the round that said nothing, as far as one can tell without knowing its size."""
     gaps = _gaps(readings)
     if not gaps and readings and (_silent(readings, hosts) or len(readings) == 1):
         gaps = [max(r.observed.failure.rank for r in readings) + 1]
-    placed = [(_node_of(rank, readings, hosts), rank) for rank in gaps]
-    return [(node_id, rank) for node_id, rank in placed if node_id is not None]
+    for rank in gaps:  # of thousands of ranks on thousands of nodes the first will do
+        if (node_id := _node_of(rank, readings, hosts)) is not None:
+            yield node_id, rank
 
 
 def _node_of(rank: int, readings: Sequence[Reading], hosts: Mapping[NodeId, Host]) -> NodeId | None:

@@ -4,11 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastic.master import account
 from elastic.master import events as ev
 from elastic.master.events import Event, NodeId
 from elastic.master.job import Job
-from elastic.master.policy import Policy
 from elastic.master.state import names, needed, nodes_of
 
 MOST_TEXT = 2000
@@ -28,14 +26,14 @@ class Notice:
     """JSON-able. Of a round that ended, as `elasticctl why -o json`."""
 
 
-def of(before: Job, event: Event, after: Job, now: float, policy: Policy) -> tuple[Notice, ...]:
-    """Of one step, an incident once, the job's end last. A master that starts again tells nothing: what it
+def of(before: Job, event: Event, after: Job, why: Mapping[str, Any] | None) -> tuple[Notice, ...]:
+    """Of one step, an incident once, the job's end last. why: `account.document` of the round that it ended, if it did. A master that starts again tells nothing: what it
     comes to know was told."""
     if before.result is not None or isinstance(event, ev.MasterStarted):
         return ()
     told = [*_doubt(before, event, after), *kept_out(before, after)]
     told += _slow(before, event, after)
-    told += _incident(before, event, after, now, policy)
+    told += _incident(before, event, after, why or {})
     if (result := after.result) is not None:
         detail = {"outcome": result.outcome, "exit_code": result.exit_code}
         told.append(Notice(kind=f"job_{result.outcome}", reason=result.reason, detail=detail))
@@ -78,16 +76,12 @@ def _slow(before: Job, event: Event, after: Job) -> Iterator[Notice]:
         )
 
 
-def _incident(
-    before: Job, event: Event, after: Job, now: float, policy: Policy
-) -> Iterator[Notice]:
+def _incident(before: Job, event: Event, after: Job, why: Mapping[str, Any]) -> Iterator[Notice]:
     """What went wrong with the round that stood, or with nodes beside it."""
     current = before.round if before.round is not None and before.round.standing else None
     hung = (
         event if isinstance(event, ev.Hung) and current and event.round == current.number else None
     )
-    ending = account.of_step(before, event, after, now, policy)
-    why = account.document(ending) if ending is not None else {}
     lost = _lost(before, event, after)
     if hung is not None:
         yield Notice(

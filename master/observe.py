@@ -305,7 +305,7 @@ def _progressed(job: Job, event: ev.Progressed, now: float, policy: Policy) -> S
         return job, (), ""
     first, step = not current.stepped, max(0, event.step)
     untold = not (step or job.recovery.reached)
-    advanced = current.advanced or step > job.recovery.reached or untold
+    advanced = current.advanced or step > job.recovery.reached
     effects: tuple[Effect, ...] = ()
     if event.plain and not job.plain:
         job = replace(job, plain=True)
@@ -315,7 +315,7 @@ def _progressed(job: Job, event: ev.Progressed, now: float, policy: Policy) -> S
         job,
         round=replace(current, stepped=True, step=step, advanced=advanced),
         recovery=medic.progressed(job.recovery, told=not untold)
-        if advanced and not current.advanced
+        if untold or (advanced and not current.advanced)
         else job.recovery,
         ledger=books.progressed(job.ledger, step, now),
     )

@@ -31,8 +31,6 @@ MOST_DAMAGED = 1000
 """Damages of checkpoints that are remembered."""
 MOST_REPLACED = 100
 """Slow nodes that were drained, likewise."""
-REPLACED_FOR = 86_400.0
-"""Seconds for which nobody else is drained for the same ranks."""
 
 
 def probed(job: Job, event: ev.Probed, now: float, policy: Policy) -> Step:
@@ -155,7 +153,7 @@ def hung(job: Job, event: ev.Hung, now: float, policy: Policy) -> Step:
         return fail(job, Fail(Cause.HANG, reason, root), now, policy), (), reason
     # What may be wrong gets longer each time, and only then is the same failure again.
     sure = not event.soft or event.seconds >= FOREVER
-    job = interrupt(job, Cause.HANG, reason, now, policy, root if sure else None)
+    job = interrupt(job, Cause.HANG, reason, now, policy, root, repeats=sure)
     if event.machine:
         suspects = event.nodes or [seat.node_id for seat in current.seats]
         job, doubted = doubt(job, suspects, "hang", now, policy)
@@ -176,7 +174,7 @@ def straggling(job: Job, event: ev.Straggling, now: float, policy: Policy) -> St
     job = replace(job, round=current)
     if event.over or (node := _replaceable(job, current, event, policy)) is None:
         return job, (), reason
-    if (before := _replaced_before(job, event, node, now)) is not None:
+    if (before := _replaced_before(job, event, node)) is not None:
         return (
             job,
             (),
@@ -193,7 +191,7 @@ def replace_straggler(job: Job, now: float, policy: Policy) -> Step:
     for event in () if current is None or not current.standing else current.stragglers:
         assert current is not None
         node = _replaceable(job, current, event, policy)
-        if node is None or _replaced_before(job, event, node, now) is not None:
+        if node is None or _replaced_before(job, event, node) is not None:
             continue
         if _faster_without(job, current, node, event.share, now, policy):
             return _replaced(job, node, event, now, policy)
@@ -209,15 +207,13 @@ def _replaceable(job: Job, current: Round, event: ev.Straggling, policy: Policy)
     return node if here else None
 
 
-def _replaced_before(job: Job, event: ev.Straggling, node: Node, now: float) -> Replaced | None:
+def _replaced_before(job: Job, event: ev.Straggling, node: Node) -> Replaced | None:
     """Another node that was drained for the same ranks, which are as slow without it."""
     return next(
         (
             one
             for one in reversed(job.replaced)
-            if one.ranks == event.ranks
-            and one.node_id != node.node_id
-            and now < one.at + REPLACED_FOR
+            if one.ranks == event.ranks and one.node_id != node.node_id
         ),
         None,
     )
@@ -225,7 +221,7 @@ def _replaced_before(job: Job, event: ev.Straggling, node: Node, now: float) -> 
 
 def _replaced(job: Job, node: Node, event: ev.Straggling, now: float, policy: Policy) -> Step:
     reason = f"{node.node_id} drains: {one_line(event.reason)}"
-    slow = Replaced(node_id=node.node_id, ranks=event.ranks, at=now)
+    slow = Replaced(node_id=node.node_id, ranks=event.ranks)
     job = replace(job, replaced=(*job.replaced, slow)[-MOST_REPLACED:])
     return drain(job, node, reason, now, policy, Why.STRAGGLER)
 

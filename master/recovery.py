@@ -168,8 +168,8 @@ def classify(failure: RankFailure) -> Cause:
     told = kind == "RuntimeError" or (not kind and failure.exit_code == -signal.SIGABRT)
     if kind in _NETWORK_TYPES or (told and weight <= Weight.WAITED):
         return Cause.NETWORK
-    if label == "killed":
-        return Cause.KILLED
+    if label == "killed" and signal_of(failure) in (signal.SIGKILL, signal.SIGTERM):
+        return Cause.KILLED  # or so a shell says of what it ran
     if failure.exit_code >= 0 or kind:  # a KeyboardInterrupt ends Python by SIGINT
         return Cause.ERROR
     return Cause.CRASH if -failure.exit_code in _CRASHES else Cause.KILLED
@@ -234,10 +234,16 @@ def _hopeless(
 
 
 def charge(
-    state: Recovery, cause: Cause, reason: str, root: Observed | None, policy: Policy
+    state: Recovery,
+    cause: Cause,
+    reason: str,
+    root: Observed | None,
+    policy: Policy,
+    *,
+    repeats: bool = True,
 ) -> tuple[Recovery, Verdict]:
-    """Take the price of one restart, or say why there is none left."""
-    print_ = fingerprint(cause, root)
+    """Take the price of one restart, or say why there is none left. repeats: it may be the same failure as before."""
+    print_ = fingerprint(cause, root) if repeats else ""
     if print_:
         count = state.seen.get(print_, 0) + 1
         state = replace(state, seen={**state.seen, print_: count})

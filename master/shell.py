@@ -5,12 +5,12 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 from uuid import uuid4
 
 from elastic.master import account, notices
 from elastic.master import events as ev
-from elastic.master.account import Ending
 from elastic.master.events import Effect, Event
 from elastic.master.job import Job, handle, replay
 from elastic.master.journal import Entry, Journal
@@ -142,16 +142,18 @@ class Shell:
         broke = broke or any(notices.kept_out(self.job, decision.state))
         level = logging.WARNING if broke and not over else logging.INFO
         before, self.job = self.job, decision.state
-        if self._notify is not None:
-            for notice in notices.of(before, event, self.job, now, self.policy):
-                self._notify(notice)
-        ending = account.of_step(before, event, self.job, now, self.policy)
-        self._note(event, decision.reason, now, level, ending)
         for effect in decision.effects:
             if isinstance(effect, ev.WakeAt):
                 self._wake(effect.time)
             else:
                 self._act(effect)
+        # Nobody waits for what is told of it, which takes a moment where thousands of ranks failed.
+        ending = account.of_step(before, event, self.job, now, self.policy)
+        why = None if ending is None else account.document(ending)
+        if self._notify is not None:
+            for notice in notices.of(before, event, self.job, why):
+                self._notify(notice)
+        self._note(event, decision.reason, now, level, why)
 
     def _write(self, event: Event, after: Job, now: float) -> bool:
         before = self.job
@@ -185,12 +187,12 @@ class Shell:
                 return
 
     def _note(
-        self, event: Event, reason: str, now: float, level: int, ending: Ending | None
+        self, event: Event, reason: str, now: float, level: int, why: Mapping[str, Any] | None
     ) -> None:
-        """Say a reason when it changes, and what a round ended of, which its events tell only until a snapshot is made."""
-        if not reason or (reason == self.reason and ending is None):
+        """Say a reason when it changes, and why a round ended, which its events tell only until a snapshot is made."""
+        if not reason or (reason == self.reason and why is None):
             return
-        detail = "{}" if ending is None else json.dumps(account.document(ending))
+        detail = json.dumps(why or {})
         self.reason = reason
         log.log(level, "%s", reason)
         kind = type(event).__name__

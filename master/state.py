@@ -110,14 +110,16 @@ class Result:
         return "succeeded" if self.exit_code == 0 else "failed"
 
 
+TOLD = 600.0
+"""Seconds within which a round tells of its slow ranks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replaced:
     """A node that was drained since its ranks were slow."""
 
     node_id: NodeId
     ranks: tuple[int, ...]
-    at: float
-    """In job time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,16 +290,26 @@ def interrupt(
     policy: Policy,
     root: Observed | None = None,
     lost: tuple[NodeId, ...] = (),
+    *,
+    repeats: bool = True,
 ) -> Job:
-    """End the standing round for a cause that needs no judging, and charge for it."""
+    """End the standing round for a cause that needs no judging, and charge for it. repeats: it may be the same as before."""
     if job.result is not None or job.round is None or not job.round.standing:
         return job
     rested = recovered(job, job.round, now)
-    recovery, verdict = medic.charge(rested, cause, reason, root, policy)
+    recovery, verdict = medic.charge(rested, cause, reason, root, policy, repeats=repeats)
     job = replace(job, recovery=recovery)
     if isinstance(verdict, medic.Fail):
         return fail(job, verdict, now, policy)
     return broken(job, cause, reason, now, policy, lost)
+
+
+def _still_slow(job: Job, current: Round, now: float) -> tuple[Replaced, ...]:
+    """Without those whose ranks are not slow any more, on others: a round that stood for so long would have told."""
+    if now - current.started < TOLD:
+        return job.replaced
+    slow = {one.ranks for one in current.stragglers}
+    return tuple(one for one in job.replaced if one.ranks in slow)
 
 
 def recovered(job: Job, current: Round, now: float) -> Recovery:
@@ -331,6 +343,7 @@ def broken(
         job,
         nodes={**job.nodes, **in_doubt} if in_doubt else job.nodes,
         round=replace(job.round, standing=False),
+        replaced=_still_slow(job, job.round, now),
         recovery=replace(
             job.recovery,
             reached=job.round.step or job.recovery.reached,

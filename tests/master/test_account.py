@@ -1,5 +1,6 @@
 """What `elasticctl why` says of a round's end."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -158,6 +159,15 @@ def test_nothing_failed() -> None:
     assert "nothing failed: drained: maintenance. The job was drained." in paragraph(
         document(drained)
     )
+
+
+def test_a_verdict_about_thousands_of_ranks_is_cut() -> None:
+    ranks = tuple(range(0, 20_000, 2))
+    said = f"ranks {', '.join(map(str, ranks))} do not go on"
+    hung = ev.Hung(round=1, ranks=ranks, nodes=(NodeId("b"),), place="a.py in f", reason=said)
+    (told,) = accounts(running("a", "b"), (hung, 30.0))
+    assert len(json.dumps(document(told))) < 8000, "the journal keeps no more of a note"
+    assert document(told)["reason"].startswith("ranks 0, 2, 4")
 
 
 def test_a_job_that_begins_anew_in_the_folder_of_one_that_failed() -> None:

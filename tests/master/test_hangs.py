@@ -323,6 +323,25 @@ def test_who_writes_to_a_slow_disk_or_waits_for_threads_that_upload_works() -> N
         assert ranks(*WAITING, culprit, before=barely, quiet=LONG) == (3,)
 
 
+def test_what_may_be_wrong_gets_ten_minutes_at_most() -> None:
+    """As long as a group waits by default: what stands for longer is a hang, and the third time ends the job."""
+    sleeps = seen(3, Activity.LOCK, asleep=True)
+    loops = seen(3, Activity.PYTHON)
+    for culprit, first in ((sleeps, LONG), (loops, 1.2)):
+        judged, waits = 0.0, []
+        for _ in range(7):
+            limits = limits_of({3: culprit}, judged)
+            judged = limits.of((replace(culprit, at=0.0), replace(culprit, at=1.0)))
+            waits.append(judged)
+        assert waits[0] == first
+        assert waits[-2:] == [FOREVER] * 2
+
+
+def limits_of(seen: Mapping[int, Seen], judged: float) -> Patience:
+    places = dict.fromkeys((one.place for one in seen.values()), judged)
+    return Patience(allowed=1.2, stepped=True, phases={}, judged=places)
+
+
 def test_a_model_that_computes_looks_alike_whether_it_goes_on_or_not() -> None:
     busy, before = seen(3, Activity.BACKWARD, cpu=2.0), {3: seen(3, Activity.BACKWARD, cpu=1.0)}
     assert ranks(*WAITING, busy, before=before, quiet=FOREVER - 1) is None

@@ -557,6 +557,20 @@ def test_hangs_after_other_times_do_not() -> None:
     assert core.exit_code() is None
 
 
+def test_steps_that_are_told_late_are_progress() -> None:
+    """The first sign of life may have no number yet."""
+    core = running("a", "b", max_nodes=2, max_restarts=9)
+    for number, steps in ((1, ()), (2, ()), (3, (0, 100, 900))):
+        for step in steps:
+            core.feed(ev.Progressed(number, step), core.now + 1.0)
+        core.feed(failed("a", number, BUG), core.now + 1.0)
+        core.tick(core.now + 1.0)
+        spare(core)
+        core.tick(core.now + 1.0)
+    assert core.exit_code() is None
+    assert list(core.job.recovery.seen.values()) == [1]
+
+
 def test_what_may_be_no_hang_is_the_same_failure_only_once_it_was_given_long() -> None:
     core = running("a", "b", max_nodes=2)
     core.feed(ev.Progressed(1, 50), 12.0)

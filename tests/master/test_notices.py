@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from elastic.master import account, notices
 from elastic.master import events as ev
-from elastic.master import notices
 from elastic.master.events import Event, Incarnation, KnockAnswer, NodeId
 from elastic.master.notices import Notice, document
 from elastic.master.policy import Policy
@@ -28,7 +28,9 @@ def told(core: Core, *fed: tuple[Event, float]) -> list[Notice]:
     for event, at in fed:
         before = core.job
         core.feed(event, at)
-        found += notices.of(before, event, core.job, at, core.policy)
+        ending = account.of_step(before, event, core.job, at, core.policy)
+        why = None if ending is None else account.document(ending)
+        found += notices.of(before, event, core.job, why)
     return found
 
 

@@ -38,6 +38,7 @@ CASES = [
     (failure(exit_code=137), Cause.KILLED),
     (failure(exit_code=143), Cause.KILLED),
     (failure(exit_code=130), Cause.ERROR),
+    (failure(exit_code=150), Cause.ERROR),
     (failure(exit_code=137, error_type="SystemError"), Cause.ERROR),
     (failure(exit_code=-9, oom_killed=True), Cause.KERNEL_OOM),
     (failure(exit_code=137, oom_killed=True), Cause.KERNEL_OOM),

@@ -7,6 +7,7 @@ import pytest
 from elastic.master import events as ev
 from elastic.master.events import NodeId
 from elastic.master.report import report
+from elastic.master.state import TOLD
 from tests.master.builders import Core, running, spare
 
 
@@ -91,6 +92,20 @@ def test_a_rank_that_is_as_slow_elsewhere_costs_no_second_node() -> None:
     assert not core.job.nodes[NodeId(other)].draining
     core.feed(slow("a", 0, round=2))
     assert core.job.nodes[NodeId("a")].draining, "another rank is another thing"
+
+
+def test_ranks_that_were_not_slow_on_another_node_are_not_known_as_slow() -> None:
+    core = excluding(*"abcd", max_nodes=2, min_nodes=2)
+    core.feed(slow("b"))
+    core.feed(ev.Met(1, 7))
+    spare(core)
+    core.feed(ev.RestartAsked("by hand"), core.now + TOLD)
+    spare(core)
+    core.tick(core.now + 5.0)
+    (other,) = set(core.seats()) - {"a"}
+    core.feed(ev.Saving(core.job.last_round))
+    core.feed(slow(other, round=core.job.last_round))
+    assert core.job.nodes[NodeId(other)].draining
 
 
 def test_who_comes_later_takes_its_place() -> None:

@@ -58,6 +58,13 @@ def footprint(
     return _Rank(config, layout, grid, place, leaf_size, leaves, keeps_sent).footprint()
 
 
+def kept_by_block(
+    config: GPTConfig, layout: Layout, grid: Grid, place: Place, *, leaf_size: int
+) -> int:
+    """Bytes that a block's forward of a leaf keeps for backward."""
+    return _Rank(config, layout, grid, place, leaf_size, 1, False).kept(1)
+
+
 @dataclass(frozen=True, slots=True)
 class _Stage:
     """One of a rank's, and what each of its leaves takes in bytes."""

@@ -31,11 +31,11 @@ def evaluate(
     leaves: how a batch is cut; workers: threads that read. Raises UsageError for an empty set.
     """
     with stepper.anew():
-        while True:
-            totals, unnamed = _totals(stepper, laid, dataset, reading, leaves, workers)
-            if not unnamed:
-                return {name: float(total / of) for name, (total, of) in totals.items() if of}
-            stepper.agree()  # a later batch reports what the first did not: all of them once more
+        totals, unnamed = _totals(stepper, laid, dataset, reading, leaves, workers)
+        if unnamed:  # a later batch reports what the first did not: all of them once more
+            stepper.agree()
+            totals, _ = _totals(stepper, laid, dataset, reading, leaves, workers)
+    return {name: float(total / of) for name, (total, of) in totals.items() if of}
 
 
 def probe(
@@ -48,7 +48,7 @@ def probe(
     try:
         with stepper.anew():
             means = stepper.means(next(feed), leaves)
-        return probes.results(watched(means, "--probe-file").tolist())
+        return probes.results(means[watched(means, "--probe-file")].tolist())
     finally:
         feed.close()
 

@@ -291,6 +291,8 @@ class Loop:
         else:
             if run.replicas is not None:
                 run.replicas.forget()
+            if run.loss_scale is not None:
+                run.loss_scale.stuck = 0
             self._again = max(self._again, verdict.restore or 0)
             self._numbers.back(step, run.plan.consumed(step))
             verdict = replace(verdict, restore=step)

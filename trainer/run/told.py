@@ -6,9 +6,8 @@ when they are there: in the step itself where it is judged or saved, else about 
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -31,15 +30,14 @@ the first."""
 TIMED = ("forward-backward", "batch-generator", "optimizer", "save-checkpoint")
 """Timers that are told, all of them Megatron's; the second one is scripts'."""
 
-Number = TypeVar("Number", float, Tensor)
-
 
 class Coming:
     """Numbers of one step, on their way from the device."""
 
     def __init__(self, sums: Sums, norm: Tensor, num_zeros: Tensor | None) -> None:
         """norm: of the gradient, []. Make it before the device gets the optimizer's step to do."""
-        self._names = tuple(sums.totals)
+        self.names = tuple(sums.totals)
+        """Of all reports, also of those that no leaf of this step has."""
         self._sent = ToHost(
             torch.cat(
                 [
@@ -78,7 +76,7 @@ class Coming:
         parts = self._sent.read()[3:].view(-1, 2)
         told = parts.any(dim=1) | (self.tokens == 0)
         means = (parts[:, 0] / parts[:, 1]).float()
-        found = zip(self._names, means.tolist(), told.tolist(), strict=True)
+        found = zip(self.names, means.tolist(), told.tolist(), strict=True)
         return {name: mean for name, mean, is_told in found if is_told}
 
 
@@ -100,8 +98,8 @@ class Taken:
         but not where the loss is not finite either, nor again and again with the least scale."""
         if not self.step.skipped:
             return math.isfinite(self.coming.norm)
-        loss = _watched(self.coming.means())
-        return math.isfinite(loss or 0.0) and self.stuck < MOST_STUCK
+        loss = self.coming.means().get(_watched(self.coming.names) or "", 0.0)
+        return math.isfinite(loss) and self.stuck < MOST_STUCK
 
     @property
     def there(self) -> bool:
@@ -161,12 +159,14 @@ class Numbers:
             return state, None
         skips, step = self._plan.line(state.skips), last.step
         before = step.consumed - step.batch_size
+        name, means = watched(last.coming.names, "--guard"), last.coming.means()
+        left_out = step.skipped and last.finite
         seen = guard.Seen(
             iteration=step.iteration,
             places=(skips.place(before), skips.place(step.consumed - 1) + 1),
-            loss=watched(last.coming.means(), "--guard"),
+            loss=means.get(name, math.nan),
             grad_norm=last.coming.norm,
-            idle=(step.skipped and last.finite) or not last.coming.tokens,
+            idle=left_out or not last.coming.tokens or name not in means,
         )
         state, verdict = guard.judge(state, seen, flags)
         if verdict is not None and verdict.action != "rollback":
@@ -236,22 +236,22 @@ class Numbers:
             self._reporter.step(taken.whole())
 
 
-def watched(means: Mapping[str, Number], flag: str) -> Number:
-    """Of what is reported the loss that `flag` looks at. UsageError where the run's loss function reports none."""
-    loss = _watched(means)
-    if loss is None:
+def watched(names: Iterable[str], flag: str) -> str:
+    """Of reports the loss that `flag` looks at. UsageError where the run's loss function reports none."""
+    name = _watched(names)
+    if name is None:
         raise UsageError(
             f"{flag} looks at a loss, and the loss function reports none: leave {flag} out"
         )
-    return loss
+    return name
 
 
-def _watched(means: Mapping[str, Number]) -> Number | None:
-    losses = _losses(means)
-    return losses.get("lm loss", next(iter(losses.values()), None))
+def _watched(names: Iterable[str]) -> str | None:
+    losses = [name for name in names if not name.startswith(OF_SOURCE)]
+    return "lm loss" if "lm loss" in losses else next(iter(losses), None)
 
 
-def _losses(means: Mapping[str, Number]) -> dict[str, Number]:
+def _losses(means: Mapping[str, float]) -> dict[str, float]:
     """Those that are not of one source."""
     return {name: loss for name, loss in means.items() if not name.startswith(OF_SOURCE)}
 

@@ -22,7 +22,7 @@ from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.model.init import initialize
 from elastic.trainer.model.recompute import Recompute
-from elastic.trainer.parallel import footprint
+from elastic.trainer.parallel.footprint import kept_by_block
 from elastic.trainer.parallel.layout import Laid, Layout, lay_out
 from elastic.trainer.parallel.pipeline import legal
 from elastic.trainer.run.step import Share, Stepper
@@ -172,8 +172,7 @@ def kept(laid: Laid, config: GPTConfig, layout: Layout) -> float:
     for one in block.parameters():
         weight = one.to_local() if isinstance(one, DTensor) else one
         held.pop(weight.untyped_storage().data_ptr(), None)
-    said = footprint._Rank(config, layout, laid.grid, laid.place, 2, 1, False).kept(1)
-    return sum(held.values()) / said
+    return sum(held.values()) / kept_by_block(config, layout, laid.grid, laid.place, leaf_size=2)
 
 
 def traffic(laid: Laid, stepper: Stepper, mine: Share, leaves: Leaves) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import errno
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,29 @@ def test_timers_end_no_run_whose_board_has_failed(
     assert board.writer is None
     assert "optimizer" in capsys.readouterr().out
     reporter.close()
+
+
+def test_a_step_without_the_loss_that_is_judged_is_not_judged() -> None:
+    """As of a script whose steps are of text, or of images."""
+    flags = "--guard warn --guard-window 16 --guard-warmup 16"
+    told, state = numbers(run(flags), saves=False), guard.State()
+
+    def step(iteration: int, text: float | None, image: float | None) -> guard.Verdict | None:
+        nonlocal state
+        totals = {
+            name: torch.tensor([0.0, 0.0] if mean is None else [mean, 1.0]).double()
+            for name, mean in (("text", text), ("image", image))
+        }
+        sums = Sums(totals, torch.tensor(3.0).double(), torch.tensor(0.0).double())
+        coming = Coming(sums, torch.tensor(1.0), None)
+        told.take(replace(taken(iteration), coming=coming))
+        state, verdict = told.judged(state)
+        return verdict
+
+    for iteration in range(1, 81):
+        odd = iteration % 2
+        assert (
+            step(iteration, 2.0 + 0.01 * (iteration % 7) if odd else None, None if odd else 900.0)
+            is None
+        )
+    assert step(81, 900.0, None) is not None
