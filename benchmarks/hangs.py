@@ -50,8 +50,8 @@ WAYS = {
 """Without a sleep that holds the GIL on machines with GPUs: where nobody may read stacks, the signal that asks for them wakes it."""
 BLOCK = 1.0
 """Seconds; less than a step may be late for before anybody looks."""
-BUSY = 120.0
-"""Seconds for which the time that processes use is taken; their clocks are told by the hundredth."""
+BUSY, TIMES = 10.0, 12
+"""Seconds for which the time that processes use is taken, and how often; their clocks are told by the hundredth."""
 LONGEST = 0.1
 """Seconds of a step, of which a block is to have several."""
 MOST_VERDICTS = 100
@@ -204,7 +204,7 @@ def cost(device: str, folder: Path, pairs: int, seconds: float) -> None:
     job.wait_for_steps(ranks)
     parts = all_but(job, {line.pid for line in job.told("start")})
     blocks = [block(parts, bool(pair % 2)) + block(parts, not pair % 2) for pair in range(pairs)]
-    used = busy(parts) / ranks
+    uses = [busy(parts) / ranks for _ in range(TIMES)]
     end(job)
     ends = [line.at for line in job.told("step", round=1, rank=0)]
     ratios = []
@@ -217,16 +217,20 @@ def cost(device: str, folder: Path, pairs: int, seconds: float) -> None:
         f"{pairs} pairs of blocks, steps of {1000 * took:.1f} ms: all but the ranks costs {statistics.mean(ratios):+.2%} "
         f"+- {sure:.2%}, median {statistics.median(ratios):+.2%}"
     )
-    print(f"all but the ranks use {used:.3%} of the ranks' cores, over {BUSY:.0f} s")
+    used, uneven = statistics.mean(uses), statistics.stdev(uses) / math.sqrt(TIMES)
+    print(
+        f"all but the ranks use {used:.3%} +- {uneven:.3%} of the ranks' cores, over {TIMES} x {BUSY:.0f} s"
+    )
     hooks = [tick() / took / 1e6 for _ in range(TICKS)]
     ours = statistics.mean(hooks)
     unsure = statistics.stdev(hooks) / math.sqrt(TICKS)
     print(
         f"a step's own work for it takes {ours * took * 1e6:.1f} +- {unsure * took * 1e6:.1f} us, {ours:.3%}"
     )
-    most = statistics.mean(ratios) + ours + 2 * math.hypot(sure, unsure)
+    by_clock = statistics.mean(ratios) + ours + 2 * math.hypot(sure, unsure)
+    by_cores = used + ours + 2 * math.hypot(uneven, unsure)
     print(
-        f"both together, with 95 % certainty: by the clock at most {most:.2%}, by the cores' time {used + ours + 2 * unsure:.2%}"
+        f"both together, with 95 % certainty: by the clock at most {by_clock:.2%}, by the cores' time {by_cores:.2%}"
     )
 
 
