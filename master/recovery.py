@@ -125,7 +125,7 @@ class Recovery:
     lasted: float = 0.0
     """Seconds that the round before stood."""
     seen: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Fingerprints since a round went beyond the one before it; of ranks that ended early, since one stood for `REGROW`."""
+    """Fingerprints since a round went beyond the one before it, or, where steps are not told, stood for another time; of ranks that ended early, since one stood for `REGROW`."""
     ooms: Mapping[int, int] = field(default_factory=dict[int, int])
     """By rank: the step at which its container's memory was used up last."""
 

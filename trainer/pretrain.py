@@ -18,6 +18,7 @@ from torch import nn
 
 from elastic import session
 from elastic.proto.errors import CheckpointError, UsageError
+from elastic.trainer.arguments.namespace import shown
 from elastic.trainer.arguments.parse import Provider, parse
 from elastic.trainer.arguments.settings import Settings
 from elastic.trainer.current import current, reading
@@ -177,7 +178,7 @@ def _run(
         print_rank_0(note)
     told = progress = None
     if world.is_first:
-        told = made.reporter(settings, plan, config, world, clock, start, vars(current().args))
+        told = made.reporter(settings, plan, config, world, clock, start, shown(current().args))
         progress = made.progress(settings, plan, config, world, start)
         for note in begin.keep_tokenizer(settings.checkpointing, current().tokenizer, start):
             print_rank_0(note)

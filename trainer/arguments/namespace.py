@@ -65,6 +65,11 @@ def namespace(settings: Settings, *, world_size: int, rank: int, **known: Any) -
     return Arguments(**(found | dict(settings.team) | known))
 
 
+def shown(args: argparse.Namespace) -> dict[str, Any]:
+    """Those that whoever sees the run may see: a storage's options may be its credentials."""
+    return {name: value for name, value in vars(args).items() if name != "data_storage_options"}
+
+
 def _derived(settings: Settings, world_size: int) -> dict[str, Any]:
     """What Megatron's `validate_args` adds, and what it fills in."""
     layout = settings.parallel()

@@ -32,7 +32,7 @@ def reporter(
     start: int,
     arguments: Mapping[str, Any],
 ) -> Reporter:
-    """Of rank 0; start: finished steps; arguments: all, as scripts have them."""
+    """Of rank 0; start: finished steps; arguments: those that are shown, as scripts have them."""
     flags, watching = settings.logging, settings.watching
     return Reporter(
         flags, iterations=plan.steps, seq_length=config.seq_length, flops=flops.per_token(config),

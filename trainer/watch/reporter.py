@@ -64,8 +64,8 @@ def sinks(
     save: Path | None,
     arguments: Mapping[str, Any],
 ) -> tuple[Sink, ...]:
-    """Those that the flags name. iteration, consumed: where the run goes on; save: its checkpoints; arguments: all
-    of the run's.
+    """Those that the flags name. iteration, consumed: where the run goes on; save: its checkpoints; arguments: what
+    is shown of the run's.
 
     Raises UsageError where one cannot be written to.
     """

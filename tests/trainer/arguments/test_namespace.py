@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from elastic.proto.errors import UsageError
-from elastic.trainer.arguments.namespace import namespace
+from elastic.trainer.arguments.namespace import namespace, shown
 from elastic.trainer.arguments.parse import parse
 from tests.trainer.arguments.test_effects import BASE, DATA, run
 
@@ -53,3 +53,11 @@ def test_a_teams_own_arguments_are_in_it() -> None:
 def test_a_world_that_does_not_fit_is_refused() -> None:
     with pytest.raises(UsageError, match="start 2 or a multiple"):
         namespace(run("--tensor-model-parallel-size 2"), world_size=3, rank=0)
+
+
+def test_what_may_be_credentials_is_not_shown_to_who_sees_the_run() -> None:
+    settings = run("--data-storage-options", '{"secret":"sesame"}')
+    args = namespace(settings, world_size=1, rank=0, padded_vocab_size=128)
+    assert "sesame" in args.data_storage_options, "the script has all"
+    assert "sesame" not in str(shown(args))
+    assert shown(args)["hidden_size"] == 64
