@@ -7,6 +7,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ VICTIMS = (
     *("rank",) * 8, *("flusher",) * 4, *("courier",) * 2, *("agent",) * 2, *("master",) * 2,
     "guardian", "all",
 )  # fmt: skip
-STRIKES = (*("",) * 11, *("restore",) * 4, *("deletion",) * 3, "commit", "flush")
-"""When: in the midst of that; at any moment, which is mostly one of a save or a copy."""
+STRIKES = (*("",) * 9, *("save",) * 2, *("restore",) * 4, *("deletion",) * 3, "commit", "flush")
+"""When: in the midst of that; at any moment, which is mostly one of a flush or a copy."""
 
 
 KEEP = 2
@@ -80,20 +81,21 @@ class Run:
             "guardian": lambda: self.nodes[1].guardian,
         }
         self.moments.refresh(self.nodes)
-        if strike:
-            self.moments.wait(strike)
-        pids = [find[victim]()] if victim in find else []
-        threading.Event().wait(self.random.uniform(0, 0.002 if strike else 0.3))
-        under_way = self.moments.under_way()
-        processes.kill(*pids)
+        with self.moments.during(strike) if strike else nullcontext():
+            pids = [find[victim]()] if victim in find else []
+            threading.Event().wait(self.random.uniform(0, 0.002 if strike else 0.3))
+            under_way = self.moments.under_way()
+            processes.kill(*pids)
+            while victim == "all" and (
+                left := self.job.left()
+            ):  # also what a part that dies starts
+                processes.kill(*(process.pid for process in left))
         self.kills += 1
         self.hits.update((victim, kind) for kind in under_way or {"nothing"})
         if victim == "guardian":
             assert self.nodes[1].exit_code() == -signal.SIGKILL
             self.nodes[1] = self.start(1)
         elif victim == "all":
-            while left := self.job.left():  # also what a part that dies starts
-                processes.kill(*(process.pid for process in left))
             for node in self.nodes:
                 node.process.wait()
             self.nodes = [self.start(0), self.start(1)]

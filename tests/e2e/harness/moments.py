@@ -2,9 +2,10 @@
 on storage, what ranks have told."""
 
 import os
+import signal
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from elastic.checkpoint.storage.folder import Folder
@@ -35,14 +36,15 @@ class Moments:
         self._couriers = [p.pid for p in parts if "elastic-courier" in p.command]
 
     def under_way(self) -> set[str]:
-        number = self._job.round()
-        ranks = [line.pid for line in self._job.told("start", round=number)]
-        found = self._on_storage() | self._in_ranks(number)
-        if _writes_slot(ranks):
+        found = self._on_storage() | self._in_ranks(self._job.round())
+        if _writes_slot(self._ranks()):
             found.add("save")
         if _writes_slot(self._couriers):
             found.add("replication")
         return found
+
+    def _ranks(self) -> list[int]:
+        return [line.pid for line in self._job.told("start", round=self._job.round())]
 
     def _in_ranks(self, number: int) -> set[str]:
         """A rank is between `loading` and `loaded`."""
@@ -66,15 +68,34 @@ class Moments:
         self._whole = whole
         return found
 
-    def wait(self, kind: str) -> None:
-        """Until it is under way, if it is seen: it may be over before."""
-
-        def found() -> set[str]:
-            return self._in_ranks(self._job.round()) if kind == "restore" else self._on_storage()
-
+    @contextmanager
+    def during(self, kind: str) -> Iterator[None]:
+        """From when it is under way, if it is seen: it may be over before."""
         deadline = time.monotonic() + PATIENCE
-        while kind not in found() and time.monotonic() < deadline:
+        if kind == "save":
+            with self._held_in_save(deadline):
+                yield
+            return
+        while kind not in self._seen(kind) and time.monotonic() < deadline:
             time.sleep(0.0005)
+        yield
+
+    def _seen(self, kind: str) -> set[str]:
+        return self._in_ranks(self._job.round()) if kind == "restore" else self._on_storage()
+
+    @contextmanager
+    def _held_in_save(self, deadline: float) -> Iterator[None]:
+        """Ranks stopped, one of them in a save, which is too short to be met while it goes on."""
+        ranks = self._ranks()
+        processes.kill(*ranks, number=signal.SIGSTOP)
+        try:
+            while not _writes_slot(ranks) and time.monotonic() < deadline:
+                processes.kill(*ranks, number=signal.SIGCONT)
+                time.sleep(0.0005)
+                processes.kill(*ranks, number=signal.SIGSTOP)
+            yield
+        finally:
+            processes.kill(*ranks, number=signal.SIGCONT)
 
 
 def _writes_slot(pids: Iterable[int]) -> bool:
