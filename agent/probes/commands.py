@@ -32,7 +32,7 @@ def probe(context: Context, argv: Sequence[str]) -> int:
         "--level", choices=LEVELS, default="quick", help="seconds, or minutes (quick)"
     )
     parser.add_argument(
-        "--folder", action="append", type=Path, metavar="DIR",
+        "--folder", action="append", type=_folder, metavar="DIR",
         help="a folder whose disk is tried, repeatable ($TMPDIR)",
     )  # fmt: skip
     parser.add_argument(
@@ -123,6 +123,14 @@ def _machines(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of machines, from 1 up")
     return number
+
+
+def _folder(text: str) -> Path:
+    """One that is not there, such as a disk that was not mounted, is for the probe to tell."""
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is no folder")
+    return path
 
 
 def rows(verdict: NodeVerdict) -> list[list[str]]:

@@ -27,6 +27,8 @@ LONGEST_SHOWN = 80
 GPT2_END = "<|endoftext|>"
 ENDS = (GPT2_END, "</s>", "<|end_of_text|>", "<eos>")
 """What ends a document, where a tokenizer.json stands alone."""
+_MIXED = " Ab  É e\u0301\t\ufb01\uff11\n\n2024's naïve_中文 🙂\u200b don't"
+"""Text that tokenizers cut and write differently: case, accents, compatible letters, spaces, digits."""
 
 
 class Tokenizer(Protocol):
@@ -55,7 +57,7 @@ class Tokenizer(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of its words by id, its merges and its end of document, whatever its files are like."""
+        """Of its words by id, its merges, how it cuts text and its end of document, whatever its files are like."""
         ...
 
     @property
@@ -112,8 +114,16 @@ class TextTokenizer:
         added = {id_: one.content for id_, one in self.model.get_added_tokens_decoder().items()}
         # Of the library's text words and merges, which end it: versions of it write more or less of all else.
         words = self.model.to_str().partition('"vocab":')[2]
-        told = json.dumps([sorted(added.items()), self.end, words])
+        told = json.dumps([sorted(added.items()), self.end, words, self._pieces(_MIXED)])
         return hashlib.sha256(told.encode()).hexdigest()
+
+    def _pieces(self, text: str) -> list[str]:
+        """What its words are looked for in: normalised and cut."""
+        if self.model.normalizer is not None:
+            text = self.model.normalizer.normalize_str(text)
+        if self.model.pre_tokenizer is None:
+            return [text]
+        return [piece for piece, _ in self.model.pre_tokenizer.pre_tokenize_str(text)]
 
     @property
     def files(self) -> Mapping[str, str]:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Model
+from tokenizers.normalizers import NFKC, Lowercase, Normalizer
 
 from elastic.proto.errors import UsageError
 from elastic.trainer.arguments.data import TokenizerFlags
@@ -53,7 +55,14 @@ def test_any_text_comes_back_from_a_tokenizer_kept_beside_checkpoints(
     assert (kept.vocab_size, kept.eod) == (GPT2.vocab_size, GPT2.eod)
 
 
-def test_a_digest_is_of_words_merges_and_end_and_not_of_files(tmp_path: Path) -> None:
+def normalised(by: Normalizer) -> TextTokenizer:
+    """GPT-2's that writes text so before it cuts it."""
+    model = Model.from_str(GPT2.files[tokenizers.MODEL_NAME])
+    model.normalizer = by
+    return TextTokenizer(model=model, end=tokenizers.GPT2_END)
+
+
+def test_a_digest_is_of_words_merges_cuts_and_end_and_not_of_files(tmp_path: Path) -> None:
     GPT2.save(tmp_path)
     assert load(tmp_path).digest == GPT2.digest
     lines = MERGES.read_text().splitlines()
@@ -64,6 +73,8 @@ def test_a_digest_is_of_words_merges_and_end_and_not_of_files(tmp_path: Path) ->
         GPT2,
         swapped,
         replace(GPT2, end=None),
+        normalised(Lowercase()),
+        normalised(NFKC()),
         NullTokenizer(words=300),
         NullTokenizer(words=350),
     ]
