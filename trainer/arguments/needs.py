@@ -80,6 +80,24 @@ NEEDS = (
         "they are of --lr-decay-style WSD",
     ),
     Need(
+        "schedules", ("min_lr",), lambda s: s.schedules.lr_decay_style != "constant",
+        "--lr-decay-style constant stays at --lr",
+    ),
+    Need(
+        "schedules", ("lr_decay_iters", "lr_decay_samples"),
+        lambda s: s.schedules.lr_decay_style != "constant" or bool(s.schedules.lr_warmup_fraction),
+        "--lr-decay-style constant has no decay, and --lr-warmup-fraction, which is of one, is not given",
+    ),
+    Need(
+        "data", ("split", "data_cache_path"), lambda s: not s.data.mock_data,
+        "--mock-data are made of each split, as many as are asked for",
+    ),
+    Need(
+        "evaluation", ("eval_interval",),
+        lambda s: s.evaluation.eval_iters > 0 or s.evaluation.full_validation,
+        "--eval-iters 0 evaluates nothing",
+    ),
+    Need(
         "data", ("reset_position_ids",),
         lambda s: s.model.position_embedding_type == "learned_absolute",
         "as in Megatron, only --position-embedding-type learned_absolute looks at them",
@@ -130,6 +148,10 @@ NEEDS = (
             "log_memory_to_tensorboard", "log_loss_scale_to_tensorboard", "log_world_size_to_tensorboard",
         ),
         _has_points, "there is no --tensorboard-dir, nor --wandb-project",
+    ),
+    Need(
+        "logging", ("timing_log_option",), lambda s: s.logging.timing_log_level > 0,
+        "--timing-log-level 0 prints no timers but those that a script prints itself",
     ),
     Need(
         "logging", ("tensorboard_queue_size",), lambda s: s.logging.tensorboard_dir is not None,

@@ -109,7 +109,7 @@ SHOWN: Mapping[str, Shown] = {
     "clip_grad": Shown("losses", "--adam-eps 1", "--clip-grad 0.01"),
     "bf16": Shown("kinds losses", "", "--bf16"),
     "fp16": Shown("kinds scales", "", "--fp16"),
-    "loss_scale": Shown("scales", SMALL_SCALE, "--loss-scale 1e9"),
+    "loss_scale": Shown("scales", SMALL_SCALE, "--loss-scale 512"),
     "initial_loss_scale": Shown("scales", FP16, "--initial-loss-scale 1024"),
     "min_loss_scale": Shown("scales", FP16, "--min-loss-scale 1073741824"),
     "loss_scale_window": Shown("scales", SMALL_SCALE, "--loss-scale-window 3"),

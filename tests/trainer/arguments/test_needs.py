@@ -15,6 +15,12 @@ NULL = "--tokenizer-type NullTokenizer"
 WITHOUT = {
     "reset_position_ids": "--position-embedding-type none",
     "recompute_granularity": "--compile --tensor-model-parallel-size 2 --recompute-granularity selective",
+    "min_lr": "--lr-decay-style constant",
+    "lr_decay_iters": "--lr-decay-style constant",
+    "lr_decay_samples": "--in-samples 13 --lr-decay-style constant",
+    "split": "--mock-data",
+    "data_cache_path": "--mock-data",
+    "eval_interval": "--eval-iters 0",
     "lr_wsd_decay_samples": "--in-samples 32",
     "vocab_file": NULL,
     "merge_file": NULL,
