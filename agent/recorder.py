@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -159,6 +159,7 @@ def _told(at: _At, device: bool, *, known: bool) -> "Collective":
     from elastic.proto.looks import Collective
 
     work, before = at.work, at.before
+    first, stride, count = row(_members(work.group))
     return Collective(
         group=work.group[:64],
         seq=work.number[0] if known else 0,
@@ -169,7 +170,26 @@ def _told(at: _At, device: bool, *, known: bool) -> "Collective":
         started=not at.over and work.state != "scheduled",
         done=at.over,
         before=kind(before.op[:64], before.sizes[:128]) if known and before else "",
+        first=first,
+        stride=stride,
+        count=count,
     )
+
+
+def _members(group: str) -> Collection[int]:
+    """Ranks of a process group, which is called so here; none where there is no such group."""
+    module: Any = sys.modules.get(C10D)
+    names = {} if module is None else module._world.pg_names
+    found = next((one for one, name in names.items() if name == group), None)
+    return () if found is None else module._world.pg_group_ranks[found]
+
+
+def row(ranks: Collection[int]) -> tuple[int, int, int]:
+    """The first, how far they are apart, and how many; of no such row none."""
+    ordered = sorted(ranks)
+    stride = ordered[1] - ordered[0] if len(ordered) > 1 else 1
+    row = range(ordered[0], ordered[-1] + 1, stride) if ordered else range(0)
+    return (row.start, stride, len(row)) if list(row) == ordered and ordered else (0, 1, 0)
 
 
 def _works(entries: Iterable[dict[str, Any]]) -> list[_Work]:

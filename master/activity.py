@@ -19,6 +19,8 @@ class Activity(Enum):
     P2P = "p2p"
     DATA = "data"
     COMPILE = "compile"
+    DEBUGGER = "debugger"
+    """A person is at its prompt."""
     CHECKPOINT = "checkpoint"
     OPTIMIZER = "optimizer"
     BACKWARD = "backward"
@@ -118,6 +120,14 @@ _COMPILE: tuple[_Row, ...] = (
     _row("triton/runtime/autotuner.py", Activity.COMPILE, "_bench"),
 )  # fmt: skip
 """Told by any call: a compile traces collectives, runs optimizers, and waits for its own processes."""
+
+_PROMPTS: tuple[_Row, ...] = (
+    _row("pdb.py", Activity.DEBUGGER, "interaction", "_interaction", "_cmdloop"),
+    _row("code.py", Activity.DEBUGGER, "interact"),
+    _row("IPython/terminal/interactiveshell.py", Activity.DEBUGGER, "interact", "mainloop"),
+    _row("pydevd.py", Activity.DEBUGGER, "do_wait_suspend", "_do_wait_suspend"),
+)  # fmt: skip
+"""Told by any call: what is at a prompt calls what it likes."""
 
 _TABLE: tuple[_Row, ...] = (
     _row("torch/distributed/distributed_c10d.py", Activity.P2P, *_P2P),
@@ -256,7 +266,7 @@ def _by_state(state: str, wchan: str, seen: bool) -> _Told:
 
 
 def _by_tables(python: list[Call], native: list[Call]) -> _Told:
-    for row in _COMPILE:
+    for row in (*_PROMPTS, *_COMPILE):
         if inside := [call for call in python if _in(row, call)]:
             return row[2], bare(inside[0][0])
     for call in python:

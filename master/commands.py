@@ -243,8 +243,14 @@ def why(context: Context, argv: Sequence[str]) -> int:
     if out.json:
         out.document(ending or {"round": None, "failed": False})
     else:
-        out.text(account.paragraph(ending) if ending else "No round has ended: nothing failed.")
+        out.text(account.paragraph(ending) if ending else NONE_ENDED)
     return 0
+
+
+NONE_ENDED = (
+    "No round has ended: nothing failed. A hang that was only told of (--hang-action dump) is in "
+    "elasticctl events."
+)
 
 
 def _endings(job: verbs.Job) -> list[Mapping[str, Any]]:

@@ -102,6 +102,8 @@ class Patience:
         seen, doing = looks[-1], looks[-1].doing
         if self.phases.get(seen.rank) in (LEAVING, PERSISTING):
             return math.inf
+        if doing.activity is Activity.DEBUGGER:
+            return math.inf  # for as long as a person thinks
         if not self.stepped:
             stuck = lost_worker(looks) or held(looks)
             return max(self.long, self.again(seen)) if stuck else math.inf
@@ -253,9 +255,14 @@ def _all_wait(
     last: Mapping[int, Seen], quiet: float, patience: Patience, ended: Mapping[int, NodeId]
 ) -> Found | None:
     """And none of them moves."""
+    trains = quiet >= patience.long or not any(patience.named(s) for s in last.values())
     odd = waiting.odd(last, ignoring=quiet >= patience.long)
-    if odd and (quiet >= patience.long or not any(patience.named(s) for s in last.values())):
+    if odd and trains:
         return _found(odd, last, "waits apart")
+    crossed = waiting.crossed(last)
+    if crossed and trains:
+        found = _found([last[rank] for rank in crossed], last, "waits apart")
+        return _owes(found, crossed)
     owed = waiting.owed(last, ignoring=quiet >= patience.long)
     owing = [last[rank] for rank in waiting.owing(owed, last)]
     if owing and quiet >= max(patience.of_device(s) for s in owing):
@@ -278,7 +285,7 @@ def _of_ended(ended: Mapping[int, NodeId], last: Mapping[int, Seen]) -> Found | 
         return None
     ranks, nodes = tuple(sorted(ended)), tuple(dict.fromkeys(ended.values()))
     have = "has" if len(ranks) == 1 else "have"
-    reason = f"{_who(ranks, nodes[0])} {have} ended, with 0; {_others(last.values())}"
+    reason = f"{_who(ranks, nodes[0])} {have} ended, with 0; {_most(last.values(), 'others')}"
     return Found(ranks=ranks, nodes=nodes, places=(), reason=reason)
 
 
@@ -309,7 +316,10 @@ def _found(
     nodes = tuple(dict.fromkeys(last[rank].node for rank in ranks))
     if not ranks:
         return Found(
-            ranks=(), nodes=(), places=(), reason=f"no rank goes on: {_others(last.values())}"
+            ranks=(),
+            nodes=(),
+            places=(),
+            reason=f"no rank goes on: {_most(last.values(), 'ranks')}",
         )
     places = tuple(dict.fromkeys(last[rank].place for rank in ranks))
     first = last[ranks[0]]
@@ -319,7 +329,7 @@ def _found(
     what = " | ".join(islice(each, MOST_PLACES))
     reason = f"{who} {how if len(ranks) == 1 else _plural(how)}: {what}"
     if rest:
-        reason += f"; {_others(rest)}"
+        reason += f"; {_most(rest, 'others')}"
     machine = any(s.state == "D" for s in culprits)
     return Found(ranks=ranks, nodes=nodes, places=places, reason=reason, soft=soft, machine=machine)
 
@@ -354,10 +364,11 @@ def describe(seen: Seen) -> str:
     return f"{what}, in {file}:{line} in {function}"
 
 
-def _others(rest: Collection[Seen]) -> str:
-    """What most of them do."""
-    (what, count), *_ = Counter(describe(seen) for seen in rest).most_common(1)
-    return f"{count} of {len(rest)} others: {what}" if len(rest) > 1 else f"the other: {what}"
+def _most(them: Collection[Seen], noun: str) -> str:
+    """What most of them do. noun: ranks, or others."""
+    (what, count), *_ = Counter(describe(seen) for seen in them).most_common(1)
+    who = f"{count} of {len(them)} {noun}" if len(them) > 1 else f"the {noun.removesuffix('s')}"
+    return f"{who}: {what}"
 
 
 def account(found: Found, seen: Mapping[int, tuple[Seen, ...]]) -> str:

@@ -434,6 +434,7 @@ def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
                 started=c.started,
                 done=c.done,
                 before=c.before,
+                members=range(c.first, c.first + c.stride * c.count, c.stride),
             )
             for c in issued
         ),

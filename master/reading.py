@@ -133,9 +133,14 @@ def of_machine(failure: RankFailure) -> bool:
 def _of_kernel(failure: RankFailure) -> Found | None:
     """What its node's kernel recorded, which outranks what a process says."""
     lines = failure.kernel_log
-    killed = signal_of(failure) == signal.SIGKILL
+    killed = signal_of(failure) == signal.SIGKILL or _LOST_WORKER.search(failure.message)
     oom = symptoms.first_line(symptoms.KERNEL_OOM, lines) if killed else None
     return oom or of_hardware(lines)
+
+
+_LOST_WORKER = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal: Killed|exited unexpectedly)"
+)
 
 
 def of_hardware(lines: Sequence[str]) -> Found | None:

@@ -21,8 +21,11 @@ MODULE = "/torch/nn/modules/module.py"
 """Calls a model and each of its layers."""
 MUCH = 1 << 20
 """Bytes: fewer are read and written by whoever looks, too."""
-SILENT = frozenset({Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER})
-"""May wait for others in a library's code, of which no stack tells, asleep."""
+SILENT = frozenset(
+    {Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER, Activity.LOCK, Activity.SLEEP}
+)
+"""May wait for others asleep: in a library's code, of which no stack tells, for a thread of its own that does, or by
+asking now and then."""
 LIBRARY = frozenset({Activity.BACKWARD, Activity.OPTIMIZER})
 """Of these, those in whose own code a rank sleeps for others alone: it waits also where it does not say for what."""
 SPINS = frozenset({Activity.DEVICE, Activity.NATIVE})
@@ -46,6 +49,8 @@ class Collective:
     done: bool
     before: str = ""
     """What its group had before it, as `kind` tells that; empty where it is not known."""
+    members: range = range(0)
+    """Its group's ranks; none where they are not known."""
 
     @property
     def known(self) -> bool:

@@ -33,7 +33,7 @@ ACTIONS: Mapping[str, str] = {
     "shared_memory_full": "give the container more of /dev/shm, or use fewer loader workers",
     "crash": "look at the native code: the process brought a signal on itself",
     "peer_hung": "look at what held that rank up; if it was at work, and not training, have the script say so "
-    "(elastic.session.in_phase)",
+    "(elastic.session.in_phase); ranks that wait apart have to call the same collectives in the same order",
     "network": "look at addresses, links and firewalls between nodes",
     "node_lost": "replace the node: nothing comes from it",
     "store_lost": "restart: the process that ranks meet at has died",

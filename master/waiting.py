@@ -85,6 +85,39 @@ def owing(owed: Owed, last: Mapping[int, Seen]) -> set[int]:
     return circle - owed.keys() or circle
 
 
+def crossed(last: Mapping[int, Seen]) -> Owed:
+    """Ranks that wait for one another in a circle, each in a collective that those after it have not come to, since they
+    wait in one of another group. Who has more than one that is not over may wait in either, and is not among them."""
+    at: dict[tuple[str, int], list[int]] = {}
+    rows: dict[tuple[str, int], range] = {}
+    for rank, seen in last.items():
+        if len(seen.pending) == 1 and (one := seen.pending[0]).known and not one.p2p:
+            at.setdefault((one.group, one.seq), []).append(rank)
+            rows[one.group, one.seq] = one.members
+    if len({group for group, _ in at}) < 2:
+        return {}
+    waiters = {rank for ranks in at.values() for rank in ranks}
+    waits: dict[Hashable, set[Hashable]] = {rank: set() for rank in waiters}
+    for (group, seq), ranks in at.items():
+        absent = waiters.intersection(rows[group, seq]).difference(ranks)
+        waits[group, seq] = {rank for rank in absent if not _came(last[rank], group, seq)}
+        for rank in ranks:
+            waits[rank] = {(group, seq)}
+    circle = circles(waits)
+    return {
+        rank: {peer: f"rank {rank} is in group {group}, to which rank {peer} has not come"}
+        for (group, seq), ranks in at.items()
+        for rank in ranks
+        if rank in circle
+        for peer in sorted(waiters & waits[group, seq] & circle)[:1]
+    }
+
+
+def _came(seen: Seen, group: str, seq: int) -> bool:
+    issued = (one.seq for one in seen.collectives or () if one.group == group and not one.p2p)
+    return max(issued, default=0) >= seq
+
+
 def _waits(owed: Owed, last: Mapping[int, Seen]) -> Waits:
     """Of ranks, and of numbers of collectives in their group, each of which waits for those that are at it and
     for the number before: thousands of ranks may wait for thousands."""

@@ -103,6 +103,11 @@ class Collective:
     done: bool
     before: str = ""
     """The `collectives.kind` of what its group had before it; empty where that is not known."""
+    first: int = 0
+    """Of its group's ranks, which are `count` in number, `stride` apart."""
+    stride: int = 1
+    count: int = 0
+    """None: it is not known which they are, or they are no such row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

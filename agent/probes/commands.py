@@ -128,8 +128,8 @@ def _machines(text: str) -> int:
 def _folder(text: str) -> Path:
     """One that is not there, such as a disk that was not mounted, is for the probe to tell."""
     path = Path(text)
-    if path.exists() and not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no folder")
+    if not text or (path.exists() and not path.is_dir()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder")
     return path
 
 

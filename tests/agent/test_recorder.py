@@ -206,6 +206,37 @@ def test_what_compiled_code_and_dtensor_issue_is_seen_too() -> None:
     assert [(one.op, one.sizes) for one in told.collectives] == [("gloo:all_reduce", "[[3]]")]
 
 
+GROUPS = """
+os.environ["TORCH_FR_BUFFER_SIZE"] = "100"
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+alone = dist.new_group([0])
+dist.all_reduce(torch.ones(3)), dist.all_reduce(torch.ones(2), group=alone)
+os.write(1, b".")
+sys.stdin.read()
+"""
+
+
+def test_a_collective_s_group_is_told_with_its_ranks() -> None:
+    (told,) = asked(GROUPS, 1, written=1)
+    assert told.collectives is not None
+    assert [(one.first, one.stride, one.count) for one in told.collectives] == [(0, 1, 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "row"),
+    [
+        ((), (0, 1, 0)),
+        ((3,), (3, 1, 1)),
+        ((0, 1, 2, 3), (0, 1, 4)),
+        ((12, 4, 8), (4, 4, 3)),
+        ((0, 1, 3), (0, 1, 0)),
+    ],
+)
+def test_ranks_are_told_as_a_row(ranks: tuple[int, ...], row: tuple[int, int, int]) -> None:
+    assert recorder.row(ranks) == row
+
+
 def endless() -> str:
     return "number = 0\nwhile True:\n    number += 1\n"
 

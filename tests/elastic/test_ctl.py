@@ -18,6 +18,7 @@ import pytest
 import trustme
 
 from elastic import ctl
+from elastic.master import commands
 from elastic.proto import job_folder
 from elastic.proto.verbs import age
 from tests.elastic.asking import Ask, columns, elasticctl
@@ -190,7 +191,7 @@ def test_events_of_a_running_job(job: Running, ask: Ask) -> None:
 
 
 def test_why_of_a_job_of_which_no_round_has_ended(job: Running, ask: Ask) -> None:
-    assert ask("--dir", job.folder, "why").out == "No round has ended: nothing failed.\n"
+    assert ask("--dir", job.folder, "why").out == commands.NONE_ENDED + "\n"
     answer = ask("--dir", job.folder, "why", "--round", "7")
     assert answer.code == 1
     assert "no end of round 7" in answer.err

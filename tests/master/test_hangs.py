@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elastic.master import hangs, messages
-from elastic.master.activity import Activity, Doing, OnDevice, Process
+from elastic.master.activity import Activity, Doing, OnDevice, Process, doing
 from elastic.master.culprits import (
     FOREVER,
     LONG,
@@ -748,12 +748,68 @@ def test_nobody_waits_apart_of_whom_ranks_that_were_not_heard_may_say_otherwise(
     assert ranks(*late, quiet=LONG) == ((2, 3) if len(unheard) == 2 else (3,))
 
 
+def in_group(rank: int, group: str, members: range, seq: int = 1) -> Seen:
+    one = replace(REDUCE, group=group, seq=seq, members=members)
+    return seen(rank, collectives=(one,))
+
+
+def test_ranks_that_wait_for_one_another_in_different_groups_are_named_with_these() -> None:
+    """0 and 3 have two groups, in which they come one after the other."""
+    both, done = range(0, 6, 3), replace(REDUCE, done=True)
+    crossed = (in_group(0, "a", both), in_group(3, "b", both))
+    one = found(*crossed)
+    assert one is not None
+    assert (one.ranks, one.soft, one.machine) == ((0, 3), False, False)
+    assert "rank 0 is in group a, to which rank 3 has not come" in one.reason
+    assert "rank 3 is in group b, to which rank 0 has not come" in one.reason
+    assert ranks(*crossed, seen(1), seen(2)) == (0, 3), "others wait for them"
+    assert found(*crossed, phases={0: "eval"}) is None
+    assert found(*crossed, phases={0: "eval"}, quiet=LONG) is not None
+
+    over = (replace(done, group="b", seq=1, members=both), *(crossed[0].collectives or ()))
+    assert found(replace(crossed[0], collectives=over), crossed[1]) is None, "it is on its way back"
+    two = tuple(replace(REDUCE, group=name, seq=1, members=both) for name in "ab")
+    assert found(replace(crossed[0], collectives=two), crossed[1]) is None, "it may wait in either"
+    unknown = (in_group(0, "a", range(0)), in_group(3, "b", range(0)))
+    assert found(*unknown) is None
+    ahead = (in_group(0, "a", both, seq=1), in_group(3, "a", both, seq=2))
+    assert found(*ahead, seen(1), seen(2)) is None, "one group: the root of a broadcast goes on"
+
+
+def test_who_waits_for_a_thread_of_its_own_that_is_in_a_collective_waits() -> None:
+    """`asyncio.to_thread(dist.barrier)`, or a poll of `work.is_completed()`."""
+    for activity in (Activity.LOCK, Activity.SLEEP):
+        threaded = seen(2, activity, asleep=True, collectives=(BARRIER,))
+        culprit = seen(3, Activity.LOCK, asleep=True, collectives=(replace(REDUCE, done=True),))
+        assert ranks(seen(0), threaded, culprit, quiet=LONG) == (3,)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        ("_cmdloop", "/usr/lib/python3.12/pdb.py"),
+        ("interact", "/usr/lib/python3.12/code.py"),
+        ("do_wait_suspend", "/site-packages/debugpy/_vendored/pydevd/pydevd.py"),
+    ],
+)
+def test_who_is_at_a_debugger_s_prompt_never_hangs(frame: tuple[str, str]) -> None:
+    """Whatever is called there."""
+    stack = (("wait", "/usr/lib/python3.12/threading.py", 1), (*frame, 1), ("main", "train.py", 9))
+    at = doing(stack, state="S")
+    assert at.activity is Activity.DEBUGGER
+    for waiting in (WAITING, ()):
+        alone = replace(seen(3, Activity.DEBUGGER), doing=at, stack=stack)
+        assert found(*waiting, alone, quiet=100 * FOREVER) is None
+    below = (*STACK, ("run", "/usr/lib/python3.12/bdb.py", 1), ("_runscript", "/x/pdb.py", 1))
+    assert doing(below, state="S").activity is Activity.COLLECTIVE, "python -m pdb"
+
+
 def test_all_wait_in_the_same_collective_for_too_long() -> None:
     one = found(*WAITING, seen(3), quiet=LONG)
     assert one is not None
     assert (one.ranks, one.reason) == (
         (),
-        "no rank goes on: 4 of 4 others: all_reduce (all_reduce #41 of [[4]]), in train.py:9 in main",
+        "no rank goes on: 4 of 4 ranks: all_reduce (all_reduce #41 of [[4]]), in train.py:9 in main",
     )
     assert found(*WAITING, seen(3), quiet=LONG - 1) is None
 

@@ -29,6 +29,8 @@ from tests.master.builders import BUG, CLOSED, KILLED, failure
 FALLEN = ("NVRM: Xid (PCI:0000:03:00): 79, pid=0, GPU has fallen off the bus.",)
 INITIALISATION = "NVRM: Xid (PCI:0000:03:00): 143, pid=0, GPU Initialization Failed"
 KERNEL_KILLS = ("Out of memory: Killed process 7899 (python) total-vm:26184840kB",)
+OOM = "Memory cgroup out of memory: Killed process 7899 (pt_data_worker) total-vm:26184840kB"
+LOST_WORKER = "DataLoader worker (pid 7899) is killed by signal: Killed. "
 WATCHDOG = "[rank0]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)"
 
 CASES = [
@@ -69,6 +71,9 @@ CASES = [
     (failure(exit_code=-(10**30)), Cause.KILLED),
     (failure(error_type="ValueError", message="Connection closed by peer"), Cause.ERROR),
     (failure(error_type="RuntimeError", message="shape mismatch"), Cause.ERROR),
+    (failure(error_type="RuntimeError", message=LOST_WORKER), Cause.ERROR),
+    (failure(error_type="RuntimeError", message=LOST_WORKER, kernel_log=(OOM,)), Cause.KERNEL_OOM),
+    (failure(error_type="RuntimeError", message="shape mismatch", kernel_log=(OOM,)), Cause.ERROR),
     (failure(error_type="KeyboardInterrupt", exit_code=-2), Cause.ERROR),
     (failure(exit_code=-signal.SIGINT), Cause.KILLED),
     (failure(exit_code=-signal.SIGALRM), Cause.CRASH),

@@ -88,7 +88,7 @@ def test_several_machines_meet_somewhere() -> None:
         ("--nnodes 0", "'0' is no number of machines"),
         ("--nnodes -3", "'-3' is no number of machines"),
         ("--nnodes 1:3", "'1:3' is no number of machines"),
-        ("--folder /dev/null", "/dev/null is no folder"),
+        ("--folder /dev/null", "'/dev/null' is no folder"),
         ("--rdzv-endpoint h:1", "--rdzv-endpoint wants --nnodes N"),
         ("--nnodes 2 --rdzv-endpoint h:1 --folder /tmp", "--folder goes without --nnodes"),
         ("--nnodes 2 --rdzv-endpoint h:1 -v", "--verbose goes without --nnodes"),
