@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The trainer's rows of docs/benchmarks.md on all GPUs of a machine, in parts of less than ten minutes each; run from
-# the repository's root. Usage: benchmarks/h200-trainer.sh OUT PART...; parts: head adding profile memory tests mfu mfu-32 exact
+# the repository's root. Usage: benchmarks/h200-trainer.sh OUT PART...; parts: head adding profile bubble memory tests mfu mfu-32 exact
 # saving large scaling tensor resize fire restart curve layouts; curve needs what `python -m benchmarks.curve prepare runs/text`
 # made.
 out=$1
@@ -28,6 +28,7 @@ for name in "$@"; do
                 part "memory-$kind" 150 python3 -m benchmarks.memory --match "$kind" --out "$out/memory.jsonl"
             done
             ;;
+        bubble) part bubble 200 python3 -m benchmarks.bubble ;;
         mfu) part mfu 400 python3 -m benchmarks.mfu 125m 125m-1024 --out "$out/mfu.jsonl" ;;
         mfu-32) part mfu-32 580 python3 -m benchmarks.mfu 125m 125m-1024 --leaves 32 --out "$out/mfu.jsonl" ;;
         exact) part exact-32 290 python3 -m benchmarks.mfu 125m --ranks "$gpus" --no-plain --leaves 32 --out "$out/mfu.jsonl" ;;

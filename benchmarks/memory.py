@@ -81,7 +81,7 @@ def measured(config: GPTConfig, layout: Layout, device: torch.device) -> tuple[i
         nonlocal laid
         laid = lay_out(
             config, layout, make=lambda part: GPT(config, part.tp, part.layers),
-            forward_step=_forward_step, leaf_size=LEAF, leaves=count, seed=1, device=device,
+            forward_step=forward_step, leaf_size=LEAF, leaves=count, seed=1, device=device,
         )  # fmt: skip
         initialize(laid.model, config, 1, 0.02)
         stepper = Stepper(laid, leaf_tokens=LEAF * config.seq_length)
@@ -128,7 +128,7 @@ def _peak(function: Callable[[], None], device: torch.device) -> int:
     return peak
 
 
-def _forward_step(batches: Iterator[Batch], model: Any) -> tuple[Tensor, LossFunction]:
+def forward_step(batches: Iterator[Batch], model: Any) -> tuple[Tensor, LossFunction]:
     one = next(batches)
     mask = one["loss_mask"]
 
