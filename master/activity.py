@@ -161,6 +161,7 @@ _INNERMOST: tuple[_Row, ...] = (
         "_wait_for_tstate_lock",
         "acquire",
         "__enter__",
+        "_shutdown",
     ),
     _row("queue.py", Activity.LOCK, "get", "put", "join"),
     _row("multiprocessing/queues.py", Activity.LOCK, "get", "put"),
