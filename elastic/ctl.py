@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import MappingProxyType
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = verbs[args.verb].load()
     if args.output not in (may := forms_of(verb)):
         parser.error(f"{args.verb} has no form {args.output!r}: write -o {' or '.join(may)}")
-    context = Context(out=_Terminal(args.output), find=lambda: _find(parser, args))
+    context = Context(out=_Terminal(args.output), find=partial(_find, parser, args))
     try:
         return int(verb(context, rest))
     except ElasticError as error:
@@ -176,7 +177,7 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 # --- the job -------------------------------------------------------------------------------------
 
 
-def _find(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Job:
+def _find(parser: argparse.ArgumentParser, args: argparse.Namespace, *, past: bool = False) -> Job:
     security = _security(parser, args)
     if args.job:
         return _in_cluster(args.job, security)
@@ -194,7 +195,7 @@ def _find(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Job:
             f"there is no job in {base}: give its folder (--dir), as named by --state-dir or "
             "--log-dir when it was started, or its master's address (--master)"
         )
-    return _in_folder(folder, security)
+    return _in_folder(folder, security, past=past)
 
 
 def _in_cluster(name: str, security: Security) -> Job:
@@ -213,7 +214,7 @@ def _in_cluster(name: str, security: Security) -> Job:
     return Job(name=name, folder=None, master=found.address, status=status, security=security)
 
 
-def _in_folder(folder: Path, security: Security) -> Job:
+def _in_folder(folder: Path, security: Security, *, past: bool) -> Job:
     note = job_folder.read_note(folder)
     name = note.run_id if note else folder.name
     dead = Job(name=name, folder=folder, master="", status=None, security=security)
@@ -225,9 +226,11 @@ def _in_folder(folder: Path, security: Security) -> Job:
     try:
         status = asyncio.run(_ask(note.address, security, PATIENCE))
     except (MasterUnreachable, MasterRefused) as error:
-        if Path(f"/proc/{note.pid}").exists():
-            raise  # else somebody else may have the port by now
-        _say(f"{error} Here is what {folder} says.")
+        lives = note.lives()  # else somebody else may have the port by now
+        if lives and not (past and isinstance(error, MasterUnreachable)):
+            raise
+        there = f" Its process {note.pid} is there." if lives else ""
+        _say(f"{error}{there} Here is what {folder} says.")
         return dead
     if status.run_id != note.run_id:
         return dead

@@ -128,7 +128,7 @@ def events(context: Context, argv: Sequence[str]) -> int:
     parser = _parser("events", events)
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the job is over")
     args = parser.parse_args(argv)
-    job, out = context.find(), context.out
+    job, out = context.find(past=not args.follow), context.out
     if job.status is None:
         _print_journal(job, out, 0, follow=args.follow)
     else:
@@ -229,7 +229,7 @@ def why(context: Context, argv: Sequence[str]) -> int:
     parser = _parser("why", why)
     parser.add_argument("--round", type=_round, metavar="N", help="of that round")
     args = parser.parse_args(argv)
-    job, out = context.find(), context.out
+    job, out = context.find(past=True), context.out
     if job.folder is None:
         raise NotFound(
             f"only the address of the master of job {job.name} is known: its journal is told of "

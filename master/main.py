@@ -24,7 +24,7 @@ from elastic.master.served import Served
 from elastic.master.shell import Shell, pause
 from elastic.master.state import Job, Result
 from elastic.master.streams import Streams
-from elastic.proto import job_folder, master_pb2_grpc
+from elastic.proto import job_folder, master_pb2_grpc, process
 from elastic.proto.client import open_server
 from elastic.proto.deaf import deafen
 from elastic.proto.env import process_environment
@@ -209,6 +209,7 @@ def _write_note(settings: MasterSettings, job: Job) -> None:
         address=settings.address,
         run_id=settings.run_id,
         pid=os.getpid(),
+        began=process.began(os.getpid()),
         launch=settings.launch,
         job_uid=job.uid,
         epoch=job.epoch,

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from elastic.proto import env
+from elastic.proto import env, process
 from elastic.proto.errors import NotFound
 
 JOURNAL = "journal.db"
@@ -51,10 +51,17 @@ class MasterNote:
     """host:port, as agents dial it."""
     run_id: str
     pid: int
+    began: str = ""
+    """When that process did (`process.began`); empty: a version wrote it that did not say."""
     launch: str = ""
     """Of the launcher whose master it is."""
     job_uid: str = ""
     epoch: int = 0
+
+    def lives(self) -> bool:
+        """Whether that process is there, on this machine. Where `began` is empty, another of its number will do."""
+        began = process.began(self.pid)
+        return bool(began) and self.began in ("", began)
 
 
 def hang(number: int) -> str:
@@ -184,6 +191,7 @@ def read_note(folder: Path) -> MasterNote | None:
             address=address,
             run_id=str(found["run_id"]),
             pid=int(found["pid"]),
+            began=str(found.get("began", "")),
             launch=str(found.get("launch", "")),
             job_uid=str(found.get("job_uid", "")),
             epoch=int(found.get("epoch", 0)),

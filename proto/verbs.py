@@ -56,11 +56,18 @@ class Output(Protocol):
         """To standard error: what is no part of the answer."""
 
 
+class Find(Protocol):
+    def __call__(self, *, past: bool = False) -> Job:
+        """Find the job. past: what was written so far will do, where its master lives and does not answer. Raises
+        ElasticError.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     out: Output
-    find: Callable[[], Job]
-    """Find the job; raises ElasticError. A verb reads its arguments first."""
+    find: Find
+    """A verb reads its arguments first."""
 
 
 FORMS = ("table", "json")

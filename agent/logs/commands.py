@@ -25,7 +25,7 @@ POLL = 0.1
 def logs(context: Context, argv: Sequence[str]) -> int:
     """What a rank wrote to its log files; -o json writes one object a line."""
     args = _arguments(argv)
-    job, out = context.find(), context.out
+    job, out = context.find(past=not args.follow), context.out
     if job.status is not None:
         _check(job.status, args)
     sink = _Sink(out, args.rank, args.stream)

@@ -8,6 +8,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from elastic.master import events as ev
 from elastic.master.journal import SNAPSHOT_EVERY, Journal
 from elastic.master.policy import Policy
 from elastic.master.shell import Shell
+from elastic.proto import job_folder
 from elastic.proto import master_pb2 as pb
 from elastic.proto.job_folder import JOURNAL, MASTER, METRICS, REPORT
+from elastic.proto.process import began
 from tests.elastic.asking import Answer, Ask, columns
 from tests.master.builders import BUG, attached, failed, store
 from tests.master.serving import Agent, MasterProcess, master, noted, ready, reserved
@@ -154,6 +157,43 @@ def test_a_folder_is_left_as_it_was(killed: Path, ask: Ask) -> None:
     assert before == {
         path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in killed.iterdir()
     }
+
+
+# --- whose master is there, or seems to be --------------------------------------------------------
+
+
+def note_that_it_is(folder: Path, pid: int, since: str) -> None:
+    """The master of a job whose master was killed: a process that listens nowhere."""
+    note = job_folder.read_note(folder)
+    assert note is not None
+    assert note.began
+    job_folder.write_note(folder, replace(note, pid=pid, began=since))
+
+
+def test_another_process_of_the_masters_number_is_not_the_master(killed: Path, ask: Ask) -> None:
+    note = job_folder.read_note(killed)
+    assert note is not None
+    note_that_it_is(killed, os.getpid(), note.began)
+    answer = ask("--dir", killed, "status")
+    assert (answer.code, columns(answer.lines[1])[1:4]) == (0, ["dead", "1", "1"]), answer
+    assert "is there" not in answer.err
+    assert "Round 1 ended" in ask("--dir", killed, "why").out
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["of now", "of before it said when it began"])
+def test_of_a_master_that_does_not_answer_the_past_is_told(
+    killed: Path, ask: Ask, said: bool
+) -> None:
+    note_that_it_is(killed, os.getpid(), began(os.getpid()) if said else "")
+    for verb, shown in (("why", "Round 1 ended"), ("events", "round 1: ")):
+        answer = ask("--dir", killed, verb)
+        assert answer.code == 0, answer
+        assert shown in answer.out
+        assert len(answer.err.splitlines()) == 1
+        assert f"Its process {os.getpid()} is there. Here is what {killed} says." in answer.err
+    for args in (("status",), ("events", "--follow"), ("logs", "--follow"), ("restart",)):
+        assert "no master answers" in one_line(ask("--dir", killed, *args))
+    assert f"{killed} has no logs" in ask("--dir", killed, "logs").err
 
 
 def test_a_report_without_its_journal(over: Path, ask: Ask) -> None:

@@ -41,5 +41,5 @@ class Told:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-def _no_job() -> Job:
+def _no_job(*, past: bool = False) -> Job:
     raise AssertionError("no job is asked")
