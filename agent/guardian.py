@@ -1,5 +1,5 @@
 """The guardian: `elastic-run` itself. Starts the agent, and the master where this node has it, by
-plain fork; starts each again when it dies; passes signals on; ends what is left.
+plain fork; starts each again when it dies; ends a master that hangs; passes signals on; ends what is left.
 
 Single threaded, and imports neither grpc nor asyncio, so that a fork of it is always safe.
 """
@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastic.agent import cgroup, children, prctl
+from elastic.agent import cgroup, children, prctl, tasks
+from elastic.agent.pulse import EVERY, Pulse
 from elastic.agent.snapshots.vault import Vault
 from elastic.proto import descriptors
 from elastic.proto.exit_code import CRASHED, MASTER_LOST
@@ -53,6 +54,7 @@ class Guardian:
         agent: Callable[[], int],
         master: Callable[[], int] | None,
         vault: Vault,
+        pulse: Pulse,
         cgroup_path: Path | None = None,
         patience: float = 60.0,
     ) -> None:
@@ -61,6 +63,7 @@ class Guardian:
         self._deadline: float | None = None
         self._cgroup = cgroup_path
         self._vault = vault
+        self._pulse = pulse
         self._agent = _Child("agent", agent)
         self._master = None if master is None else _Child("master", master)
         self._wake, self._waker = socket.socketpair()
@@ -118,6 +121,8 @@ class Guardian:
 
     def _start(self, child: _Child) -> None:
         guardian = os.getpid()
+        if child is self._master:
+            self._pulse.begin()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (*self._handled, NO_MASTER))
         child.pid = os.fork()
         if child.pid:
@@ -145,10 +150,26 @@ class Guardian:
             os._exit(code)
 
     def _wait(self, timeout: float | None) -> None:
-        """Wait for a signal or a child's end, and deal with it."""
+        """Wait for a signal or a child's end, and deal with it; see meanwhile that the master works."""
+        if self._master is not None:
+            timeout = EVERY if timeout is None else min(timeout, EVERY)
         self._sleep(0 if self._received else timeout)
         self._hear()
         self._reap()
+        self._look()
+
+    def _look(self) -> None:
+        """End a master that hangs. Its next life begins once it is reaped, so never beside it."""
+        master = self._master
+        if master is None or not master.pid or not self._pulse.hangs(time.monotonic()):
+            return
+        state, where = tasks.stat(master.pid).state, tasks.wchan(master.pid)
+        log.error(
+            "the master has done nothing for %.0f s, though its process %d is there (state %s%s): it is killed",
+            *(self._pulse.most, master.pid, state, where and f", in {where}"),
+        )
+        self._kill(master, signal.SIGKILL)
+        self._pulse.begin()  # one that does not go away is told of once
 
     def _hear(self) -> None:
         """Pass on the signals that came."""

@@ -24,6 +24,7 @@ from elastic.addresses import look_up, own_address
 from elastic.agent import cgroup, file_timer
 from elastic.agent.guardian import Guardian
 from elastic.agent.numa import gpu_nodes
+from elastic.agent.pulse import Pulse
 from elastic.agent.settings import AgentSettings, LogSettings, Workload
 from elastic.agent.slots import resolve_slots
 from elastic.agent.snapshots.vault import Vault
@@ -146,16 +147,17 @@ def _guardian(
     reservation: Reservation | None,
     run_dir: Path,
 ) -> Guardian:
-    vault = Vault()
+    vault, pulse = Vault(), Pulse(options.lease)
     master = None
     if reservation is not None:
         listen = reservation.listen_address(settings.master)
         launch = secrets.token_hex(16)
-        master = partial(_master_main, options, settings, listen, run_dir, launch, vault)
+        master = partial(_master_main, options, settings, listen, run_dir, launch, vault, pulse)
     return Guardian(
         partial(_agent_main, settings, knock, vault),
         master,
         vault,
+        pulse,
         cgroup.create(),
         patience=max(options.shutdown_timeout, options.drain_timeout) + 30.0,
     )
@@ -189,6 +191,7 @@ def _master_main(
     run_dir: Path,
     launch: str,
     vault: Vault,
+    pulse: Pulse,
 ) -> int:
     _in_background()
     vault.forget()
@@ -228,6 +231,7 @@ def _master_main(
             node_id=settings.node_id,
             launch=launch,
             notify=options.notify,
+            beat=pulse.beat,
         )
     )
 

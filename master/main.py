@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ from elastic.proto.security import Security
 
 log = logging.getLogger(__name__)
 
+BEAT = 1.0
+"""Seconds between two signs that the event loop runs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterSettings:
@@ -61,6 +64,8 @@ class MasterSettings:
     """No lower one is taken: masters whose journal was lost may have had it."""
     least_round: int = 0
     """Likewise."""
+    beat: Callable[[], None] | None = None
+    """Called every second while it serves: a launcher sees by it that it does not hang."""
 
 
 async def serve(
@@ -104,6 +109,8 @@ async def serve(
             else:
                 ending = _go_when(told_to_end, streams)
             beside = [ending, streams.watch_silence()]
+            if settings.beat is not None:
+                beside.append(_beat(settings.beat))
             if launcher is not None:
                 beside.append(_supply(launcher, Served(shell, streams)))
             tasks = [loop.create_task(one) for one in beside]
@@ -154,6 +161,12 @@ async def _go_when(told_to_end: asyncio.Event, streams: Streams) -> None:
     """A master that a cluster takes away comes back elsewhere, and ranks train on meanwhile."""
     await told_to_end.wait()
     streams.over.set()
+
+
+async def _beat(beat: Callable[[], None]) -> None:
+    while True:
+        beat()
+        await asyncio.sleep(BEAT)
 
 
 async def _supply(launcher: Launcher, master: Master) -> None:

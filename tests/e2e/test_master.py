@@ -1,6 +1,7 @@
 """The master dies, again and again, and at bad moments; the clock jumps."""
 
 import ast
+import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import ROOT, Job, processes
+from tests.e2e.harness.freezer import Freezer
 
 
 def test_five_masters_die_while_ranks_train(job: Job) -> None:
@@ -120,6 +122,45 @@ def test_a_master_that_dies_while_a_round_forms(job: Job) -> None:
     job.wait_for_steps(4, after=number)
     job.finish()
     job.ends(0)
+
+
+# --- it hangs ---
+
+
+def test_a_master_that_hangs_is_ended_and_the_next_one_recovers_who_died_meanwhile(
+    job: Job,
+) -> None:
+    """Stopped, say. All that ranks do meanwhile is train on."""
+    node = job.start("--lease", "1", "--fault-budget", "1", log_level="WARNING")
+    number = job.wait_for_steps(2)
+    master = node.master()
+    processes.kill(master, number=signal.SIGSTOP)
+    processes.kill(job.rank(number, 0))
+    job.wait_for_steps(2, after=number)
+    assert not processes.alive(master)
+    job.finish()
+    job.ends(0)
+    line = f"the master has done nothing for 6 s, though its process {master} is there (state T"
+    assert node.said().count(line) == 1, job.dump()
+    assert job.report()["epoch"] == 2
+    _assert_complete(job.folder / "logs" / "job" / "journal.db")
+
+
+def test_a_master_that_does_not_go_away_has_none_beside_it(job: Job, freezer: Freezer) -> None:
+    """As in the kernel's state D: the next one begins once it is gone."""
+    node = job.start("--lease", "1")
+    number = job.wait_for_steps(2)
+    master, agent = node.master(), node.agent()
+    freezer.freeze(master)
+    job.wait_for("a word of it", lambda: f"process {master} is there" in node.said() or None)
+    job.wait_for_more_steps(number, 2, count=150)  # 3 s and more
+    assert {p.pid for p in processes.children(node.guardian)} == {master, agent}, job.dump()
+    freezer.thaw()
+    job.wait_for_event("master is back in epoch 2")
+    job.finish()
+    job.ends(0)
+    assert job.round() == number, job.dump()
+    assert node.said().count(f"process {master} is there") == 1, job.dump()
 
 
 # --- the clock ---

@@ -22,6 +22,9 @@ class Freezer:
             (self.group / "cgroup.procs").write_text(str(pid))
         (self.group / "freezer.state").write_text("FROZEN")
 
+    def thaw(self) -> None:
+        (self.group / "freezer.state").write_text("THAWED")
+
 
 @contextlib.contextmanager
 def freezer(name: str) -> Iterator[Freezer]:
@@ -34,8 +37,9 @@ def freezer(name: str) -> Iterator[Freezer]:
         with contextlib.suppress(OSError):
             group.rmdir()
         pytest.skip("no cgroup freezer (version 1) that we may use")
-    yield Freezer(group)
-    (group / "freezer.state").write_text("THAWED")
+    made = Freezer(group)
+    yield made
+    made.thaw()
     processes.kill(*map(int, (group / "cgroup.procs").read_text().split()))
     while group.exists():
         with contextlib.suppress(OSError):  # some of them are on their way out
