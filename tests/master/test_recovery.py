@@ -145,6 +145,13 @@ CASES = [
         ),
         Cause.HARDWARE,
     ),
+    (
+        failure(
+            error_type="RuntimeError",
+            message="[Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms",
+        ),
+        Cause.NETWORK,
+    ),
     (failure(what=Failed.STORE), Cause.STORE_LOST),
     (failure(what=Failed.STORE, oom_killed=True), Cause.KERNEL_OOM),
     (failure(what=Failed.START), Cause.NO_START),
