@@ -68,7 +68,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     )  # fmt: skip
     add("--step", type=_positive, metavar="N", help="which one (the newest)")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--prompt", metavar="TEXT", type=text, help="what to go on with")
+    what.add_argument(
+        "--prompt", action="append", metavar="TEXT", type=text, help="what to go on with; may be repeated"
+    )  # fmt: skip
     what.add_argument("--prompts", metavar="FILE", type=Path, help="one on each line")
     add("--max-new-tokens", type=_positive, default=128, metavar="N", help="at most (128)")
     add(
@@ -127,7 +129,7 @@ def _few(argument: str) -> int:
 def _prompts(args: argparse.Namespace) -> list[str]:
     """Each as often as it is asked for."""
     if args.prompts is None:
-        found = [args.prompt]
+        found = args.prompt
     else:
         try:
             text = args.prompts.read_text(encoding="utf-8")

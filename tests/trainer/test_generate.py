@@ -109,6 +109,8 @@ def test_several_prompts_and_samples(path: Path) -> None:
     assert all(token < 280 for one in found for token in one["tokens"])
     alone = told(*args[:2], "--prompt", "to be", "--max-new-tokens", 5, json=True).documents
     assert alone[0] == found[0]
+    twice = told(*args[:2], "--prompt", "to be", "--prompt", "or", "--max-new-tokens", 5, json=True)
+    assert [one["prompt"] for one in twice.documents] == ["to be", "or"]
     plain = told(*args)
     assert plain.out.count("=== ") == 4
     assert "prompt 3 has " in plain.notes[0]

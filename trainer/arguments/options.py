@@ -105,6 +105,24 @@ def check_agree(subjects: Iterable[type], words: Sequence[str]) -> None:
                 )
 
 
+def check_once(subjects: Iterable[type], words: Sequence[str]) -> None:
+    """Raises `UsageError` where words of one source give a list twice: the later one would win without a word."""
+    lists: dict[str, str] = {}
+    for subject in subjects:
+        types = get_type_hints(subject)
+        for one in fields(subject):
+            if get_origin(_without_none(types[one.name])) is tuple:
+                flags = (flag_of(one.name), *one.metadata.get("also", ()))
+                lists |= dict.fromkeys(flags, one.name)
+    seen: set[str] = set()
+    for word in words:
+        flag = word.partition("=")[0]
+        if flag in lists:
+            if lists[flag] in seen:
+                raise UsageError(f"{flag} is given twice: give all of it once")
+            seen.add(lists[flag])
+
+
 def flag_of(name: str) -> str:
     """`--seq-length` of `seq_length`."""
     return "--" + name.replace("_", "-")

@@ -34,6 +34,7 @@ def parse(
         words += sources[-1]
     for source in sources:
         options.check_agree(subjects().values(), source)
+        options.check_once(subjects().values(), source)
     given, rest = parser.parse_known_args([*words, *arguments])
     _check_rest(parser, rest, passed)
     found = vars(given)

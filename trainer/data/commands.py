@@ -70,10 +70,10 @@ def _tokenizer_flags(args: argparse.Namespace) -> TokenizerFlags:
 def _add_preprocess(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
-        "--input", nargs="+", required=True, metavar="PATH",
+        "--input", nargs="+", action="extend", required=True, metavar="PATH",
         help="files of loose JSON, one document a line, gzip and bzip2 too; folders with such files",
     )  # fmt: skip
-    add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="of the texts (text)")
+    add("--json-keys", nargs="+", action="extend", metavar="KEY", help="of the texts (text)")
     add("--output-prefix", required=True, metavar="PREFIX", help="of PREFIX_KEY_document.{bin,idx}")
     _add_tokenizer(parser)
     add("--append-eod", action="store_true", help="end each document with the end of document")
@@ -110,8 +110,8 @@ def _preprocess(out: Output, args: argparse.Namespace) -> int:
         from elastic.trainer.data.preprocess import outputs, preprocess
 
     settings = Settings(
-        tokenizer=_tokenizer_flags(args), keys=tuple(args.json_keys), append_eod=args.append_eod
-    )
+        tokenizer=_tokenizer_flags(args), keys=tuple(args.json_keys or ["text"]), append_eod=args.append_eod,
+    )  # fmt: skip
     if len(set(settings.keys)) < len(settings.keys):
         args.parser.error("--json-keys: each only once")
     inputs = lines.files(args.input)

@@ -372,12 +372,14 @@ def seen_of(size: int, rank: int, said: str, folder: Path, base: Path) -> Seen:
 
 
 def words_of(said: str, base: Path) -> list[str]:
-    """--no-batch: without --global-batch-size; --in-samples N: as long as that, not counted in iterations."""
+    """--no-batch: without --global-batch-size; --in-samples N: as long as that, not counted in iterations. Of data
+    that are given twice, which is refused, the last."""
     said = said.replace("{base}", str(base)).replace("BASE", str(base))
     if "--no-batch" in said:
         said = re.sub("--no-batch|--global-batch-size 4", "", said)
     if "--in-samples" in said:
         said = said.replace("--train-iters 3", "").replace("--in-samples", "--train-samples")
+    said = re.sub(r"(--[\w-]*data-path)( (?!--)\S+)+(?=.* \1 )", "", said)
     return said.split()
 
 

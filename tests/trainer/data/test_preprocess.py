@@ -248,6 +248,17 @@ def test_preprocess_as_on_megatrons_command_line(tmp_path: Path, ask: Ask) -> No
     assert json.loads(ask("-o", "json", "data", "preprocess", *told).out)["documents"] == 18
 
 
+def test_lists_that_are_given_twice_are_one(tmp_path: Path, ask: Ask) -> None:
+    for name in "ab":
+        (tmp_path / name).write_bytes(lines_of([name], title="A"))
+    told = ["--input", tmp_path / "a", "--json-keys", "text", "--input", tmp_path / "b"]
+    more = ["--json-keys", "title", "--output-prefix", tmp_path / "out", *FLAGS, "--append-eod"]
+    answer = ask("data", "preprocess", *told, *more)
+    assert answer.code == 0, answer.err
+    assert documents(tmp_path / "out_text_document") == expected(["a", "b"])
+    assert documents(tmp_path / "out_title_document") == expected(["A", "A"])
+
+
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
@@ -255,6 +266,7 @@ def test_preprocess_as_on_megatrons_command_line(tmp_path: Path, ask: Ask) -> No
         (["--dataset-impl=lazy"], 2, "--dataset-impl lazy: there is mmap"),
         (["--workers=0"], 2, "at least 1"),
         (["--json-keys", "a", "a"], 2, "each only once"),
+        (["--json-keys", "a", "--json-keys", "a"], 2, "each only once"),
         (["--merge-file=none"], 1, "cannot read none: No such file"),
         (["--tokenizer-type=BertWordPieceCase"], 1, "there is GPT2BPETokenizer"),
         (["--find-optimal-num-workers"], 2, "unrecognized arguments"),
