@@ -137,6 +137,14 @@ def test_the_exported_model_writes_the_same(path: Path) -> None:
         hf(export.context, ["export", str(path), str(path.parent / "hf")])
 
 
+def test_words_that_the_tokenizer_has_are_not_cut_off(path: Path) -> None:
+    argv = ["export", str(path), str(path.parent / "hf"), "--vocab-size"]
+    with pytest.raises(UsageError, match=r"--vocab-size 279 would cut words off .*: it has 280"):
+        hf(Told().context, [*argv, "279"])
+    assert not (path.parent / "hf").exists()
+    assert hf(Told().context, [*argv, "280"]) == 0
+
+
 @pytest.fixture
 def theirs(path: Path) -> Path:
     """The model as a folder of Hugging Face's."""

@@ -80,6 +80,11 @@ def _export(out: Output, args: argparse.Namespace) -> int:
     found = tokenizers.load(home) if files or args.tokenizer else None
     tokenizer = found if isinstance(found, tokenizers.TextTokenizer) else None
     kept = args.vocab_size or (found.vocab_size if found else weights.config.vocab_size)
+    if found and kept < found.vocab_size:
+        raise UsageError(
+            f"--vocab-size {kept} would cut words off that the tokenizer in {home} has: it has "
+            f"{found.vocab_size}; leave --vocab-size out"
+        )
     if kept > weights.config.vocab_size:
         raise UsageError(
             f"the model has {weights.config.vocab_size} words, and the tokenizer or --vocab-size {kept}"
