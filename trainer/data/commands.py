@@ -64,6 +64,19 @@ def _tokenizer_flags(args: argparse.Namespace) -> TokenizerFlags:
     )
 
 
+def _check_apart(prefixes: Sequence[str], inputs: Sequence[Path]) -> None:
+    """Raises `UsageError` where a file of what is made is one that is read, which would be lost."""
+    from elastic.trainer.data.indexed import paths
+
+    read = {path.resolve() for path in inputs}
+    for prefix in prefixes:
+        for path in paths(prefix):
+            if path.resolve() in read:
+                raise UsageError(
+                    f"{path} would be written over, and is read: give another --output-prefix"
+                )
+
+
 # --- preprocess ----------------------------------------------------------------------------------
 
 
@@ -115,11 +128,12 @@ def _preprocess(out: Output, args: argparse.Namespace) -> int:
     if len(set(settings.keys)) < len(settings.keys):
         args.parser.error("--json-keys: each only once")
     inputs = lines.files(args.input)
+    names = outputs(args.output_prefix, settings.keys)
+    _check_apart(names, inputs)
     began = time.monotonic()
     with _progress(lines.size(inputs), args.log_interval, out) as told:
         done = preprocess(inputs, args.output_prefix, settings, workers=args.workers, told=told)
     seconds = time.monotonic() - began
-    names = outputs(args.output_prefix, settings.keys)
     if out.json:
         out.document(
             {
@@ -201,8 +215,7 @@ def _merge(out: Output, args: argparse.Namespace) -> int:
         path.with_suffix("") for path in args.input.iterdir() if path.suffix in (".bin", ".idx")
     }
     target = Path(args.output_prefix)
-    if target.absolute() in {one.absolute() for one in found}:
-        raise UsageError(f"--output-prefix {target} is one of those that are merged: give another")
+    _check_apart([str(target)], [path for prefix in found for path in paths(prefix)])
     for prefix in sorted(found):
         for path in paths(prefix):
             if not path.is_file():

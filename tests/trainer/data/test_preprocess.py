@@ -283,6 +283,20 @@ def test_what_preprocess_does_not_take(
     assert "Traceback" not in answer.err
 
 
+@pytest.mark.parametrize("kind", ["bin", "idx"])
+def test_what_is_read_is_not_written_over(tmp_path: Path, ask: Ask, kind: str) -> None:
+    """By whatever name it goes."""
+    file = tmp_path / f"my_text_document.{kind}"
+    file.write_bytes(lines_of(["a"]))
+    (tmp_path / "in").symlink_to(file)
+    for name in (file, tmp_path, tmp_path / "in"):
+        told = ["--input", name, "--output-prefix", tmp_path / "new" / ".." / "my", *FLAGS]
+        answer = ask("data", "preprocess", *told)
+        assert answer.code == 1
+        assert f"my_text_document.{kind} would be written over, and is read: give" in answer.err
+        assert file.read_bytes() == lines_of(["a"])
+
+
 def test_merged_is_as_if_preprocessed_together(tmp_path: Path, ask: Ask) -> None:
     parts = tmp_path / "parts"
     parts.mkdir()
@@ -296,7 +310,7 @@ def test_merged_is_as_if_preprocessed_together(tmp_path: Path, ask: Ask) -> None
         merged = (tmp_path / f"merged.{kind}").read_bytes()
         assert merged == (tmp_path / f"all_text_document.{kind}").read_bytes()
     again = ask("data", "merge", "--input", parts, "--output-prefix", parts / "a_text_document")
-    assert "is one of those that are merged" in again.err
+    assert f"{parts}/a_text_document.bin would be written over, and is read: give" in again.err
     (parts / "b_text_document.idx").unlink()
     lacking = ask("data", "merge", "--input", parts, "--output-prefix", tmp_path / "m")
     assert lacking.code == 1
