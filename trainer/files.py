@@ -5,7 +5,7 @@ import glob
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -16,9 +16,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
     The draft has a name of its own, so that several processes may write the same `path`: the last
     one wins. On an exception the draft is removed and `path` stays as it was.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent)
-    os.close(handle)
-    draft = Path(name)
+    handle, draft = _locked_draft(path)
     try:
         yield draft
         draft.chmod(0o644)  # mkstemp's 0600 would hide a shared directory's files from others
@@ -27,13 +25,32 @@ def replace_atomically(path: Path) -> Iterator[Path]:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(handle)
     _sync(path.parent)  # the rename itself
 
 
 def remove_drafts(path: Path) -> None:
-    """Those of `path` whose writers were killed; for who holds the lock of all that write it."""
+    """Those of `path` whose writers were killed: who lives holds the lock of its draft.
+
+    Where a file system's locks hold on one node alone, other nodes' writers are not seen: they are to write
+    other paths.
+    """
     for draft in path.parent.glob(f".{glob.escape(path.name)}.*.draft"):
-        draft.unlink(missing_ok=True)
+        with suppress(OSError), draft.open("r+b") as file:  # another's, locked, gone, or no locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            draft.unlink()
+
+
+def _locked_draft(path: Path) -> tuple[int, Path]:
+    """A new one, and what holds its lock until it is closed, by the kernel where we are killed."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent)
+        with suppress(OSError):  # a file system without locks, where nobody removes it, either
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.path.exists(name):  # else it was taken for a dead one's before it was locked
+            return handle, Path(name)
+        os.close(handle)
 
 
 @contextmanager

@@ -1,3 +1,4 @@
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,46 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) ->
         (tmp_path / name).write_text("")
     remove_drafts(path)
     assert {one.name for one in tmp_path.iterdir()} == {path.name, ".other.bin.x1_y.draft"}
+
+
+def test_a_draft_of_who_lives_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with replace_atomically(path) as first, replace_atomically(path) as second:
+        remove_drafts(path)
+        first.write_text("first")
+        second.write_text("second")
+    assert path.read_text() == "first", "the last one that is done"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_draft_that_is_removed_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock, tries = tmp_path / "file", fcntl.flock, iter((True, False))
+
+    def late(file: int, how: int) -> None:
+        if next(tries):
+            remove_drafts_now(path)
+        flock(file, how)
+
+    def remove_drafts_now(path: Path) -> None:
+        for draft in path.parent.glob(".file.*.draft"):
+            draft.unlink()
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with replace_atomically(path) as draft:
+        draft.write_text("whole")
+    assert path.read_text() == "whole"
+
+
+def test_without_locks_nothing_is_removed_and_files_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError("no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with replace_atomically(tmp_path / "file") as draft:
+        remove_drafts(tmp_path / "file")
+        draft.write_text("whole")
+    assert (tmp_path / "file").read_text() == "whole"

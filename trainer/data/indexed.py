@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from elastic.proto.errors import UsageError
-from elastic.trainer.files import replace_atomically
+from elastic.trainer.files import remove_drafts, replace_atomically
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -200,10 +200,13 @@ def write(prefix: str | Path, dtype: np.dtype[Any]) -> Iterator[Writer]:
     """Write PREFIX.bin and PREFIX.idx: both are there when the block ends, neither if it fails.
 
     `dtype` is one of `CODES`. Tokens go to the disk as they are added. There is never an index beside
-    another dataset's .bin: an older one goes first, and the new one comes last.
+    another dataset's .bin: an older one goes first, and the new one comes last. What killed writers of
+    this prefix left goes, too.
     """
     data, index = paths(prefix)
     data.parent.mkdir(parents=True, exist_ok=True)
+    for path in (data, index):
+        remove_drafts(path)
     with replace_atomically(index) as index_draft, replace_atomically(data) as data_draft:
         with data_draft.open("wb") as file:
             writer = Writer(file, np.dtype(dtype).newbyteorder("<"))

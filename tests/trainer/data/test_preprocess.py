@@ -385,6 +385,21 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["in"]
 
 
+def test_what_a_killed_run_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    for name in ("out_text_document.bin", "out_text_document.idx", "other_text_document.bin"):
+        (tmp_path / f".{name}.x1_y.draft").write_bytes(b"half")
+    (tmp_path / "in").write_bytes(lines_of(["a"]))
+
+    def while_another_runs(_: Done) -> None:
+        preprocess([tmp_path / "in"], f"{tmp_path}/out", SETTINGS, workers=1)
+
+    preprocess([tmp_path / "in"], f"{tmp_path}/out", SETTINGS, workers=1, told=while_another_runs)
+    assert documents(tmp_path / "out_text_document") == expected(["a"])
+    assert {one.name for one in tmp_path.iterdir()} == {
+        "in", "out_text_document.bin", "out_text_document.idx", ".other_text_document.bin.x1_y.draft",
+    }  # fmt: skip
+
+
 def opened(pipe: Path, reader: subprocess.Popen[str]) -> IO[bytes]:
     """For writing, once it is read; a reader that ends first, or never comes, is told of by what it wrote."""
     found: list[int] = []
