@@ -64,6 +64,13 @@ def _tokenizer_flags(args: argparse.Namespace) -> TokenizerFlags:
     )
 
 
+def _prefix(argument: str) -> str:
+    """With a name in it: a variable that is not set makes files that have none."""
+    if os.path.basename(argument).strip() in ("", ".", ".."):
+        raise argparse.ArgumentTypeError(f"{argument!r} has no name in it: write FOLDER/NAME")
+    return argument
+
+
 def _check_apart(prefixes: Sequence[str], inputs: Sequence[Path]) -> None:
     """Raises `UsageError` where a file of what is made is one that is read, which would be lost."""
     from elastic.trainer.data.indexed import paths
@@ -87,7 +94,10 @@ def _add_preprocess(parser: argparse.ArgumentParser) -> None:
         help="files of loose JSON, one document a line, gzip and bzip2 too; folders with such files",
     )  # fmt: skip
     add("--json-keys", nargs="+", action="extend", metavar="KEY", help="of the texts (text)")
-    add("--output-prefix", required=True, metavar="PREFIX", help="of PREFIX_KEY_document.{bin,idx}")
+    add(
+        "--output-prefix", type=_prefix, required=True, metavar="PREFIX",
+        help="of PREFIX_KEY_document.{bin,idx}",
+    )  # fmt: skip
     _add_tokenizer(parser)
     add("--append-eod", action="store_true", help="end each document with the end of document")
     add(
@@ -202,7 +212,9 @@ def _add_merge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input", required=True, type=Path, metavar="DIR", help="folder of .bin and .idx files"
     )
-    parser.add_argument("--output-prefix", required=True, metavar="PREFIX", help="of what is made")
+    parser.add_argument(
+        "--output-prefix", type=_prefix, required=True, metavar="PREFIX", help="of what is made"
+    )
 
 
 def _merge(out: Output, args: argparse.Namespace) -> int:

@@ -269,6 +269,9 @@ def test_lists_that_are_given_twice_are_one(tmp_path: Path, ask: Ask) -> None:
         (["--json-keys", "a", "--json-keys", "a"], 2, "each only once"),
         (["--merge-file=none"], 1, "cannot read none: No such file"),
         (["--tokenizer-type=BertWordPieceCase"], 1, "there is GPT2BPETokenizer"),
+        (["--output-prefix="], 2, "--output-prefix: '' has no name in it: write FOLDER/NAME"),
+        (["--output-prefix=new/"], 2, "'new/' has no name in it"),
+        (["--output-prefix=new/.."], 2, "'new/..' has no name in it"),
         (["--find-optimal-num-workers"], 2, "unrecognized arguments"),
     ],
 )
@@ -311,6 +314,7 @@ def test_merged_is_as_if_preprocessed_together(tmp_path: Path, ask: Ask) -> None
         assert merged == (tmp_path / f"all_text_document.{kind}").read_bytes()
     again = ask("data", "merge", "--input", parts, "--output-prefix", parts / "a_text_document")
     assert f"{parts}/a_text_document.bin would be written over, and is read: give" in again.err
+    assert "'' has no name in it" in ask("data", "merge", "--input", parts, "--output-prefix=").err
     (parts / "b_text_document.idx").unlink()
     lacking = ask("data", "merge", "--input", parts, "--output-prefix", tmp_path / "m")
     assert lacking.code == 1
