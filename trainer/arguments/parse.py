@@ -27,10 +27,10 @@ def parse(
     """
     parser, own = _parser(extra_args_provider)
     passed: list[str] = []
-    words = _words(parser, args_defaults or {}, passed)
+    words = _words(parser, args_defaults or {}, passed, "args_defaults")
     sources = [arguments]
     if file := _file(arguments):
-        sources.append(_words(parser, yaml_file.read(file), passed))
+        sources.append(_words(parser, yaml_file.read(file), passed, f"--yaml-cfg {file}"))
         words += sources[-1]
     for source in sources:
         options.check_agree(subjects().values(), source)
@@ -120,22 +120,26 @@ def _filled(kind: type, found: Mapping[str, Any]) -> Any:
 
 
 def _words(
-    parser: argparse.ArgumentParser, values: Mapping[str, Any], passed: list[str]
+    parser: argparse.ArgumentParser, values: Mapping[str, Any], passed: list[str], source: str
 ) -> list[str]:
-    """What the command line would have said. None is "not given"."""
+    """What the command line would have said. None is "not given". source: where the values are from."""
+
+    def no_such(name: str) -> UsageError:
+        return UsageError(f"{source}: {refused.sentence(name, parser._option_string_actions)}")
+
     by_name = {action.dest: action for action in reversed(parser._actions)}
     words = []
     for name, value in values.items():
         flag = options.flag_of(name)
         action = by_name.get(name) or parser._option_string_actions.get(flag)
         if action is None and refused.reason(name) is None:
-            raise UsageError(refused.sentence(name, parser._option_string_actions))
+            raise no_such(name)
         if value is None:
             continue
         said = [str(one) for one in value] if isinstance(value, (list, tuple)) else [str(value)]
         if action is None:
             if not refused.asks_nothing(name, said):
-                raise UsageError(refused.sentence(name, parser._option_string_actions))
+                raise no_such(name)
             if value is not False:
                 passed.append(flag)
         else:

@@ -6,6 +6,9 @@ The names are those of Megatron-LM's `arguments.py` from 0.7 to 2026, and of its
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
+ALIKE = 0.7
+"""difflib's measure, of names without their dashes: below it a name is another word, and no misspelling."""
+
 _LATER = "comes later"
 _EXPERTS = f"mixture of experts {_LATER}"
 _CONTEXT = f"context parallelism {_LATER}; longer sequences fit with --sequence-parallel"
@@ -283,14 +286,15 @@ def asks_nothing(name: str, words: Iterable[str]) -> bool:
 
 
 def sentence(name: str, accepted: Iterable[str]) -> str:
-    """What is said of an argument that is not accepted; `accepted`: all that are, with their dashes."""
+    """What is said of an argument that is not accepted, a flag as it was given or a name; `accepted`: all that are,
+    with their dashes."""
     flag, why = f"--{bare(name)}", reason(name)
     if why is not None:
         return f"{flag} is Megatron's, and refused here: {why}"
-    known = {*accepted, *(f"--{one}" for one in EXACT)}
-    near = get_close_matches(flag, sorted(known), n=1)
-    return f"there is no argument {flag}" + (
-        f": did you mean {near[0]}?" if near else "; see --help"
+    known = sorted({*map(bare, accepted), *EXACT})
+    near = get_close_matches(bare(name), known, n=1, cutoff=ALIKE)
+    return f"there is no argument {name if name.startswith('--') else flag}" + (
+        f": did you mean --{near[0]}?" if near else "; see --help"
     )
 
 

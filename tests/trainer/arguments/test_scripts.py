@@ -89,8 +89,14 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("num_layers: 4\nnum_experts: 8", "--num-experts is Megatron's, and refused here: mixture"),
-        ("num_layer: 4", "did you mean --num-layers"),
+        (
+            "num_layers: 4\nnum_experts: 8",
+            r"a\.yaml: --num-experts is Megatron's, and refused here: mixture",
+        ),
+        (
+            "num_layer: 4",
+            r"--yaml-cfg .*a\.yaml: there is no argument --num-layer: did you mean --num-l",
+        ),
         ("language_model: {moe_router_topk: 8}", "--moe-router-topk is Megatron's, and refused"),
         ("deep: {num_layers: 4}", "deep is no section"),
         ("[1, 2]", "is no mapping"),
