@@ -106,23 +106,29 @@ def commit(storage: Storage, told: Manifest) -> Committed:
         return Committed(False, beside)
     told = replace(told, sequence=1 + max((one.sequence for one in known), default=0))
     names = listing.get(told.step, ())
-    _check_all_there(storage, told, names)
+    _check_all_there(storage, told, names, beside)
     over = manifest.NAME in names
     storage.publish(told.step, manifest.NAME, manifest.dumps(told).encode(), over=over)
     return Committed(True, beside)
 
 
-def _check_all_there(storage: Storage, told: Manifest, names: Collection[str]) -> None:
+def _check_all_there(storage: Storage, told: Manifest, names: Collection[str], beside: str) -> None:
     """Raises OSError where one of its shards is not. names: as its folder was listed, which a network's file system may
-    remember from before."""
+    remember from before; beside: another job that deletes here what it does not know."""
     for shard in told.shards:
         if shard.file in names:
             continue
         try:
             storage.open(told.step, shard.file)
         except FileNotFoundError as error:
+            cause = (
+                f"another job ({beside[:8]}) saves here too, and takes the place of this one's steps: give each a path "
+                "of its own"
+                if beside
+                else "all nodes have to share this storage, and no other job is to save here"
+            )
             raise OSError(
                 error.errno,
                 f"the shard of rank {shard.rank} is not in {where(storage, told.step, shard.file)} for the node that "
-                "is to commit the step: all nodes have to share this storage",
+                f"is to commit the step: {cause}",
             ) from error

@@ -653,6 +653,29 @@ def test_another_job_that_saves_to_the_same_folder_is_said_once(tmp_path: Path) 
     run(test())
 
 
+def test_where_another_job_saves_a_shard_that_is_gone_is_not_said_to_be_on_another_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(flushes, "RETRY", 0.01)
+        async with node(tmp_path) as here:
+            shard = pb.Shard(rank=0, bytes=1, digest=2)
+            file = tmp_path / manifest.folder(2) / manifest.file(0, 1, 1, "job")
+            file.parent.mkdir()
+            file.touch()
+            here.commit(shard, moment=(1, 2))
+            await here.done()
+            commit(Folder(tmp_path), 12, sequence=20)
+            with listening() as said:
+                here.commit(shard, moment=(1, 3))  # which the other has deleted
+                await said.wait(1)
+            assert "the shard of rank 0 is not in" in said.lines[0]
+            assert "another job (jjjjjjjj) saves here too" in said.lines[0]
+            assert "share this storage" not in said.lines[0]
+
+    run(test())
+
+
 def test_a_step_whose_shards_are_on_other_nodes_disks_is_none(
     tmp_path: Path, snapshot: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
