@@ -8,7 +8,7 @@ Shapes: D datasets, N samples asked for.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,11 +45,25 @@ class Blend:
                 )
 
 
-def parse(values: Sequence[str]) -> tuple[list[str], list[float] | None]:
+def parse(
+    values: Sequence[str], is_there: Callable[[str], bool] = lambda _: True
+) -> tuple[list[str], list[float] | None]:
     """Prefixes, and weights where there are any, of --data-path: PREFIX..., or WEIGHT PREFIX...
 
-    UsageError when only some of the prefixes have a weight.
+    is_there: whether a prefix has files. UsageError when only some of the prefixes have a weight, or one of several
+    is a number and not there.
     """
+    prefixes, weights = _paired(values)
+    for one in prefixes if len(values) > 1 else ():
+        if _number(one) is not None and not is_there(one):
+            raise UsageError(
+                f"--data-path {' '.join(values)}: {one} stands where a prefix does: weights and prefixes alternate, "
+                "WEIGHT PREFIX WEIGHT PREFIX ..., or there are prefixes alone"
+            )
+    return prefixes, weights
+
+
+def _paired(values: Sequence[str]) -> tuple[list[str], list[float] | None]:
     prefixes = [value.strip() for value in values]
     weights = [_number(value) for value in prefixes[::2]]
     named = any(_number(value) is None for value in prefixes[1::2])

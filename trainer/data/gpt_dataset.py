@@ -180,7 +180,7 @@ def _form(flags: DataFlags, vocabulary: Vocabulary) -> Form:
 
 def _sets(flags: DataFlags, form: Form, count: int | None) -> list[GPTDataset]:
     """Validation sets, each of all samples that are asked of validation."""
-    prefixes, weights = blend.parse(flags.valid_data_path)
+    prefixes, weights = blend.parse(flags.valid_data_path, _is_there)
     if weights is not None:
         raise UsageError(
             "--multiple-validation-sets are not blended: give --valid-data-path without weights"
@@ -206,7 +206,7 @@ def _dataset(
     name: str = "",
 ) -> GPTDataset:
     """`count` samples of a split of what a --data-path gives; None: all, each once."""
-    names, weights = blend.parse(given)
+    names, weights = blend.parse(given, _is_there)
     prefixes = [
         remote.local(one, flags.object_storage_cache_path, flags.data_storage_options)
         for one in names
@@ -248,6 +248,10 @@ def _dataset(
             "asked for: give each a weight before it, and epochs are repeated"
         )
     return made
+
+
+def _is_there(prefix: str) -> bool:
+    return any(path.exists() for path in paths(prefix))
 
 
 def _ranges(flags: DataFlags, split: str, data: Indexed, count: int | None) -> range:

@@ -56,7 +56,7 @@ def test_too_many_or_no_datasets_are_refused(count: int) -> None:
 def test_a_weight_without_a_prefix_is_refused(given: list[str]) -> None:
     with pytest.raises(UsageError, match="weights and prefixes come in pairs"):
         blend.parse(given)
-    assert blend.parse(["7"]) == (["7"], None), "a prefix may be a number"
+    assert blend.parse(["7"], lambda _: False) == (["7"], None), "a prefix may be a number"
 
 
 def test_a_weight_for_some_is_refused() -> None:
@@ -64,3 +64,13 @@ def test_a_weight_for_some_is_refused() -> None:
         UsageError, match="30 a b c: give each prefix a weight before it, or give none"
     ):
         blend.parse(["30", "a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"), [("a 0.3 b", "0.3"), ("a 0.3", "0.3"), ("1 a 2 3", "3"), ("1 2", "2")]
+)
+def test_a_number_in_a_prefixs_place_is_one_only_where_it_is_there(given: str, wrong: str) -> None:
+    with pytest.raises(UsageError, match=f"--data-path {given}: {wrong} stands where a prefix"):
+        blend.parse(given.split(), lambda _: False)
+    names, _ = blend.parse(given.split(), lambda _: True)
+    assert wrong in names
