@@ -27,7 +27,6 @@ def generate(context: Context, argv: Sequence[str]) -> int:
     prompts = _prompts(args)
 
     from elastic.trainer.checkpoints import load_model
-    from elastic.trainer.data import tokenizers
     from elastic.trainer.sampling import Sampling, encoded
     from elastic.trainer.watch import memory
 
@@ -36,7 +35,7 @@ def generate(context: Context, argv: Sequence[str]) -> int:
     )
     device, dtype = _where(args)
     weights, ends = _opened(args)
-    tokenizer = tokenizers.load(Path(args.tokenizer or args.load))
+    tokenizer = _tokenizer(args)
     ends |= tokenizer.ends
     sampling = _fitted(sampling, weights, tokenizer)
     ids = [encoded(tokenizer, prompt) for prompt in prompts]
@@ -170,6 +169,19 @@ def _opened(args: argparse.Namespace) -> "tuple[Weights, frozenset[int]]":
     told = settings.get("eos_token_id")
     ends = told if isinstance(told, list) else [told]
     return weights, frozenset(one for one in ends if isinstance(one, int))
+
+
+def _tokenizer(args: argparse.Namespace) -> "Tokenizer":
+    from elastic.trainer.data import tokenizers
+
+    try:
+        return tokenizers.load(Path(args.tokenizer or args.load))
+    except UsageError as error:
+        if args.tokenizer is not None:
+            raise
+        raise UsageError(
+            f"{error}; where the tokenizer lies elsewhere, give --tokenizer"
+        ) from error
 
 
 def _fitted(sampling: "Sampling", weights: "Weights", tokenizer: "Tokenizer") -> "Sampling":

@@ -16,6 +16,7 @@ from elastic.proto.errors import CheckpointError, NotFound, UsageError
 from elastic.trainer.checkpoints import identity_of, load_model, opened
 from elastic.trainer.convert.commands import hf
 from elastic.trainer.data.prepare import learn
+from elastic.trainer.data.tokenizers import NullTokenizer
 from elastic.trainer.generate import generate
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.gpt import GPT
@@ -137,6 +138,22 @@ def test_the_exported_model_writes_the_same(path: Path) -> None:
         hf(export.context, ["export", str(path), str(path.parent / "hf")])
 
 
+def test_a_model_of_bare_ids_is_exported_with_what_generate_reads(path: Path) -> None:
+    (path / "tokenizer.json").unlink()
+    NullTokenizer(words=300).save(path)
+    export = Told()
+    assert hf(export.context, ["export", str(path), str(path.parent / "hf")]) == 0
+    assert "words: 301" in export.out
+    assert export.notes == [
+        "NullTokenizer is known to elasticctl generate alone: transformers has none such"
+    ]
+    args = ("--prompt", "5 6 7", "--max-new-tokens", 4, "--temperature", 0)
+    assert told("--load", path.parent / "hf", *args).out == told("--load", path, *args).out
+    (path / "tokenizer_config.json").unlink()
+    assert hf(export.context, ["export", str(path), str(path.parent / "bare")]) == 0
+    assert f"{path} has no tokenizer: without one" in export.notes[-1]
+
+
 def test_words_that_the_tokenizer_has_are_not_cut_off(path: Path) -> None:
     argv = ["export", str(path), str(path.parent / "hf"), "--vocab-size"]
     with pytest.raises(UsageError, match=r"--vocab-size 279 would cut words off .*: it has 280"):
@@ -207,8 +224,10 @@ def test_what_is_missing_is_one_line(path: Path) -> None:
     with pytest.raises(UsageError, match="--device nowhere"):
         told("--load", path, "--device", "nowhere", *prompt)
     (path / "tokenizer.json").unlink()
-    with pytest.raises(UsageError, match=r"tokenizer\.json"):
+    with pytest.raises(UsageError, match=r"read .*tokenizer\.json: .*elsewhere, give --tokenizer$"):
         told("--load", path, *prompt)
+    with pytest.raises(UsageError, match=r"read .*tokenizer\.json: No such file or directory$"):
+        told("--load", path, "--tokenizer", path.parent / "empty", *prompt)
     learn([str(n) for n in range(2000)], 400).save(path)
     with pytest.raises(UsageError, match="another model's"):
         told("--load", path, *prompt)

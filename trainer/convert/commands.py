@@ -78,7 +78,6 @@ def _export(out: Output, args: argparse.Namespace) -> int:
     home = args.tokenizer or Path(args.path)
     files = writing.tokenizer_files(home)
     found = tokenizers.load(home) if files or args.tokenizer else None
-    tokenizer = found if isinstance(found, tokenizers.TextTokenizer) else None
     kept = args.vocab_size or (found.vocab_size if found else weights.config.vocab_size)
     if found and kept < found.vocab_size:
         raise UsageError(
@@ -91,12 +90,14 @@ def _export(out: Output, args: argparse.Namespace) -> int:
         )
     count = writing.write(
         weights, args.dest, vocabulary=kept, dtype=getattr(torch, args.dtype),
-        tokenizer=tokenizer, files=files, shard_bytes=most,
+        tokenizer=found, files=files, shard_bytes=most,
     )  # fmt: skip
     parameters = weights.config.parameter_count
     message = f"step {weights.step}, {parameters:,} parameters, words: {kept}, files: {count}"
-    if tokenizer is None:
+    if found is None:
         out.note(f"{home} has no tokenizer: without one the folder has the weights alone")
+    elif not isinstance(found, tokenizers.TextTokenizer):
+        out.note("NullTokenizer is known to elasticctl generate alone: transformers has none such")
     return _done(out, str(args.dest), message)
 
 

@@ -19,7 +19,13 @@ from elastic.trainer.checkpoints import Weights
 from elastic.trainer.convert.names import Link, links
 from elastic.trainer.convert.reading import CONFIG, INDEX, ONE
 from elastic.trainer.convert.shapes import described
-from elastic.trainer.data.tokenizers import CONFIG_NAME, GPT2_FILES, MODEL_NAME, TextTokenizer
+from elastic.trainer.data.tokenizers import (
+    CONFIG_NAME,
+    GPT2_FILES,
+    MODEL_NAME,
+    TextTokenizer,
+    Tokenizer,
+)
 from elastic.trainer.model.config import GPTConfig
 
 _TOKENIZER = (MODEL_NAME, CONFIG_NAME, *GPT2_FILES, "special_tokens_map.json")
@@ -32,7 +38,7 @@ def write(
     vocabulary: int,
     dtype: torch.dtype,
     shard_bytes: int,
-    tokenizer: TextTokenizer | None = None,
+    tokenizer: Tokenizer | None = None,
     files: Sequence[Path] = (),
 ) -> int:
     """Make a folder that `transformers` loads; returns its number of safetensors files.
@@ -61,7 +67,8 @@ def write(
             _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
         if tokenizer is not None:
             copy(files, folder)
-            _complete(folder, tokenizer, config.positions)
+            if isinstance(tokenizer, TextTokenizer):
+                _complete(folder, tokenizer, config.positions)
         _write_json(folder / CONFIG, settings)
     return len(groups)
 
