@@ -92,6 +92,15 @@ def forms_of(verb: Callable[..., int]) -> Sequence[str]:
     return found
 
 
+def of_verbs(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of one of a verb's own verbs, whose parser is the `parser` among them: what is not known is
+    its error, with its usage."""
+    args, rest = parser.parse_known_args(argv)
+    if rest:
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
+
+
 def text(argument: str) -> str:
     """An argument that travels to a master: messages hold no other bytes than UTF-8."""
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from elastic.proto.errors import UsageError
 from elastic.proto.manifest import MOST_STEP
-from elastic.proto.verbs import Context, Output
+from elastic.proto.verbs import Context, Output, of_verbs
 
 DTYPES = ("float32", "bfloat16", "float16")
 SHARD = "5GB"
@@ -19,7 +19,7 @@ def hf(context: Context, argv: Sequence[str]) -> int:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     _add_export(verbs.add_parser("export", help=_export.__doc__, description=_export.__doc__))
     _add_import(verbs.add_parser("import", help=_import.__doc__, description=_import.__doc__))
-    args = parser.parse_args(argv)
+    args = of_verbs(parser, argv)
     return int(args.verb(context.out, args))
 
 
@@ -35,7 +35,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
         help="words that are kept, without those that pad (the tokenizer's; without one, all)",
     )  # fmt: skip
     add("--max-shard-size", default=SHARD, metavar="SIZE", help=f"of a file, at most ({SHARD})")
-    parser.set_defaults(verb=_export)
+    parser.set_defaults(verb=_export, parser=parser)
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
         "--make-vocab-size-divisible-by", type=_divisor, default=128, metavar="N", dest="divisible_by",
         help="words are made up until this divides them (128, as in training)",
     )  # fmt: skip
-    parser.set_defaults(verb=_import)
+    parser.set_defaults(verb=_import, parser=parser)
 
 
 def number(argument: str) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic.proto.errors import UsageError
-from elastic.proto.verbs import Context, Output
+from elastic.proto.verbs import Context, Output, of_verbs
 from elastic.trainer.arguments.data import TOKENIZER_TYPES, TokenizerFlags
 from elastic.trainer.extra import extra
 
@@ -41,7 +41,7 @@ def data(context: Context, argv: Sequence[str]) -> int:
         )
         inner.set_defaults(verb=verb, parser=inner)
         add(inner)
-    args = parser.parse_args(argv)
+    args = of_verbs(parser, argv)
     return int(args.verb(context.out, args))
 
 
@@ -91,7 +91,8 @@ def _add_preprocess(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--input", nargs="+", action="extend", required=True, metavar="PATH",
-        help="files of loose JSON, one document a line, gzip and bzip2 too; folders with such files",
+        help="files of loose JSON, one document a line, gzip and bzip2 too; folders with such files; - is standard "
+        "input",
     )  # fmt: skip
     add("--json-keys", nargs="+", action="extend", metavar="KEY", help="of the texts (text)")
     add(
@@ -247,8 +248,16 @@ def _merge(out: Output, args: argparse.Namespace) -> int:
 
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prefix", metavar="PREFIX", help="of a .bin and an .idx")
-    parser.add_argument("--documents", type=int, default=5, metavar="N", help="that are shown (5)")
+    parser.add_argument(
+        "--documents", type=_count, default=5, metavar="N", help="that are shown (5)"
+    )
     _add_tokenizer(parser)
+
+
+def _count(argument: str) -> int:
+    if not argument.isdecimal():
+        raise argparse.ArgumentTypeError(f"{argument!r} is no whole number from 0 up")
+    return int(argument)
 
 
 def _inspect(out: Output, args: argparse.Namespace) -> int:
@@ -275,6 +284,12 @@ def _inspect(out: Output, args: argparse.Namespace) -> int:
         ids = [int(one) for k in range(first, last) for one in found.tokens(k)]
         one: dict[str, Any] = {"document": number, "tokens": ids}
         shown.append(one | ({"text": tokenizer.decode(ids)} if tokenizer else {}))
+    most = max((id_ for one in shown for id_ in one["tokens"]), default=0)
+    if tokenizer and most >= tokenizer.vocab_size:
+        out.note(
+            f"token id {most} is not below the tokenizer's {tokenizer.vocab_size}: these are another tokenizer's, and "
+            "the text is not what was preprocessed"
+        )
     if out.json:
         out.document(told | {"shown": shown})
         return 0

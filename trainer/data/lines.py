@@ -1,10 +1,11 @@
 """Loose JSON, read as blocks of whole lines: plain, gzip or bzip2, one file or a tree of them."""
 
 import bz2
+import codecs
 import glob
 import gzip
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -14,6 +15,12 @@ from elastic.proto.errors import UsageError
 
 BLOCK = 1 << 20
 """Bytes of a block, about: a hundred milliseconds of work."""
+STDIN = Path("/dev/stdin")
+OTHER_ENCODINGS: Mapping[bytes, str] = {
+    codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16", b"{\0": "UTF-16", b"\0{": "UTF-16",
+}  # fmt: skip
+"""By how a file begins; the first that fits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,12 +39,12 @@ class Block:
 def files(given: Sequence[str]) -> list[Path]:
     """What `--input` means: files, patterns such as `wiki/*/wiki_*`, and folders with all that is in them.
 
-    A folder's files come by name, hidden ones are left out (WikiExtractor's have no suffix). UsageError
-    for what is not there.
+    `-` is standard input. A folder's files come by name, hidden ones are left out (WikiExtractor's have no suffix).
+    UsageError for what is not there.
     """
     found: list[Path] = []
     for one in given:
-        path = Path(one)
+        path = STDIN if one == "-" else Path(one)
         if path.is_dir():
             inner = sorted(p for p in path.rglob("*") if p.is_file())
             own = [
@@ -77,9 +84,17 @@ def _of_one(path: Path, raw: IO[bytes], file: IO[bytes], length: int) -> Iterato
         if not text:
             return
         text += file.readline()
+        if first == 1:
+            _check_encoding(path, text)
         now = raw.tell() if raw.seekable() else seen + len(text)  # or a pipe
         yield Block(path=path, first=first, text=text, read=now - seen)
         first, seen = first + text.count(b"\n"), now
+
+
+def _check_encoding(path: Path, text: bytes) -> None:
+    for start, name in OTHER_ENCODINGS.items():
+        if text.startswith(start):
+            raise UsageError(f"{path} is {name}: make it UTF-8 (iconv -f {name} -t UTF-8)")
 
 
 def _decompressed(raw: BufferedReader) -> Any:

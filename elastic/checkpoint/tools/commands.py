@@ -16,7 +16,7 @@ from elastic.checkpoint.tools import inspection
 from elastic.checkpoint.tools.inspection import Step, Tensor, ranks
 from elastic.proto.errors import CheckpointError, NotFound
 from elastic.proto.manifest import MOST_STEP
-from elastic.proto.verbs import Context, Output, age
+from elastic.proto.verbs import Context, Output, age, of_verbs
 
 WIDEST = 60
 """Letters of a value in a table."""
@@ -41,7 +41,7 @@ def ckpt(context: Context, argv: Sequence[str]) -> int:
         )  # fmt: skip
         if add is not None:
             add(inner)
-    args = parser.parse_args(argv)
+    args = of_verbs(parser, argv)
     return int(args.verb(context.out, args))
 
 

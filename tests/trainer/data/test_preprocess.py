@@ -195,6 +195,26 @@ def test_damaged_and_missing_input_is_named(tmp_path: Path) -> None:
             lines.files([str(tmp_path / name)])
 
 
+@pytest.mark.parametrize("name", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_another_encoding_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "in"
+    for pack in (bytes, gzip.compress):
+        path.write_bytes(pack(lines_of(["a", "b"]).decode().encode(name)))
+        with pytest.raises(UsageError, match=f"in is {name[:6].upper()}: make it UTF-8"):
+            list(lines.blocks([path]))
+    path.write_bytes(lines_of(["a"]).decode().encode("utf-8-sig"))
+    preprocess([path], f"{tmp_path}/out", SETTINGS, workers=1)
+    assert documents(tmp_path / "out_text_document") == expected(["a"])
+
+
+def test_a_hyphen_is_standard_input(tmp_path: Path) -> None:
+    read = "from elastic.trainer.data import lines; print(*lines.blocks(lines.files(['-'])))"
+    command = [sys.executable, "-c", read]
+    told = subprocess.run(command, cwd=ROOT, input=b"{}\n", capture_output=True, check=True)
+    assert b"/dev/stdin" in told.stdout
+    assert b"{}" in told.stdout
+
+
 def test_a_disk_that_takes_no_more_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(lines_of(["words " * 1000] * 300))
     with (
@@ -335,8 +355,33 @@ def test_inspect_says_what_is_there(tmp_path: Path, ask: Ask) -> None:
     answer = ask("data", "inspect", prefix, *FLAGS, "--documents=1")
     assert "Hello world<|endoftext|>" in answer.out
     assert "end<" not in answer.out
+    assert answer.err == ""
+    small = ask("data", "inspect", prefix, "--tokenizer-type=NullTokenizer", "--vocab-size=50000")
+    assert "token id 50256 is not below the tokenizer's 50001: these are another" in small.err
+    wrong = ask("data", "inspect", prefix, "--documents=-5")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "--documents: '-5' is no whole number from 0 up" in wrong.err
     (tmp_path / "x_text_document.bin").write_bytes(b"12")
     assert "x_text_document.bin has 2 bytes where" in ask("data", "inspect", prefix).err
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("data", "inspect", "p"),
+        ("data", "merge", "--input", "d", "--output-prefix", "p"),
+        ("hf", "export", "a", "b"),
+        ("hf", "import", "a", "b"),
+        ("ckpt", "ls", "a"),
+    ],
+)
+def test_a_flag_that_there_is_not_is_told_with_the_verbs_own_usage(
+    ask: Ask, verb: tuple[str, ...]
+) -> None:
+    answer = ask(*verb, "--bogus")
+    assert answer.code == 2
+    assert answer.err.startswith(f"usage: elasticctl {verb[0]} {verb[1]} [-h]")
+    assert "error: unrecognized arguments: --bogus" in answer.err
 
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
