@@ -1,11 +1,16 @@
 """What /proc has of a process or one of its threads. Light, since ranks load it too."""
 
+import contextlib
 import os
 from dataclasses import dataclass
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _MOST = 1000
 """Threads of a process that are looked at."""
+_MOST_FILES = 10_000
+"""The same of its open files."""
+_SOCKET = "socket:["
+"""What proc(5) says one is, before its inode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +22,8 @@ class Stat:
     state: str
     """R, S, D, T, ..."""
     cpu_seconds: float
+    waited_cpu_seconds: float = 0.0
+    """Of its children that have ended, and for which it has waited."""
     exiting: bool = False
     """It runs no more, and the kernel takes it apart."""
     status: int = 0
@@ -42,6 +49,7 @@ def stat(pid: int, tid: int | None = None) -> Stat:
         name=name.decode(errors="replace"),
         state=fields[0].decode(),
         cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICK,
+        waited_cpu_seconds=(int(fields[13]) + int(fields[14])) / _TICK,
         exiting=bool(int(fields[6]) & _EXITING),
         status=int(fields[49]) if len(fields) > 49 else 0,
     )
@@ -67,9 +75,24 @@ def switches(pid: int) -> int:
 
 
 def io_bytes(pid: int) -> int:
-    """That all its threads have read and written, but for what they sent and received; 0 where we may not know."""
+    """That all its threads have read and written, but for what they sent and received, and so have children for which it
+    has waited; 0 where we may not know."""
     lines = (line.partition(": ") for line in _read(f"/proc/{pid}/io").splitlines())
     return sum(int(count) for name, _, count in lines if name in ("rchar", "wchar"))
+
+
+def sockets(pid: int) -> set[int]:
+    """The inodes of those that it has open; none where we may not know."""
+    folder, found = f"/proc/{pid}/fd/", set[int]()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder)[:_MOST_FILES]:
+            try:
+                link = os.readlink(folder + name)
+            except OSError:  # it was closed meanwhile
+                continue
+            if link.startswith(_SOCKET):
+                found.add(int(link[len(_SOCKET) : -1]))
+    return found
 
 
 def run_delay(pid: int) -> float | None:

@@ -26,6 +26,7 @@ from elastic.master.seen import (
     endless,
     goes_on,
     had,
+    has_help,
     has_moved,
     has_worked,
     held,
@@ -135,7 +136,7 @@ class Patience:
         known = KNOWN * self.phase_seconds.get(self.phases.get(seen.rank, ""), 0.0)
         helped = 2 * sum(look.doing.helped for look in looks) > len(looks)
         loads = any(worker.state == "R" for look in looks for worker in look.doing.workers)
-        works = has_worked(looks) or helped or loads
+        works = has_worked(looks) or has_help(looks) or helped or loads
         again = self.again(seen)
         if works:
             return max(FOREVER, known, again)

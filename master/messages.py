@@ -414,6 +414,8 @@ def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
         cpu=look.main_cpu_seconds,
         run_delay=look.main_run_delay,
         io=look.io_bytes,
+        helpers_cpu=look.helpers_cpu_seconds,
+        helpers_io=look.helpers_io_bytes,
         taken=look.at,
         free=gil is False and bool(stack) and stack[0] != found.call,
         kernel=tuple(line.partition("+")[0] for line in look.kernel_stack),

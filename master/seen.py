@@ -20,7 +20,7 @@ RARE = re.compile(
 MODULE = "/torch/nn/modules/module.py"
 """Calls a model and each of its layers."""
 MUCH = 1 << 20
-"""Bytes: fewer are read and written by whoever looks, too."""
+"""Bytes: fewer are read and written by whoever looks, too, and by what watches a machine."""
 SILENT = frozenset(
     {Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER, Activity.LOCK, Activity.SLEEP}
 )
@@ -90,7 +90,11 @@ class Seen:
     cpu: float = 0.0
     """Seconds of it that its main thread used."""
     io: int = 0
-    """Bytes that its process has read and written."""
+    """Bytes that its process has read and written, or moved over TCP."""
+    helpers_cpu: float = 0.0
+    """Seconds of it that the processes used that it began, and those that these began."""
+    helpers_io: int = 0
+    """Bytes, as `io` has them, of theirs."""
     run_delay: float | None = None
     """Seconds that its main thread waited for it, in all its life; None: not known."""
     taken: float = 0.0
@@ -188,10 +192,17 @@ def held(looks: tuple[Seen, ...]) -> bool:
 
 def has_worked(looks: tuple[Seen, ...]) -> bool:
     """Its main thread used the processor between the first look and the last, or one of its threads moved bytes, as where
-    it waits for those that write a checkpoint."""
+    it waits for those that write or upload a checkpoint."""
     first, last = looks[0], looks[-1]
     moved_bytes = last.io - first.io > MUCH
     return moved_bytes or worked(first.cpu, last.cpu, seconds=last.at - first.at)
+
+
+def has_help(looks: tuple[Seen, ...]) -> bool:
+    """The same of the processes that it began: an upload's, a compiler's that waits for a disk."""
+    first, last = looks[0], looks[-1]
+    moved_bytes = last.helpers_io - first.helpers_io > MUCH
+    return moved_bytes or worked(first.helpers_cpu, last.helpers_cpu, seconds=last.at - first.at)
 
 
 def in_python(looks: tuple[Seen, ...]) -> bool:

@@ -164,7 +164,12 @@ class Look:
     main_cpu_seconds: float = 0.0
     """Of its main thread."""
     io_bytes: int = 0
-    """That its threads have read and written, of files and pipes."""
+    """That its threads have read and written, of files and pipes, and that its TCP sockets have moved while it was looked
+    at, but for heartbeats."""
+    helpers_cpu_seconds: float = 0.0
+    """Of all processes that it began, and that those began, whether or not they have ended."""
+    helpers_io_bytes: int = 0
+    """Theirs that run."""
     main_run_delay: float | None = None
     """Seconds that its main thread waited for a processor, in all its life; None: not known."""
     threads: tuple[Thread, ...] = ()

@@ -7,9 +7,10 @@ import statistics
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
-from elastic.agent.evidence import dump, proc, spy
+from elastic.agent.evidence import dump, proc, spy, tcp
 from elastic.agent.evidence.dump import Target
 from elastic.agent.tasks import GONE, io_bytes, run_delay, stat, switches
 from elastic.proto import looks
@@ -21,6 +22,8 @@ _READING = 0.6
 """Of the time that there is, what reading stacks from outside may take; ranks may be asked for them then."""
 _CLOSE_CHILDREN = 8
 """Children of a rank that are looked at closely."""
+_COUNTING = 0.5
+"""Seconds that a look waits for what sockets moved."""
 _ASLEEP = ("S", "D")
 _MOMENTS = 3
 """At which a rank that runs is seen in one look, at most."""
@@ -36,6 +39,11 @@ class Looker:
         """Processes of ours, which we reap."""
         self._asleep: dict[int, tuple[int, tuple[Thread, ...]]] = {}
         """By process that slept: how often it had been taken off the processor, and its stacks."""
+        self._tcp = tcp.Counter()
+        self._counting: asyncio.Future[dict[int, tcp.Moved]] | None = None
+        """The last count."""
+        self._moved: dict[int, tcp.Moved] = {}
+        """What the last count told, by process."""
         self._slots = asyncio.Semaphore(len(os.sched_getaffinity(0)) + 1)
 
     async def look(
@@ -51,11 +59,20 @@ class Looker:
         some tenths of a second, and with their children's stacks.
         """
         self._asleep = {pid: self._asleep[pid] for pid in ranks.values() if pid in self._asleep}
-        return tuple(
-            await asyncio.gather(
-                *(self._look(rank, pid, rank in native, deadline) for rank, pid in ranks.items())
-            )
+        looking = (self._look(rank, pid, rank in native, deadline) for rank, pid in ranks.items())
+        _, found = await asyncio.gather(
+            self._count(tuple(ranks.values()), deadline), asyncio.gather(*looking)
         )
+        return tuple(_with_tcp(one, self._moved.get(one.pid, tcp.Moved())) for one in found)
+
+    async def _count(self, pids: tuple[int, ...], deadline: float) -> None:
+        """What their sockets move. One count that hangs is enough; what it tells too late counts at the next look."""
+        if self._counting is None or self._counting.done():
+            self._counting = _in_thread(partial(self._tcp.count, pids))
+        left = deadline - asyncio.get_running_loop().time()
+        await asyncio.wait((self._counting,), timeout=min(_COUNTING, left))
+        if self._counting.done():
+            self._moved = self._counting.result()
 
     async def _look(self, rank: int, pid: int, close: bool, deadline: float) -> Look:
         loop = asyncio.get_running_loop()
@@ -67,7 +84,7 @@ class Looker:
             return replace(found, problem="it has ended")
         try:
             async with asyncio.timeout_at(deadline):
-                process = await _in_thread(proc.read, pid)
+                process = await _in_thread(partial(proc.read, pid))
         except TimeoutError:
             return replace(found, problem="the kernel does not tell of it")
         found = _with_process(found, process)
@@ -200,7 +217,17 @@ def _with_process(found: Look, process: proc.Process) -> Look:
         main_cpu_seconds=main.cpu_seconds,
         main_run_delay=run_delay(found.pid),
         io_bytes=io_bytes(found.pid),
+        helpers_cpu_seconds=process.helpers_cpu_seconds,
+        helpers_io_bytes=process.helpers_io_bytes,
         children=process.children,
+    )
+
+
+def _with_tcp(found: Look, moved: tcp.Moved) -> Look:
+    return replace(
+        found,
+        io_bytes=found.io_bytes + moved.own,
+        helpers_io_bytes=found.helpers_io_bytes + moved.helpers,
     )
 
 
@@ -216,7 +243,7 @@ def _with_states(found: Look, process: proc.Process) -> Look:
     return replace(found, threads=looks.fit(threads, found.pid))
 
 
-def _in_thread(function: Callable[[int], T], pid: int) -> "asyncio.Future[T]":
+def _in_thread(function: Callable[[], T]) -> "asyncio.Future[T]":
     """Call it in a thread of its own, which may hang there for ever and holds up no exit of ours."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -226,9 +253,9 @@ def _in_thread(function: Callable[[int], T], pid: int) -> "asyncio.Future[T]":
             future.set_result(value)
 
     def call() -> None:
-        value = function(pid)
+        value = function()
         with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
             loop.call_soon_threadsafe(settle, value)
 
-    threading.Thread(target=call, name=f"look at {pid}", daemon=True).start()
+    threading.Thread(target=call, name="look", daemon=True).start()
     return future

@@ -323,6 +323,26 @@ def test_who_writes_to_a_slow_disk_or_waits_for_threads_that_upload_works() -> N
         assert ranks(*WAITING, culprit, before=barely, quiet=LONG) == (3,)
 
 
+def test_who_waits_for_a_process_that_uploads_or_writes_works_as_long_as_that_does() -> None:
+    """Asleep for most of the time."""
+    waits = seen(3, Activity.LOCK, asleep=True, helpers_io=9 << 20, helpers_cpu=2.0)
+    for before in (replace(waits, helpers_io=7 << 20), replace(waits, helpers_cpu=1.9)):
+        assert ranks(*WAITING, waits, before={3: before}, quiet=FOREVER - 1) is None
+        assert ranks(*WAITING, waits, before={3: before}, quiet=FOREVER) == (3,)
+    barely = replace(waits, helpers_io=waits.helpers_io - 1000, helpers_cpu=1.99)
+    assert ranks(*WAITING, waits, before={3: barely}, quiet=LONG) == (3,)
+
+
+def test_what_processes_do_that_a_rank_began_excuses_none_that_does_not_wait_for_them() -> None:
+    """A loader's workers fill their queue, whatever holds the rank up."""
+    for culprit in (
+        seen(3, Activity.NATIVE, asleep=True, helpers_io=9 << 20, helpers_cpu=2.0),
+        seen(3, Activity.FILE, state="D", helpers_io=9 << 20, helpers_cpu=2.0),
+    ):
+        before = {3: replace(culprit, helpers_io=0, helpers_cpu=0.0)}
+        assert ranks(*WAITING, culprit, before=before) == (3,)
+
+
 def test_what_may_be_wrong_gets_ten_minutes_at_most() -> None:
     """As long as a group waits by default: what stands for longer is a hang, and the third time ends the job."""
     sleeps = seen(3, Activity.LOCK, asleep=True)

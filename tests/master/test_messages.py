@@ -5,8 +5,10 @@ from elastic.master import messages
 from elastic.master.directive import Directive, Place
 from elastic.master.events import Incarnation, NodeId, NodePhase
 from elastic.master.nodes import Pairs, Probe
+from elastic.proto import codec
 from elastic.proto import master_pb2 as pb
 from elastic.proto.limits import MOST_SLOTS
+from elastic.proto.looks import Look
 from tests.master.thousands import look
 
 LONG = "x" * 100_000
@@ -109,6 +111,14 @@ def test_a_directive_goes_out_whole() -> None:
         3,
         6,
     )
+
+
+def test_what_a_rank_has_moved_and_processes_that_it_began_have_done_is_told() -> None:
+    told = Look(
+        rank=0, pid=7, at=1.0, state="S", io_bytes=5, helpers_io_bytes=6, helpers_cpu_seconds=0.5
+    )
+    (one,) = messages.looks(NodeId("n"), [codec.dumps(told)], 1.0)
+    assert (one.io, one.helpers_io, one.helpers_cpu) == (5, 6, 0.5)
 
 
 def test_ranks_that_do_the_same_share_what_is_kept_of_it() -> None:

@@ -3,14 +3,17 @@ import json
 import os
 import platform
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from elastic.agent import children
 from elastic.agent.evidence import spy
 from elastic.agent.evidence.dump import Target
 from elastic.agent.evidence.look import Looker, ask, mostly
@@ -20,6 +23,7 @@ from tests.e2e.harness.freezer import Freezer
 
 from . import programs
 from .programs import PATIENCE, program
+from .test_tcp import tells
 
 
 def look(
@@ -378,3 +382,110 @@ def test_bytes_that_a_rank_writes_are_seen(tmp_path: Path) -> None:
             moved.append(found.io_bytes)
         rank.stdin.close()
     assert 1 << 20 <= moved[1] - moved[0] < 2 << 20
+
+
+PART = 4 << 20
+"""Bytes."""
+SENDS = f"""
+import socket, sys
+link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+print("ready", flush=True)
+while link.recv(1):
+    link.sendall(bytes({PART}))
+"""
+RECEIVES = f"""
+import socket, sys
+link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+print("ready", flush=True)
+while link.recv({PART}, socket.MSG_WAITALL):
+    link.sendall(b"!")
+"""
+
+
+def take(link: socket.socket) -> None:
+    """A part of an upload."""
+    link.sendall(b"?")
+    assert len(link.recv(PART, socket.MSG_WAITALL)) == PART
+
+
+def give(link: socket.socket) -> None:
+    link.sendall(bytes(PART))
+    assert link.recv(1) == b"!"
+
+
+def fill(link: socket.socket) -> None:
+    """Have it send more than the kernel takes for one that does not read."""
+    link.sendall(b"?")
+
+
+def looks_after(
+    code: str, *steps: Callable[[socket.socket], None], by_child: bool = False
+) -> list[Look]:
+    """One after each of these, which are given our end of a program's connection. by_child: a child's child is what
+    connects. It sleeps when it is looked at."""
+
+    async def run(pid: int, link: socket.socket) -> list[Look]:
+        looker, loop, found = Looker(), asyncio.get_running_loop(), list[Look]()
+        for step in steps:
+            step(link)
+            programs.wait_until_it_sleeps(children.tree(pid)[-1])
+            found += await looker.look({0: pid}, deadline=loop.time() + PATIENCE)
+        return found
+
+    for _ in range(2 * by_child):
+        code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}, *sys.argv[1:]])"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        program(code, args=(str(server.getsockname()[1]),)) as pid,
+        server.accept()[0] as link,
+    ):
+        return asyncio.run(run(pid, link))
+
+
+@tells
+@pytest.mark.parametrize("by_child", [False, True])
+@pytest.mark.parametrize(("code", "move"), [(SENDS, take), (RECEIVES, give)])
+def test_bytes_that_move_over_sockets_are_seen(
+    code: str, move: Callable[[socket.socket], None], by_child: bool
+) -> None:
+    """Of a rank's own, and of those of the processes that it began."""
+    for before, after in pairwise(looks_after(code, move, move, move, by_child=by_child)):
+        own = after.io_bytes - before.io_bytes
+        theirs = after.helpers_io_bytes - before.helpers_io_bytes
+        moved, others = (theirs, own) if by_child else (own, theirs)
+        assert abs(moved - PART) < 1 << 20, "but for what is under way at one of them"
+        assert others == 0
+
+
+@tells
+@pytest.mark.parametrize("by_child", [False, True])
+def test_who_sends_to_one_that_never_reads_moves_no_bytes(by_child: bool) -> None:
+    code = SENDS.replace(str(PART), str(64 << 20))
+    before, after = looks_after(code, fill, lambda _: None, by_child=by_child)
+    assert after.io_bytes == before.io_bytes
+    assert after.helpers_io_bytes == before.helpers_io_bytes
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_processes_that_a_rank_began_have_done_is_seen(ended: bool, tmp_path: Path) -> None:
+    """A compiler's time, or what tar writes. Once it has been waited for, its bytes are the rank's."""
+    works = (
+        "import sys, time\n"
+        "while time.process_time() < 0.3: pass\n"
+        "with open(sys.argv[1], 'wb', buffering=0) as file: file.write(bytes(8 << 20))\n"
+        "print('written', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    code = (
+        "import subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {works!r}, sys.argv[1]],"
+        " stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        + "child.communicate()\n" * ended
+        + "print('ready', flush=True)\n"
+        + "sys.stdin.read()\n"
+    )
+    with program(code, args=(str(tmp_path / "written"),)) as pid:
+        (found,) = look({0: pid})
+    assert 0.25 <= found.helpers_cpu_seconds < PATIENCE
+    assert (found.io_bytes if ended else found.helpers_io_bytes) >= 8 << 20
