@@ -92,6 +92,14 @@ def test_without_an_optimizer_there_is_a_last_resort(job: Job) -> None:
 
 
 @pytest.mark.soak
+def test_who_sends_to_a_peer_that_never_reads_is_named_after_a_minute(job: Job) -> None:
+    start(job, "clogged:2")
+    assert re.search(r"rank 2 on node\d does not go on: .* in send\b", named(job, 1)), job.events()
+    job.finish()
+    job.ends(0)
+
+
+@pytest.mark.soak
 def test_a_disk_that_never_answers(job: Job) -> None:
     """The node with it leaves, since nothing ends the rank; the others go on."""
     with stuck_folder(job.folder / "stuck"):
@@ -111,10 +119,16 @@ def test_a_read_that_a_disk_never_answers(job: Job) -> None:
         all_are_named(job, ("read:1",))
 
 
-@pytest.mark.parametrize("what", ["late:1", "compiles:3", "alone:0", "saves:2"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("late:1", "compiles:3", "alone:0", "saves:2"),
+        *(pytest.param(what, marks=pytest.mark.soak) for what in ("sends:1", "uploads:3")),
+    ],
+)
 def test_what_takes_long_for_a_reason_is_no_hang(job: Job, what: str) -> None:
     """A loader that comes back; a rank that evaluates while the others wait for it; one that writes a file; one
-    that compiles in the midst of training."""
+    that compiles in the midst of training; one that uploads, itself or by a child, for more than a minute."""
     start(job, what)
     number = job.wait_for_steps(4, count=STEP + 20)
     job.finish()

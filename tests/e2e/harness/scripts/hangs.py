@@ -10,12 +10,15 @@ optimizer steps. A file named "finish" in FOLDER ends it. Ranks share GPUs where
 
 import ctypes
 import json
+import multiprocessing
 import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -111,6 +114,30 @@ def write_slowly() -> None:
     reader.wait()
 
 
+def send(seconds: float, *, reads: bool = True) -> None:
+    """As an upload, to a slow peer; else to one that never reads."""
+    server = socket.create_server(("127.0.0.1", 0))
+    near = socket.create_connection(server.getsockname())
+    far, _ = server.accept()
+
+    def read_slowly() -> None:
+        while far.recv(1 << 16):
+            time.sleep(0.02)
+
+    if reads:
+        threading.Thread(target=read_slowly, daemon=True).start()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        near.sendall(bytes(1 << 20))
+
+
+def upload(seconds: float) -> None:
+    """By a child, as a command-line tool."""
+    child = multiprocessing.get_context("fork").Process(target=send, args=(seconds,))
+    child.start()
+    child.join()
+
+
 def compile_anew() -> None:
     """For longer than any step, on one rank. Without Inductor, whose first C++ takes a minute here."""
 
@@ -158,6 +185,12 @@ def hang(model: torch.nn.Linear) -> None:
             score(model)
         case "compiles":
             compile_anew()
+        case "sends":
+            send(80.0)
+        case "uploads":
+            upload(80.0)
+        case "clogged":
+            send(80.0, reads=False)
         case "saves":
             write_slowly()
 
