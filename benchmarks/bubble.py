@@ -19,17 +19,15 @@ import torch.distributed as dist
 
 from benchmarks.memory import forward_step
 from benchmarks.table import heading
-from elastic.data import Leaves
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.model.init import initialize
 from elastic.trainer.parallel.layout import Layout, lay_out
 from elastic.trainer.parallel.zero_bubble import LOSS_IN_ONE
-from elastic.trainer.run.step import Share, Stepper
 from elastic.trainer.world import World, joined
 
 SMALL = GPTConfig(
-    num_layers=8, hidden_size=128, num_attention_heads=4, seq_length=128, vocab_size=128
+    num_layers=8, hidden_size=256, num_attention_heads=4, seq_length=128, vocab_size=128
 )
 LARGE = GPTConfig(
     num_layers=16, hidden_size=2048, num_attention_heads=16, seq_length=2048, vocab_size=128
@@ -79,16 +77,16 @@ def prepared(config: GPTConfig, case: Case, device: torch.device) -> Callable[[]
         forward_step=forward_step, leaf_size=LEAF, leaves=case.leaves, seed=1, device=device,
     )  # fmt: skip
     initialize(laid.model, config, 1, 0.02)
-    stepper = Stepper(laid, leaf_tokens=LEAF * config.seq_length)
-    leaves = Leaves(batch_size=LEAF * case.leaves, leaf_size=LEAF)
     size = LEAF * case.leaves, config.seq_length + 1
     drawn = torch.randint(config.vocab_size, size, device=device)
     tokens, labels = drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
     mask = torch.ones_like(labels, dtype=torch.float32)
-    share = Share(leaves.of(0, 0, 1), {"tokens": tokens, "labels": labels, "loss_mask": mask})
+    batch = {"tokens": tokens, "labels": labels, "loss_mask": mask}
+    weights = torch.ones(case.leaves, device=device)
 
     def step() -> None:
-        stepper.accumulate(share, leaves)
+        laid.gradients.begin()
+        laid.runner.run(batch, weights, None)
         laid.runner.zero_grad()
 
     return step
@@ -113,10 +111,10 @@ def measured(world: World, rounds: int) -> None:
     found = cases(world.size, torch.bfloat16 if on_gpu else torch.float32)
     steps = [prepared(config, case, world.device) for case in found]
     seconds: list[list[float]] = [[] for _ in found]
-    for number in range(rounds + 2):
+    for number in range(rounds + 1):
         for step, own in zip(steps, seconds, strict=True):
             took = timed(step, world.device)
-            if number >= 2:  # the first ones load kernels and take memory
+            if number:  # the first loads kernels and takes memory
                 own.append(took)
     if world.is_first:
         _tell(found, [min(own) for own in seconds])
@@ -143,7 +141,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bubble", description=__doc__)
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--be-rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.be_rank:
