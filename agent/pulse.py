@@ -8,8 +8,9 @@ EVERY = 1.0
 """Seconds between two looks, and about as many between two beats."""
 LONGEST_LOOK = 2 * EVERY
 """Seconds that one look counts for: whoever looks stands still where all of the machine does, and then knows nothing."""
-LEASES, LEAST = 6, 5.0
-"""Of silence, and seconds: as many as nodes get where most fall silent, since a master of thousands may be late."""
+LEASES, LEAST = 6, 20.0
+"""Of silence, and seconds: as many as nodes get where most fall silent, since a master of thousands may be late, and longer
+than its journal may have to wait for a disk."""
 
 
 class Pulse:

@@ -29,6 +29,7 @@ from elastic.agent.starters.starters import Starters
 from elastic.proto import descriptors, link, page
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import LinkError, PageError, ProtocolMismatch
+from elastic.proto.lost_workers import lost_workers
 
 log = logging.getLogger(__name__)
 
@@ -324,22 +325,27 @@ class Ranks:
         allowed = frozenset(os.sched_getaffinity(0))
         return numa.cpus(settings.numa_binding, local_rank, settings.gpu_nodes, allowed)
 
-    def kernel_log(self, *, struck: bool) -> list[str]:
-        """What has to do with us of what the kernel has just recorded; struck: see there."""
-        return self._kernel_log.lines({rank.pid for rank in self.ranks}, struck=struck)
+    def kernel_log(self, *, struck: bool, message: str = "") -> list[str]:
+        """What has to do with us of what the kernel has just recorded; struck: see there; message: of a rank's exception."""
+        pids = {rank.pid for rank in self.ranks} | lost_workers(message)
+        return self._kernel_log.lines(pids, struck=struck)
 
     def failure(self, rank: Rank) -> pb.RankFailure:
         """How a rank ended, for the master."""
         folder = rank.streams.folder if rank.streams else None
         struck = self.strikes.recent
+        message = "" if rank.error is None else rank.error.message
+        by_kill = rank.exit_code in (
+            -signal.SIGKILL,
+            128 + signal.SIGKILL,
+        )  # a shell says so of what it ran
         told = pb.RankFailure(
             rank=rank.number,
             local_rank=rank.local_rank,
             exit_code=rank.exit_code or 0,
             log_tail=logs.tail(folder, 4096),
-            # A shell says so of what it ran.
-            oom_killed=rank.exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL) and struck,
-            kernel_log=self.kernel_log(struck=struck),
+            oom_killed=struck and (by_kill or bool(lost_workers(message))),
+            kernel_log=self.kernel_log(struck=struck, message=message),
         )
         if told.exit_code > 0 and (full := self._logs.full):
             told.what, told.message = pb.RankFailure.LOG, _plain(str(full))

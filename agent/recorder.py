@@ -177,11 +177,14 @@ def _told(at: _At, device: bool, *, known: bool) -> "Collective":
 
 
 def _members(group: str) -> Collection[int]:
-    """Ranks of a process group, which is called so here; none where there is no such group."""
+    """The job's ranks of a process group, which is called so here; none where there is no such group, or it is not known
+    which they are."""
+    from elastic.agent.waits import of_job
+
     module: Any = sys.modules.get(C10D)
     names = {} if module is None else module._world.pg_names
     found = next((one for one, name in names.items() if name == group), None)
-    return () if found is None else module._world.pg_group_ranks[found]
+    return () if found is None or not of_job() else module._world.pg_group_ranks[found]
 
 
 def row(ranks: Collection[int]) -> tuple[int, int, int]:

@@ -162,16 +162,14 @@ class _Calls:
     def told(self) -> "tuple[Transfers, ...] | None":
         from elastic.proto.looks import Transfers
 
-        distributed, variables = sys.modules["torch.distributed"], process_environment()
+        distributed = sys.modules["torch.distributed"]
         with self._lock:
             same = distributed.group.WORLD is self._world()
             counts, known = (dict(self._counts), self._known) if same else ({}, True)
         if known and not counts:
             return ()
         peers = sorted({peer for _, peer in counts})
-        ours = str(distributed.get_rank()), str(distributed.get_world_size())
-        of_job = ours == (variables.get("RANK"), variables.get("WORLD_SIZE"))
-        if not known or not of_job or len(peers) > MOST_PEERS:
+        if not known or not of_job() or len(peers) > MOST_PEERS:
             return None
         return tuple(
             Transfers(
@@ -183,6 +181,13 @@ class _Calls:
 
 
 _calls = _Calls()
+
+
+def of_job() -> bool:
+    """Whether the script's world has the job's ranks and numbers; it may make another, or several."""
+    distributed, variables = sys.modules["torch.distributed"], process_environment()
+    ours = str(distributed.get_rank()), str(distributed.get_world_size())
+    return ours == (variables.get("RANK"), variables.get("WORLD_SIZE"))
 
 
 def transfers() -> "tuple[Transfers, ...] | None":

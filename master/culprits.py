@@ -189,6 +189,7 @@ def find(
     ]
     if not hung:
         return None
+    hung = [s for s in hung if not s.may_wait] or hung
     found = _found(hung, last, "does not go on", soft=True)
     return replace(found, machine=found.machine or all(endless(looks[s.rank]) for s in hung))
 
@@ -261,7 +262,7 @@ def _all_wait(
     if odd and trains:
         return _found(odd, last, "waits apart")
     crossed = waiting.crossed(last)
-    if crossed and trains:
+    if crossed and trains and quiet >= max(patience.of_device(last[rank]) for rank in crossed):
         found = _found([last[rank] for rank in crossed], last, "waits apart")
         return _owes(found, crossed)
     owed = waiting.owed(last, ignoring=quiet >= patience.long)

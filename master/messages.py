@@ -19,12 +19,15 @@ from elastic.proto import codec
 from elastic.proto import master_pb2 as pb
 from elastic.proto.errors import CodecError
 from elastic.proto.limits import MOST_SLOTS
+from elastic.proto.looks import Collective as RankCollective
 from elastic.proto.looks import Frame, main_thread, telling
 from elastic.proto.looks import Look as RankLook
 from elastic.proto.moment import MOST_SPANS, Moment, Span
 
 MAX_TEXT = 4096
 """Characters kept of any text that a node sends."""
+MOST_RANKS = 1 << 24
+"""Of a process group."""
 MOST_TESTS = 256
 """Of one node with others, in one round."""
 MOST_LINES, MAX_LINE = 8, 300
@@ -386,6 +389,12 @@ def _doing(
     return stack, doing(stack, state=state, wchan=wchan, gil=gil)
 
 
+def _members(told: RankCollective) -> range:
+    if told.stride < 1 or not 0 < told.count <= MOST_RANKS:
+        return range(0)
+    return range(told.first, told.first + told.stride * told.count, told.stride)
+
+
 def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
     children = [
         Process(
@@ -436,7 +445,7 @@ def _seen(node_id: NodeId, look: RankLook, now: float) -> Seen:
                 started=c.started,
                 done=c.done,
                 before=c.before,
-                members=range(c.first, c.first + c.stride * c.count, c.stride),
+                members=_members(c),
             )
             for c in issued
         ),

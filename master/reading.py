@@ -11,6 +11,7 @@ from elastic.master import symptoms
 from elastic.master.events import Failed, NodeId, RankFailure
 from elastic.master.symptoms import Found
 from elastic.proto import signals
+from elastic.proto.lost_workers import lost_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,14 +134,13 @@ def of_machine(failure: RankFailure) -> bool:
 def _of_kernel(failure: RankFailure) -> Found | None:
     """What its node's kernel recorded, which outranks what a process says."""
     lines = failure.kernel_log
-    killed = signal_of(failure) == signal.SIGKILL or _LOST_WORKER.search(failure.message)
-    oom = symptoms.first_line(symptoms.KERNEL_OOM, lines) if killed else None
+    oom = symptoms.first_line(symptoms.KERNEL_OOM, lines) if _was_killed(failure) else None
     return oom or of_hardware(lines)
 
 
-_LOST_WORKER = re.compile(
-    r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal: Killed|exited unexpectedly)"
-)
+def _was_killed(failure: RankFailure) -> bool:
+    """By a SIGKILL, or a worker of its loader."""
+    return signal_of(failure) == signal.SIGKILL or bool(lost_workers(failure.message))
 
 
 def of_hardware(lines: Sequence[str]) -> Found | None:
@@ -294,7 +294,7 @@ def describe(observed: Observed) -> str:
         how = "was killed by the kernel, out of memory" if failure.oom_killed else "died"
         return f"the store on {observed.node_id} {how}"
     where = f"rank {failure.rank} on {observed.node_id}"
-    if failure.oom_killed:
+    if failure.oom_killed and not failure.error_type:
         return f"{where} was killed by the kernel, out of memory"
     said = next(iter(failure.message.strip().splitlines()), "")[:200]
     if failure.what is Failed.START:

@@ -21,11 +21,8 @@ MODULE = "/torch/nn/modules/module.py"
 """Calls a model and each of its layers."""
 MUCH = 1 << 20
 """Bytes: fewer are read and written by whoever looks, too, and by what watches a machine."""
-SILENT = frozenset(
-    {Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER, Activity.LOCK, Activity.SLEEP}
-)
-"""May wait for others asleep: in a library's code, of which no stack tells, for a thread of its own that does, or by
-asking now and then."""
+SILENT = frozenset({Activity.WAIT, Activity.BACKWARD, Activity.OPTIMIZER})
+"""May wait for others in a library's code, of which no stack tells, asleep."""
 LIBRARY = frozenset({Activity.BACKWARD, Activity.OPTIMIZER})
 """Of these, those in whose own code a rank sleeps for others alone: it waits also where it does not say for what."""
 SPINS = frozenset({Activity.DEVICE, Activity.NATIVE})
@@ -114,6 +111,8 @@ class Seen:
     def waits(self) -> bool:
         """Other ranks hold it up."""
         doing = self.doing
+        if doing.activity is Activity.DEBUGGER:
+            return False
         if any(one.device for one in self.pending):
             return True  # its host may wait for it in any line: `loss.item()`
         silent = (doing.activity in SILENT and doing.asleep) or doing.activity in SPINS
@@ -121,6 +120,12 @@ class Seen:
             self.collectives is None and self.free and doing.asleep and doing.activity in LIBRARY
         )
         return doing.waits_for_others or unsaid or (silent and bool(self.pending))
+
+    @property
+    def may_wait(self) -> bool:
+        """For a thread of its own that is in a collective, or by asking now and then whether one is over."""
+        own = self.doing.asleep and self.doing.activity in (Activity.LOCK, Activity.SLEEP)
+        return own and bool(self.pending)
 
     @property
     def place(self) -> str:

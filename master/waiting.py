@@ -3,6 +3,7 @@ Pure."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from itertools import islice
 
 from elastic.master.circles import Waits, circles
 from elastic.master.seen import Collective, Seen
@@ -99,18 +100,20 @@ def crossed(last: Mapping[int, Seen]) -> Owed:
     waiters = {rank for ranks in at.values() for rank in ranks}
     waits: dict[Hashable, set[Hashable]] = {rank: set() for rank in waiters}
     for (group, seq), ranks in at.items():
-        absent = waiters.intersection(rows[group, seq]).difference(ranks)
+        row, there = rows[group, seq], set(ranks)
+        absent = (rank for rank in row if rank in waiters and rank not in there)
         waits[group, seq] = {rank for rank in absent if not _came(last[rank], group, seq)}
         for rank in ranks:
             waits[rank] = {(group, seq)}
     circle = circles(waits)
-    return {
-        rank: {peer: f"rank {rank} is in group {group}, to which rank {peer} has not come"}
-        for (group, seq), ranks in at.items()
-        for rank in ranks
-        if rank in circle
-        for peer in sorted(waiters & waits[group, seq] & circle)[:1]
-    }
+    found: dict[int, dict[int, str]] = {}
+    for (group, seq), ranks in at.items():
+        held_up_by = waits[group, seq] & circle
+        for peer in islice((rank for rank in rows[group, seq] if rank in held_up_by), 1):
+            for rank in (rank for rank in ranks if rank in circle):
+                words = f"rank {rank} is in group {group}, to which rank {peer} has not come"
+                found[rank] = {peer: words}
+    return found
 
 
 def _came(seen: Seen, group: str, seq: int) -> bool:

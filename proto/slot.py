@@ -51,7 +51,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from elastic.proto import sums, version
+from elastic.proto import claims, sums, version
 from elastic.proto.errors import SlotError
 from elastic.proto.moment import Moment
 from elastic.proto.sums import Chunk
@@ -72,7 +72,6 @@ _COMMIT, _STAMP_AT, _UNIT_COUNT, _DIGEST, _ALL_UNITS, _MORE_AT, _LATER = 16, 24,
 _BELIEFS_AT, _JOB, _UNITS, _BELIEFS_TABLE = 104, 256, 512, 2560
 _PERSIST = 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock, with 64-bit offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,16 +145,14 @@ def claim(fd: int, *, exclusive: bool) -> int | None:
     Returns a new descriptor that holds the lock until it is closed, or None. Raises `OSError`.
     """
     own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-    kind = fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK
     try:
-        fcntl.fcntl(own, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
-    except BlockingIOError:
-        os.close(own)
-        return None
+        if claims.claim(own, exclusive=exclusive):
+            return own
     except BaseException:
         os.close(own)
         raise
-    return own
+    os.close(own)
+    return None
 
 
 class Writing:

@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from elastic.proto.claims import claim
+
+_BEYOND = 1 << 62
+"""The byte of a draft that is locked: on SMB nobody else may write to those that are."""
+
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
@@ -37,18 +42,19 @@ def remove_drafts(path: Path) -> None:
     other paths.
     """
     for draft in path.parent.glob(f".{glob.escape(path.name)}.*.draft"):
-        with suppress(OSError), draft.open("r+b") as file:  # another's, locked, gone, or no locks
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            draft.unlink()
+        with suppress(OSError), draft.open("r+b") as file:  # another's, gone, or no locks
+            if claim(file.fileno(), exclusive=True, start=_BEYOND, size=1):
+                draft.unlink()
 
 
 def _locked_draft(path: Path) -> tuple[int, Path]:
     """A new one, and what holds its lock until it is closed, by the kernel where we are killed."""
     while True:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent)
+        ours = True
         with suppress(OSError):  # a file system without locks, where nobody removes it, either
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        if os.path.exists(name):  # else it was taken for a dead one's before it was locked
+            ours = claim(handle, exclusive=True, start=_BEYOND, size=1)
+        if ours and os.path.exists(name):  # else it was taken for a dead one's before it was locked
             return handle, Path(name)
         os.close(handle)
 

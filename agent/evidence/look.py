@@ -63,6 +63,8 @@ class Looker:
         _, found = await asyncio.gather(
             self._count(tuple(ranks.values()), deadline), asyncio.gather(*looking)
         )
+        if self._counting is not None and self._counting.done():
+            self._moved = self._counting.result()
         return tuple(_with_tcp(one, self._moved.get(one.pid, tcp.Moved())) for one in found)
 
     async def _count(self, pids: tuple[int, ...], deadline: float) -> None:
@@ -71,8 +73,6 @@ class Looker:
             self._counting = _in_thread(partial(self._tcp.count, pids))
         left = deadline - asyncio.get_running_loop().time()
         await asyncio.wait((self._counting,), timeout=min(_COUNTING, left))
-        if self._counting.done():
-            self._moved = self._counting.result()
 
     async def _look(self, rank: int, pid: int, close: bool, deadline: float) -> Look:
         loop = asyncio.get_running_loop()

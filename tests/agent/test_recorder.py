@@ -207,7 +207,7 @@ def test_what_compiled_code_and_dtensor_issue_is_seen_too() -> None:
 
 
 GROUPS = """
-os.environ["TORCH_FR_BUFFER_SIZE"] = "100"
+os.environ.update({{"TORCH_FR_BUFFER_SIZE": "100", "RANK": "{rank}", "WORLD_SIZE": "{world}"}})
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 alone = dist.new_group([0])
@@ -217,10 +217,16 @@ sys.stdin.read()
 """
 
 
-def test_a_collective_s_group_is_told_with_its_ranks() -> None:
-    (told,) = asked(GROUPS, 1, written=1)
+@pytest.mark.parametrize(
+    ("rank", "world", "row"),
+    [(0, 1, (0, 1, 1)), (0, 2, (0, 1, 0)), (1, 1, (0, 1, 0))],
+)
+def test_a_collective_s_group_is_told_with_its_ranks_where_the_world_is_the_job_s(
+    rank: int, world: int, row: tuple[int, int, int]
+) -> None:
+    (told,) = asked(GROUPS.format(rank=rank, world=world), 1, written=1)
     assert told.collectives is not None
-    assert [(one.first, one.stride, one.count) for one in told.collectives] == [(0, 1, 1)] * 2
+    assert [(one.first, one.stride, one.count) for one in told.collectives] == [row] * 2
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_a_master_that_hangs_is_ended_and_the_next_one_recovers_who_died_meanwhi
     assert not processes.alive(master)
     job.finish()
     job.ends(0)
-    line = f"the master has done nothing for 6 s, though its process {master} is there (state T"
+    line = f"the master has done nothing for 20 s, though its process {master} is there (state T"
     assert node.said().count(line) == 1, job.dump()
     assert job.report()["epoch"] == 2
     _assert_complete(job.folder / "logs" / "job" / "journal.db")

@@ -796,12 +796,28 @@ def test_ranks_that_wait_for_one_another_in_different_groups_are_named_with_thes
     assert found(*ahead, seen(1), seen(2)) is None, "one group: the root of a broadcast goes on"
 
 
-def test_who_waits_for_a_thread_of_its_own_that_is_in_a_collective_waits() -> None:
+@pytest.mark.parametrize("activity", [Activity.LOCK, Activity.SLEEP])
+def test_who_waits_for_a_thread_of_its_own_that_is_in_a_collective_is_not_blamed_beside_the_culprit(
+    activity: Activity,
+) -> None:
     """`asyncio.to_thread(dist.barrier)`, or a poll of `work.is_completed()`."""
-    for activity in (Activity.LOCK, Activity.SLEEP):
-        threaded = seen(2, activity, asleep=True, collectives=(BARRIER,))
-        culprit = seen(3, Activity.LOCK, asleep=True, collectives=(replace(REDUCE, done=True),))
-        assert ranks(seen(0), threaded, culprit, quiet=LONG) == (3,)
+    threaded = seen(2, activity, asleep=True, collectives=(BARRIER,))
+    culprit = seen(3, Activity.LOCK, asleep=True, collectives=(replace(REDUCE, done=True),))
+    assert ranks(seen(0), threaded, culprit, quiet=LONG) == (3,)
+    assert ranks(seen(0), threaded, quiet=LONG) == (2,)
+
+
+def test_who_sleeps_with_a_collective_under_way_may_still_be_at_work() -> None:
+    """It waits for its own threads, which load what comes next, or upload what was saved."""
+    ahead = replace(REDUCE, p2p=True, op="gloo:recv 0<-1")
+    prefetching = seen(0, Activity.LOCK, asleep=True, collectives=(ahead,), transfers={1: (0, 2)})
+    waiting = seen(
+        1, Activity.P2P, collectives=(ahead,), transfers={0: (1, 2)}, name="recv", asleep=True
+    )
+    assert found(prefetching, waiting, quiet=LONG - 1) is None
+    uploading = seen(3, Activity.LOCK, asleep=True, collectives=(replace(REDUCE, seq=40),))
+    later = replace(uploading, io=8 << 20)
+    assert found(*WAITING, later, before={3: uploading}, quiet=FOREVER - 1) is None
 
 
 @pytest.mark.parametrize(
@@ -820,6 +836,8 @@ def test_who_is_at_a_debugger_s_prompt_never_hangs(frame: tuple[str, str]) -> No
     for waiting in (WAITING, ()):
         alone = replace(seen(3, Activity.DEBUGGER), doing=at, stack=stack)
         assert found(*waiting, alone, quiet=100 * FOREVER) is None
+    queued = replace(alone, collectives=(replace(REDUCE, device=True),))
+    assert found(*WAITING, queued, quiet=100 * FOREVER) is None, "its device has something to do"
     below = (*STACK, ("run", "/usr/lib/python3.12/bdb.py", 1), ("_runscript", "/x/pdb.py", 1))
     assert doing(below, state="S").activity is Activity.COLLECTIVE, "python -m pdb"
 

@@ -1,5 +1,6 @@
 import fcntl
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -37,21 +38,39 @@ def test_a_draft_of_who_lives_is_not_removed(tmp_path: Path) -> None:
 def test_a_draft_that_is_removed_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, flock, tries = tmp_path / "file", fcntl.flock, iter((True, False))
+    lock, tries = fcntl.fcntl, iter((True, False))
 
-    def late(file: int, how: int) -> None:
+    def late(fd: int, command: int, told: bytes) -> bytes:
         if next(tries):
-            remove_drafts_now(path)
-        flock(file, how)
+            next(tmp_path.glob(".file.*.draft")).unlink()
+        return lock(fd, command, told)
 
-    def remove_drafts_now(path: Path) -> None:
-        for draft in path.parent.glob(".file.*.draft"):
-            draft.unlink()
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with replace_atomically(path) as draft:
+    monkeypatch.setattr(fcntl, "fcntl", late)
+    with replace_atomically(tmp_path / "file") as draft:
         draft.write_text("whole")
-    assert path.read_text() == "whole"
+    assert (tmp_path / "file").read_text() == "whole"
+
+
+def test_a_draft_that_another_has_locked_to_remove_it_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, tries = fcntl.fcntl, iter((True, False))
+    removers: list[tuple[Path, IO[bytes]]] = []
+
+    def second(fd: int, command: int, told: bytes) -> bytes:
+        if next(tries):
+            taken = next(tmp_path.glob(".file.*.draft"))
+            removers.append((taken, taken.open("r+b")))
+            lock(removers[0][1].fileno(), command, told)
+        return lock(fd, command, told)
+
+    monkeypatch.setattr(fcntl, "fcntl", second)
+    with replace_atomically(tmp_path / "file") as draft:
+        for taken, file in removers:
+            with file:
+                taken.unlink()
+        draft.write_text("whole")
+    assert (tmp_path / "file").read_text() == "whole"
 
 
 def test_without_locks_nothing_is_removed_and_files_are_written(
@@ -60,7 +79,7 @@ def test_without_locks_nothing_is_removed_and_files_are_written(
     def none(*_: object) -> None:
         raise OSError("no locks here")
 
-    monkeypatch.setattr(fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "fcntl", none)
     with replace_atomically(tmp_path / "file") as draft:
         remove_drafts(tmp_path / "file")
         draft.write_text("whole")

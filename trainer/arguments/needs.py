@@ -53,6 +53,11 @@ def _computed_again_anyway(settings: "Settings") -> bool:
     return layout.compile and layout.tp > 1 and layout.recompute.granularity == "selective"
 
 
+def _warms_up(settings: "Settings") -> bool:
+    told = settings.schedules
+    return bool(told.lr_warmup_fraction or told.lr_warmup_iters or told.lr_warmup_samples)
+
+
 def _has_points(settings: "Settings") -> bool:
     return settings.logging.tensorboard_dir is not None or bool(settings.logging.wandb_project)
 
@@ -69,10 +74,7 @@ NEEDS = (
     ),
     Need(
         "schedules", ("lr_warmup_init",),
-        lambda s: bool(
-            s.schedules.lr_warmup_fraction or s.schedules.lr_warmup_iters or s.schedules.lr_warmup_samples
-        ),
-        "there is no warm-up",
+        lambda s: _warms_up(s), "there is no warm-up",
     ),
     Need(
         "schedules", ("lr_wsd_decay_style", "lr_wsd_decay_iters", "lr_wsd_decay_samples"),
@@ -85,12 +87,12 @@ NEEDS = (
     ),
     Need(
         "schedules", ("lr_decay_iters", "lr_decay_samples"),
-        lambda s: s.schedules.lr_decay_style != "constant" or bool(s.schedules.lr_warmup_fraction),
-        "--lr-decay-style constant has no decay, and --lr-warmup-fraction, which is of one, is not given",
+        lambda s: s.schedules.lr_decay_style != "constant" or _warms_up(s),
+        "--lr-decay-style constant has no decay, and there is no warm-up to end within it",
     ),
     Need(
         "data", ("split", "data_cache_path"), lambda s: not s.data.mock_data,
-        "--mock-data are made of each split, as many as are asked for",
+        "--mock-data makes of each split as many samples as are asked for",
     ),
     Need(
         "evaluation", ("eval_interval",),

@@ -92,6 +92,7 @@ class Moments:
             while not _writes_slot(ranks) and time.monotonic() < deadline:
                 processes.kill(*ranks, number=signal.SIGCONT)
                 time.sleep(0.0005)
+                ranks = self._ranks()  # a round may have ended meanwhile
                 processes.kill(*ranks, number=signal.SIGSTOP)
             yield
         finally:
