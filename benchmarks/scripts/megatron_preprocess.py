@@ -14,10 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 _encode: list[Callable[[str], list[int]]] = []
+_eod: list[int] = []
 """Of this process."""
 
 
 def initialize(vocab: str, merges: str) -> None:
+    with open(vocab, encoding="utf-8") as file:
+        _eod.append(json.load(file)["<|endoftext|>"])
     try:
         made: Any = importlib.import_module("transformers").GPT2TokenizerFast(vocab, merges)
     except ImportError:
@@ -30,7 +33,7 @@ def initialize(vocab: str, merges: str) -> None:
 def of_line(line: str) -> tuple[list[int], int]:
     ids = _encode[0](json.loads(line)["text"])
     if ids:
-        ids.append(50256)
+        ids.append(_eod[0])
     return ids, len(line)
 
 

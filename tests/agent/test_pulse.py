@@ -59,6 +59,8 @@ def test_a_machine_that_stood_still_is_not_the_masters_silence(away: float) -> N
     assert not looks.seconds(1, beating=True)
 
 
-@pytest.mark.parametrize(("lease", "most"), [(0.01, LEAST), (4.0, 24.0), (5.0, 30.0), (60.0, 360.0)])
+@pytest.mark.parametrize(
+    ("lease", "most"), [(0.01, LEAST), (4.0, 24.0), (5.0, 30.0), (60.0, 360.0)]
+)
 def test_how_long_it_may_be_silent(lease: float, most: float) -> None:
     assert Pulse(lease).most == pytest.approx(most)

@@ -117,11 +117,6 @@ def test_in_exact_mode_a_cpu_of_other_vectors_is_another_one(base: Path) -> None
     [
         ((*TP2,), "sequence parallel True, not False"),
         pytest.param(
-            (*TP2, "--sequence-parallel", "--zero-stage=2"),
-            "norms reduced every leaf False, not True",
-            marks=pytest.mark.soak,
-        ),
-        pytest.param(
             ("--pipeline-model-parallel-size=2", "--train-iters=3"),
             "tensor parallel 2, not 1",
             marks=pytest.mark.soak,

@@ -74,8 +74,8 @@ class _CrossEntropy(torch.autograd.Function):
         for_hidden, for_head, weights = ctx.saved_tensors
         scale = _multiple(gradients[0], weights)
         return (
-            None if for_hidden is None else for_hidden * scale.to(for_hidden.dtype),
-            None if for_head is None else for_head * scale.to(for_head.dtype),
+            None if for_hidden is None else _times(for_hidden, scale),
+            None if for_head is None else _times(for_head, scale),
             None, None, None, None,
         )  # fmt: skip
 
@@ -88,6 +88,11 @@ def _multiple(gradient: Tensor, weights: Tensor) -> Tensor:
     wanted = found * weights
     apart = ((gradient - wanted).abs() > wanted.abs() * _ALIKE).any()
     return torch.where(apart, torch.nan, found)
+
+
+def _times(gradient: Tensor, scale: Tensor) -> Tensor:
+    """In `gradient`'s dtype; `scale` fp32 [], which in it would be off by as much for each of them."""
+    return torch.mul(gradient, scale.view(1), out=torch.empty_like(gradient))
 
 
 def of_chunk(

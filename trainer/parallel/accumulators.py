@@ -95,9 +95,8 @@ class Accumulator:
         gradients = [local(one.unsharded_param.grad).view(-1) for one in every]
         sums = [one.unsharded_accumulated_grad for one in every]
         if all(one is None for one in sums):
-            if (
-                self._group.reduce_grads
-            ):  # nothing to add them to, as with one leaf, or ZeRO 2 and 3
+            if self._group.reduce_grads and not any(map(_is_part, every)):
+                # Nothing to add them to, as with one leaf, or ZeRO 2 and 3.
                 if self._grids is not None:
                     self._kernels.round(gradients, *self._grids)
                 return
@@ -126,6 +125,13 @@ class Accumulator:
         found = [one.unsharded_accumulated_grad for one in every]
         torch._foreach_zero_([local(one) for one in found])
         return found
+
+
+def _is_part(parameter: Any) -> bool:
+    """Whether tensor-parallel ranks have parts of its gradient, which FSDP adds up before it reduces them: exactly, then, in
+    the sums' width alone."""
+    gradient = parameter.unsharded_param.grad
+    return isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements)
 
 
 def widens(parameters: Mapping[str, Any]) -> bool:

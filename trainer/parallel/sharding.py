@@ -9,9 +9,7 @@
 
 Parameters are kept in fp32 and computed with in `compute`, so it is applied in a world of one, too.
 
-All stages end with the same bits in exact mode, but for 2 and 3 under sequence parallelism: FSDP adds the
-gradients of norms and of `Row`'s biases up over tensor-parallel ranks before it reduces them, for every
-leaf then, in `compute` (the same in any number of replicas).
+All stages end with the same bits in exact mode.
 """
 
 from collections.abc import Iterable, Iterator

@@ -81,4 +81,5 @@ def _counted(share: Share, mine: Sequence[Piece]) -> Share:
     """Without the samples that only fill up."""
     counts = torch.cat([torch.from_numpy(one.counts) for one in mine])
     mask = share.batch["loss_mask"]
-    return Share(share.leaves, share.batch | {"loss_mask": mask * counts.to(mask).unsqueeze(1)})
+    counted = counts.to(mask).view(-1, *[1] * (mask.dim() - 1))  # a team's may be one a sample
+    return Share(share.leaves, share.batch | {"loss_mask": mask * counted})

@@ -76,13 +76,14 @@ class HostAdamW(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Moments and steps, in place: torch's would take them to the parameters' device. Groups keep their
-        options."""
+        """Moments and steps, in place: torch's would take them to the parameters' device. Those of parameters that
+        had none begin again. Groups keep their options."""
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = dict(zip(numbers, self._parameters(), strict=True))
-        for number, saved in state_dict["state"].items():
-            for name, value in saved.items():
-                self.state[parameters[number]][name].copy_(value)
+        for number, parameter in parameters.items():
+            saved = state_dict["state"].get(number)
+            for name, held in self.state[parameter].items():
+                held.copy_(saved[name]) if saved else held.zero_()
 
     def _parameters(self) -> Iterator[Tensor]:
         return (parameter for group in self.param_groups for parameter in group["params"])

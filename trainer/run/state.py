@@ -60,7 +60,6 @@ def conditions(layout: Layout, plan: Plan, laid: Laid) -> dict[str, Any]:
         and layout.recompute.granularity == "selective",
         "attention kernel": laid.attention,
         "optimizer on": cpu if layout.offload == "all" or not on_gpu else "cuda",
-        "norms reduced every leaf": layout.sequence and layout.zero > 1,
         "threads": 0 if on_gpu else torch.get_num_threads(),  # one, but for scripts that set them
         "torch": str(torch.__version__),
     }

@@ -101,6 +101,16 @@ def test_it_goes_on_from_a_checkpoint_of_torchs_in_place_and_back(
     assert_equal(first, third)
 
 
+def test_what_had_no_moments_when_it_was_saved_has_none_again() -> None:
+    """As behind fp16 steps of torch's that all overflowed: a rollback to them is as a restart there."""
+    held = parameters()
+    hosted, plain = HostAdamW(groups(held), **OPTIONS), torch.optim.AdamW(groups(held), **OPTIONS)
+    run(hosted, held, range(2))
+    hosted.load_state_dict(plain.state_dict())
+    for state in hosted.state.values():
+        assert not any(value.any() for value in state.values())
+
+
 def assert_equal(ours: list[torch.nn.Parameter], theirs: list[torch.nn.Parameter]) -> None:
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one, other)

@@ -232,7 +232,6 @@ CHANGED: dict[str, dict[str, Any]] = {
     "fp32 multiplied in": {"compute": torch.float32},
     "compiled": {"compile": True}, "micro-batch size": {"leaf_size": 4},
     "attention kernel": {"attention": "math"}, "optimizer on": {"device": "cuda"},
-    "norms reduced every leaf": {"tp": 2, "sequence": True, "zero": 2},
     "device": {"device": "cuda"}, "threads": {"threads": 3}, "torch": {"version": "2.0"},
 }  # fmt: skip
 """By condition, what changes it."""

@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import HashStore
 
 from elastic.proto.errors import UsageError
 from elastic.trainer.run import evaluating
-from elastic.trainer.run.step import Stepper
-from elastic.trainer.watch.evaluation import Reading
+from elastic.trainer.run.step import Share, Stepper
+from elastic.trainer.watch.evaluation import Piece, Reading
 from tests.trainer.run import reported
 from tests.trainer.run.reported import HEARD, LEAVES, Reports
 
@@ -40,6 +40,14 @@ class Numbered:
 def laid() -> Any:
     place, grid = SimpleNamespace(dp=0), SimpleNamespace(dp=1)
     return SimpleNamespace(device=torch.device("cpu"), place=place, grid=grid)
+
+
+def test_a_loss_mask_may_be_one_number_a_sample() -> None:
+    """Of a team's own data; some of the samples only fill up."""
+    share = Share([], {"loss_mask": torch.ones(4)})
+    mine = [Piece(number=0, ids=np.arange(4), counts=np.array([1, 1, 1, 0], np.float32))]
+    counted = evaluating._counted(share, mine).batch["loss_mask"]
+    assert counted.tolist() == [1, 1, 1, 0]
 
 
 def evaluated(stepper: Stepper, samples: int) -> dict[str, float]:

@@ -28,7 +28,7 @@ from tests.trainer.model.shapes import GPT2
 from tests.trainer.program import batch, forward_step
 
 STEPS = 3
-LEAVES = Leaves(batch_size=24, leaf_size=2)
+LEAF_SIZE = 2
 
 
 class World(NamedTuple):
@@ -38,10 +38,13 @@ class World(NamedTuple):
     dropout: float = 0.0
     scale: float = 1.0
     """What losses are multiplied by at first."""
+    leaves: int = 12
+    """Of a step, over all replicas."""
 
 
 FP32 = Layout(compute=torch.float32)
 TP2 = replace(FP32, tp=2, sequence=True)
+BF16_TP2 = Layout(tp=2, sequence=True)
 PP2 = replace(FP32, pp=2)
 THREE_D = replace(TP2, pp=2)
 ZERO_BUBBLE = Layout(pp=2, virtual=2, schedule="zero-bubble")
@@ -69,8 +72,10 @@ WORLDS = {
     "fp32-dp3-fast": World(3, replace(FP32, exact=False)),
     "tp2-dp1": World(1, TP2),
     "tp2-dp2-recompute": World(2, replace(TP2, recompute=FULL)),
-    "tp2-dp1-zero3": World(1, replace(TP2, zero=3)),
     "tp2-dp2-zero3": World(2, replace(TP2, zero=3)),
+    "tp2-dp1-two-leaves": World(1, BF16_TP2, leaves=2),
+    "tp2-dp2-one-leaf": World(2, BF16_TP2, leaves=2),
+    "tp2-dp2-one-leaf-zero0": World(2, replace(BF16_TP2, zero=0), leaves=2),
     "pp2-dp1": World(1, PP2),
     "pp2-dp2": World(2, PP2),
     "pp2-gpipe-dp1": World(1, replace(PP2, schedule="gpipe")),
@@ -112,8 +117,8 @@ ALIKE = [
         "dp2-host-adamw",
     },
     {"fp32-dp1", "fp32-dp3"},
-    {"tp2-dp1", "tp2-dp2-recompute"},
-    {"tp2-dp1-zero3", "tp2-dp2-zero3"},  # what tp ranks have parts of is added up for each leaf
+    {"tp2-dp1", "tp2-dp2-recompute", "tp2-dp2-zero3"},
+    {"tp2-dp1-two-leaves", "tp2-dp2-one-leaf", "tp2-dp2-one-leaf-zero0"},
     {"pp2-dp1", "pp2-dp2", "pp2-gpipe-dp1"},
     {
         "pp2-interleaved-dp1",
@@ -147,21 +152,22 @@ def train(world: World) -> dict[str, object]:
         attention_dropout=world.dropout,
     )  # fmt: skip
     clock = PhaseClock(HostStamps())
+    leaves = Leaves(batch_size=LEAF_SIZE * world.leaves, leaf_size=LEAF_SIZE)
     laid = lay_out(
         config,
         world.layout,
         make=lambda part: GPT(config, part.tp, part.layers),
         forward_step=forward_step,
-        leaf_size=2,
-        leaves=LEAVES.count,
+        leaf_size=LEAF_SIZE,
+        leaves=leaves.count,
         seed=1234,
         device=torch.device("cpu"),
         clock=clock,
     )
     initialize(laid.model, config, 1234, 0.05)
     multiple, least = legal(world.layout.schedule, world.layout.pp)
-    leaves = replace(LEAVES, multiple=multiple, at_least=least)
-    stepper = Stepper(laid, leaf_tokens=2 * config.seq_length)
+    leaves = replace(leaves, multiple=multiple, at_least=least)
+    stepper = Stepper(laid, leaf_tokens=LEAF_SIZE * config.seq_length)
     kind = HostAdamW if world.layout.offload == "optimizer" else ShardedAdamW
     optimizer = kind(laid.model.parameters(), lr=1e-2)
     scale = LossScale(Policy(initial=world.scale))
