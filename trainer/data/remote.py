@@ -6,11 +6,12 @@ original), which is written last. Later runs compare all of that: what has chang
 here, is copied again.
 """
 
+import errno
 import hashlib
 import json
 import logging
-import os
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import xxhash
 
+from elastic.checkpoint.storage.folder import put
 from elastic.checkpoint.storage.objects import driver
 from elastic.checkpoint.storage.protocol import URL, words
 from elastic.proto.errors import UsageError
@@ -28,6 +30,8 @@ PART = 16 << 20
 """Bytes that are asked for at a time."""
 AT_ONCE = 8
 """Parts that are under way at once."""
+ENDPOINT = ("endpoint_url", "account_name", "account_host", "host", "port")
+"""Options of drivers, or of S3's client, that choose whose storage a URL is of."""
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +42,7 @@ class Original:
 
     size: int
     version: str
-    """Another once the file is another: of its ETag, or time, or whatever that storage has."""
+    """Another once the file is another: of its ETag, or time, or whatever that storage has; empty where it has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +74,7 @@ def local(prefix: str, cache: Path | None, options: str = "{}") -> str:
         raise UsageError(
             f"{prefix} is copied to this node: say where to, --object-storage-cache-path DIR"
         )
-    name = hashlib.md5(prefix.encode(), usedforsecurity=False).hexdigest()[:12]
-    folder = cache / f"{name}-{prefix.rstrip('/').rpartition('/')[2]}"
+    folder = cache / f"{_place(prefix, options)}-{prefix.rstrip('/').rpartition('/')[2]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with exclusive(folder / ".lock"):
@@ -80,6 +83,15 @@ def local(prefix: str, cache: Path | None, options: str = "{}") -> str:
     except OSError as error:
         raise UsageError(f"{prefix}, which is copied to {folder}: {words(error)}") from error
     return str(folder / "data")
+
+
+def _place(prefix: str, options: str) -> str:
+    """A digest of where the data are: keys and tokens, which are no part of that, may be others tomorrow."""
+    given = json.loads(options)
+    told = [one for one in (given, given.get("client_kwargs")) if isinstance(one, dict)]
+    chosen = [f" {name}={one[name]}" for one in told for name in ENDPOINT if name in one]
+    whole = "".join([prefix, *chosen])
+    return hashlib.md5(whole.encode(), usedforsecurity=False).hexdigest()[:12]
 
 
 def _ensure(url: str, copy: Path, options: str) -> None:
@@ -93,6 +105,8 @@ def _ensure(url: str, copy: Path, options: str) -> None:
             raise
         log.warning("%s cannot be looked at, its copy on this node is used: %s", url, words(error))
         return
+    if not original.version:
+        log.warning("%s has no ETag and no time: only another size tells that it has changed", url)
     if note is not None and (note.size, note.version) == (original.size, original.version):
         return
     if note is not None:
@@ -111,12 +125,25 @@ def _connect(url: str, options: str) -> tuple[Any, str]:
 def _look(fs: Any, path: str) -> Original:
     with driver():
         fs.invalidate_cache()
-        told = fs.info(path)
+        try:
+            told = fs.info(path)
+        except FileNotFoundError as error:  # whose only word is the path, whatever the reason
+            said = f"{path} is not there, or cannot be reached"
+            raise FileNotFoundError(errno.ENOENT, said) from error
         if told["type"] != "file":
             raise FileNotFoundError(f"{path} is no file")
-        # Etag where there is one: some times are those of the question.
-        version = told.get("ETag") or told.get("etag") or fs.ukey(path)
-    return Original(size=int(told["size"]), version=str(version))
+        if told["size"] is None:
+            raise OSError(f"{path} does not say how long it is: a server has to, by Content-Length")
+        version = _version(fs, path, told)
+    return Original(size=int(told["size"]), version=version)
+
+
+def _version(fs: Any, path: str, told: Mapping[str, Any]) -> str:
+    """Its ETag where there is one: some times are those of the question."""
+    for name in ("ETag", "etag", "Last-Modified"):
+        if found := told.get(name):
+            return str(found)
+    return "" if "http" in fs.protocol else str(fs.ukey(path))  # HTTP's is of the URL alone
 
 
 def _copy(fs: Any, path: str, original: Original, copy: Path) -> None:
@@ -135,7 +162,7 @@ def _copy(fs: Any, path: str, original: Original, copy: Path) -> None:
                     data = fs.cat_file(path, start=start, end=end)
                 if len(data) != end - start:
                     raise OSError(f"{path} ended after {start + len(data)} bytes")
-                os.pwrite(file.fileno(), data, start)
+                put(file.fileno(), memoryview(data), start)
 
             for _ in pool.map(part, range(0, original.size, PART)):
                 pass

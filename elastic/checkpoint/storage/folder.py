@@ -196,13 +196,15 @@ def _put(fd: int, pieces: Iterable[memoryview]) -> None:
         for piece in pieces:
             if len(waiting) == AT_ONCE:
                 waiting.popleft().result()
-            waiting.append(pool.submit(_put_piece, fd, piece, at))
+            waiting.append(pool.submit(put, fd, piece, at))
             at += len(piece)
         for one in waiting:
             one.result()
 
 
-def _put_piece(fd: int, piece: memoryview, at: int) -> None:
+def put(fd: int, piece: memoryview, at: int) -> None:
+    """Write all of it, from byte `at` on, to the disk; a disk that is nearly full takes less than it is given.
+    OSError."""
     while piece:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         try:

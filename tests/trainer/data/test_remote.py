@@ -1,10 +1,13 @@
 import json
 import logging
 import os
+import socket
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Thread
 from typing import Any
 
 import fsspec
@@ -20,13 +23,14 @@ from elastic.trainer.data.remote import local
 from elastic.trainer.data.splits import Splits
 from elastic.trainer.data.tokenizers import NullTokenizer
 from elastic.trainer.watch import sources
+from tests.full_disk import files_of_at_most
 
 
 def store(folder: Path, first: int = 0) -> bytes:
     """FOLDER/data.{bin,idx}; what the .bin holds."""
     with write(folder / "data", np.dtype("<u2")) as writer:
         for number in range(40):
-            writer.add(range(first + number, first + number + 9))
+            writer.add_document([range(first + number, first + number + 9)])
     return (folder / "data.bin").read_bytes()
 
 
@@ -132,6 +136,119 @@ def test_what_changes_while_it_is_copied_is_not_used(
     monkeypatch.undo()
     prefix = local(url, tmp_path / "cache")
     assert Path(f"{prefix}.bin").stat().st_size == fs.size(f"{url}.bin")
+
+
+def test_a_disk_that_takes_less_than_it_is_given_leaves_no_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is full for a moment."""
+    _, url = memory(tmp_path)
+    write_at = os.pwrite
+    monkeypatch.setattr(remote, "PART", 100)
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write_at(fd, data[:70], at))
+    prefix = local(url, tmp_path / "cache")
+    assert Path(f"{prefix}.bin").read_bytes() == (tmp_path / "data.bin").read_bytes()
+    with files_of_at_most(200), pytest.raises(UsageError, match="File too large"):
+        local(url, tmp_path / "other")
+
+
+def test_a_copy_is_of_one_endpoint_whatever_the_keys_are(tmp_path: Path) -> None:
+    _, url = memory(tmp_path)
+    told = [
+        {},
+        {"endpoint_url": "http://a"},
+        {"client_kwargs": {"endpoint_url": "http://b"}, "secret": "x"},
+        {"client_kwargs": {"endpoint_url": "http://b"}, "secret": "y"},
+    ]
+    found = [local(url, tmp_path / "cache", json.dumps(one)) for one in told]
+    assert len(set(found)) == 3
+    assert found[2] == found[3]
+
+
+class Served(BaseHTTPRequestHandler):
+    """Files of a folder, in parts."""
+
+    protocol_version = "HTTP/1.1"
+    folder: Path
+    headers_too: tuple[str, ...] = ()
+    """Content-Length, Last-Modified: which it has."""
+
+    def do_GET(self) -> None:
+        path = self.folder / Path(self.path).name
+        if not path.exists():
+            self.send_error(404)
+            return
+        first, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")
+        part = path.read_bytes()[int(first) : int(last) + 1 if last else None]
+        self.send_response(206 if "Range" in self.headers else 200)
+        values = {
+            "Content-Length": str(len(part)),
+            "Last-Modified": self.date_time_string(path.stat().st_mtime),
+        }
+        for name in self.headers_too:
+            self.send_header(name, values[name])
+        if "Content-Length" not in self.headers_too:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(part)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[type[Served], str]]:
+    """How it is served, and the URL of `tmp_path`/data."""
+
+    class Own(Served):
+        folder = tmp_path
+        headers_too = ("Content-Length", "Last-Modified")
+
+    store(tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Own) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield Own, f"http://127.0.0.1:{server.server_port}/data"
+        server.shutdown()
+        thread.join()
+
+
+def test_without_an_etag_its_time_tells_that_it_has_changed(
+    served: tuple[type[Served], str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    how, url = served
+    prefix = local(url, tmp_path / "cache")
+    data = store(tmp_path, first=100)
+    os.utime(tmp_path / "data.bin", (2e9, 2e9))
+    local(url, tmp_path / "cache")
+    assert Path(f"{prefix}.bin").read_bytes() == data
+    assert f"{url}.bin has no ETag" not in caplog.text
+    how.headers_too = ("Content-Length",)
+    local(url, tmp_path / "other")
+    assert f"{url}.bin has no ETag and no time: only another size tells" in caplog.text
+
+
+def test_a_server_that_does_not_say_how_long_a_file_is_is_told(
+    served: tuple[type[Served], str], tmp_path: Path
+) -> None:
+    how, url = served
+    how.headers_too = ()
+    with pytest.raises(UsageError, match=r"data\.idx does not say how long it is: a server has to"):
+        local(url, tmp_path / "cache")
+
+
+def test_a_url_that_is_not_there_or_does_not_answer_is_told(
+    served: tuple[type[Served], str], tmp_path: Path
+) -> None:
+    _, url = served
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and does not listen
+        refuses = f"http://127.0.0.1:{free.getsockname()[1]}/data"
+        for one in (f"{url}2", refuses, "memory://nowhere/data"):
+            with pytest.raises(UsageError, match=r"\.idx is not there, or cannot be reached$"):
+                local(one, tmp_path / "cache")
 
 
 def test_of_many_that_ask_at_once_one_copies(
