@@ -3,6 +3,7 @@
 import fcntl
 import glob
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -38,10 +39,9 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 def remove_drafts(path: Path) -> None:
     """Those of `path` whose writers were killed: who lives holds the lock of its draft.
 
-    Where a file system's locks hold on one node alone, other nodes' writers are not seen: they are to write
-    other paths.
+    Of this host's writers: some file systems' locks hold on one node alone, and there others are not seen.
     """
-    for draft in path.parent.glob(f".{glob.escape(path.name)}.*.draft"):
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.*{glob.escape(_suffix())}"):
         with suppress(OSError), draft.open("r+b") as file:  # another's, gone, or no locks
             if claim(file.fileno(), exclusive=True, start=_BEYOND, size=1):
                 draft.unlink()
@@ -50,13 +50,18 @@ def remove_drafts(path: Path) -> None:
 def _locked_draft(path: Path) -> tuple[int, Path]:
     """A new one, and what holds its lock until it is closed, by the kernel where we are killed."""
     while True:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_suffix(), dir=path.parent)
         ours = True
         with suppress(OSError):  # a file system without locks, where nobody removes it, either
             ours = claim(handle, exclusive=True, start=_BEYOND, size=1)
         if ours and os.path.exists(name):  # else it was taken for a dead one's before it was locked
             return handle, Path(name)
         os.close(handle)
+
+
+def _suffix() -> str:
+    """Of a draft's name: whose it is."""
+    return f"@{socket.gethostname()}.draft"
 
 
 @contextmanager

@@ -1,9 +1,11 @@
 import fcntl
+import socket
 from pathlib import Path
 from typing import IO
 
 import pytest
 
+from elastic.trainer import files
 from elastic.trainer.files import remove_drafts, replace_atomically
 
 
@@ -19,10 +21,13 @@ def test_a_failed_write_leaves_the_file_as_it_was(tmp_path: Path) -> None:
 
 def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "data[0].bin"
-    for name in (path.name, f".{path.name}.x1_y.draft", ".other.bin.x1_y.draft"):
+    mine, other = (
+        f".{name}.x1_y@{socket.gethostname()}.draft" for name in (path.name, "other.bin")
+    )
+    for name in (path.name, mine, other):
         (tmp_path / name).write_text("")
     remove_drafts(path)
-    assert {one.name for one in tmp_path.iterdir()} == {path.name, ".other.bin.x1_y.draft"}
+    assert {one.name for one in tmp_path.iterdir()} == {path.name, other}
 
 
 def test_a_draft_of_who_lives_is_not_removed(tmp_path: Path) -> None:
@@ -33,6 +38,22 @@ def test_a_draft_of_who_lives_is_not_removed(tmp_path: Path) -> None:
         second.write_text("second")
     assert path.read_text() == "first", "the last one that is done"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_another_hosts_draft_whose_lock_is_not_seen_here_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    monkeypatch.setattr(files, "claim", lambda *_, **__: True)
+    monkeypatch.setattr(socket, "gethostname", lambda: "other")
+    with replace_atomically(path) as draft:
+        with monkeypatch.context() as here:
+            here.setattr(socket, "gethostname", lambda: "this")
+            remove_drafts(path)
+        assert draft.exists()
+        remove_drafts(path)
+        assert not draft.exists(), "what its own host takes for a dead one's"
+        draft.write_text("whole")
 
 
 def test_a_draft_that_is_removed_before_it_is_locked_is_made_again(

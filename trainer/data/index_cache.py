@@ -8,8 +8,8 @@ Megatron's own is not taken for ours.
 """
 
 import hashlib
+import io
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +20,14 @@ import psutil
 import xxhash
 from numpy.typing import NDArray
 
+from elastic.agent import cgroup
 from elastic.proto.errors import UsageError
 from elastic.trainer.data.blend import Blend, by_size, by_weight, shares
-from elastic.trainer.data.samples import Indices, Request, build, index_types, plan
+from elastic.trainer.data.samples import Indices, Request, build, index_types, memory, plan
 from elastic.trainer.files import exclusive, remove_drafts, replace_atomically
 
-MAKING = 5
-"""Times the memory that arrays take in the end, they take while they are made: see `samples.build`."""
+BLENDING = 40
+"""Bytes a sample that a blend takes while it is made."""
 Shape = tuple[np.dtype[Any], tuple[int, ...]]
 """Type and shape of an array."""
 
@@ -42,6 +43,8 @@ class _Kept:
     description: str
     shapes: dict[str, Shape]
     """By the array's name."""
+    memory: int
+    """Bytes that making them takes."""
 
     @property
     def base(self) -> str:
@@ -63,12 +66,14 @@ def cached(directory: Path, split: str, lengths: NDArray[np.int32], request: Req
         made = build(lengths, request)
         return [made.documents, made.samples, made.shuffle]
 
+    shapes = _shapes(lengths, request)
     kept = _Kept(
         directory=directory,
         kind="GPTDataset",
         split=split,
         description=_description(split, lengths, request),
-        shapes=_shapes(lengths, request),
+        shapes=shapes,
+        memory=memory(shapes["document"][1][0], shapes["shuffle"][1][0]),
     )
     documents, samples, shuffle = _get(kept, make)
     return Indices(documents=documents, samples=samples, shuffle=shuffle)
@@ -115,6 +120,7 @@ def blended(
             "dataset": (np.dtype(np.int16), (count,)),
             "dataset_sample": (np.dtype(np.int64), (count,)),
         },
+        memory=BLENDING * count,
     )
     chosen, own = _get(kept, make)
     return Blend(datasets=chosen, samples=own)
@@ -142,15 +148,15 @@ def _get(kept: _Kept, make: Callable[[], list[NDArray[Any]]]) -> list[NDArray[An
 
 def _made(kept: _Kept, make: Callable[[], list[NDArray[Any]]]) -> list[NDArray[Any]]:
     """The arrays; UsageError where there is no memory to make them in."""
-    sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in kept.shapes.values()]
-    needed, (*_, (_, (samples, *_))) = MAKING * sum(sizes), kept.shapes.values()
+    *_, (_, (samples, *_)) = kept.shapes.values()
+    room = [psutil.virtual_memory().available, *(most - used for most, used in cgroup.limits())]
     try:
-        if needed > psutil.virtual_memory().available:
+        if kept.memory > min(room):
             raise MemoryError
         return make()
     except MemoryError as error:
         raise UsageError(
-            f"the indices of {samples} samples ({kept.split}) take {needed / 1e9:.1f} GB of memory to make, more "
+            f"the indices of {samples} samples ({kept.split}) take {kept.memory / 1e9:.1f} GB of memory to make, more "
             "than can be had: make the run shorter"
         ) from error
 
@@ -196,13 +202,21 @@ def _mapped(kept: _Kept) -> list[NDArray[Any]] | None:
     """The files as arrays that are not writable; None where one is missing or is not what it should be."""
     arrays = []
     for name, (dtype, shape) in kept.shapes.items():
+        head = _head(dtype, shape)
         try:
-            array = np.lib.format.open_memmap(
-                kept.path(name), "r"
-            )  # reads no objects, so nothing is unpickled
-        except (OSError, ValueError):
-            return None
-        if array.dtype != dtype or array.shape != shape:
+            with kept.path(name).open("rb") as file:
+                if file.read(len(head)) != head:
+                    return None
+                array = np.memmap(file, dtype, "r", len(head), shape)
+        except (OSError, ValueError):  # it is not there, or shorter
             return None
         arrays.append(np.asarray(array))
     return arrays
+
+
+def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """What such a file begins with: compared, never read, since what numpy raises of a damaged one has no end."""
+    file = io.BytesIO()
+    told = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, told)
+    return file.getvalue()

@@ -3,7 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.proto.errors import UsageError
-from elastic.trainer.data import blend
+from elastic.trainer.data import blend, index_cache
+from tests.trainer.data.peak import peak
 
 
 def test_it_is_the_known_order() -> None:
@@ -74,3 +75,13 @@ def test_a_number_in_a_prefixs_place_is_one_only_where_it_is_there(given: str, w
         blend.parse(given.split(), lambda _: False)
     names, _ = blend.parse(given.split(), lambda _: True)
     assert wrong in names
+
+
+def test_it_takes_the_memory_that_is_reckoned() -> None:
+    for make in (
+        lambda: blend.by_weight([1.0, 2.0], 200_000),
+        lambda: blend.by_size([10**5, 10**5]),
+    ):
+        made, most = peak(make)
+        reckoned = index_cache.BLENDING * len(made.datasets)
+        assert reckoned / 1.6 < most < reckoned

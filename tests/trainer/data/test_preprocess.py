@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -435,8 +436,9 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_run_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    end = f"x1_y@{socket.gethostname()}.draft"
     for name in ("out_text_document.bin", "out_text_document.idx", "other_text_document.bin"):
-        (tmp_path / f".{name}.x1_y.draft").write_bytes(b"half")
+        (tmp_path / f".{name}.{end}").write_bytes(b"half")
     (tmp_path / "in").write_bytes(lines_of(["a"]))
 
     def while_another_runs(_: Done) -> None:
@@ -445,7 +447,7 @@ def test_what_a_killed_run_left_goes_with_the_next_one(tmp_path: Path) -> None:
     preprocess([tmp_path / "in"], f"{tmp_path}/out", SETTINGS, workers=1, told=while_another_runs)
     assert documents(tmp_path / "out_text_document") == expected(["a"])
     assert {one.name for one in tmp_path.iterdir()} == {
-        "in", "out_text_document.bin", "out_text_document.idx", ".other_text_document.bin.x1_y.draft",
+        "in", "out_text_document.bin", "out_text_document.idx", f".other_text_document.bin.{end}",
     }  # fmt: skip
 
 

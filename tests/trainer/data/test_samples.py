@@ -8,7 +8,19 @@ from hypothesis import strategies as st
 
 from elastic.proto.errors import UsageError
 from elastic.trainer.data.indexed import Indexed, token_dtype, write
-from elastic.trainer.data.samples import Indices, Request, Samples, build, index_types, plan
+from elastic.trainer.data.samples import (
+    Indices,
+    Request,
+    Samples,
+    build,
+    index_types,
+    memory,
+    plan,
+)
+from tests.trainer.data.peak import peak
+
+SMALL = 1 << 15
+"""Bytes that are made whatever the size."""
 
 
 def put(prefix: Path, lengths: list[int]) -> Indexed:
@@ -123,3 +135,17 @@ def test_an_index_of_other_data_is_refused(two: Indexed) -> None:
     samples = Samples(two, build(np.array([4, 14], np.int32), REQUEST), 3)
     with pytest.raises(UsageError, match="is not where its index says: the index is damaged or of"):
         [samples[k] for k in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "s"), [(1000, 10), (100_000, 10), (100_000, 40), (100_000, 4096)]
+)
+@pytest.mark.parametrize("epochs", [None, 1.0, 2.3, 2.9])
+def test_it_takes_the_memory_that_is_reckoned(sequences: int, s: int, epochs: float | None) -> None:
+    tokens = 2_000_000
+    lengths = np.full(sequences, tokens // sequences, np.int32)
+    samples = None if epochs is None else int(epochs * tokens / s)
+    request = Request(sequences=range(sequences), samples=samples, seq_length=s)
+    made, most = peak(lambda: build(lengths, request))
+    reckoned = memory(len(made.documents), len(made.shuffle))
+    assert reckoned / 1.6 < most - SMALL < reckoned
