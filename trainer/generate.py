@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic.checkpoint.storage.protocol import folder
 from elastic.proto.errors import UsageError
 from elastic.proto.verbs import Context, Output, text
 from elastic.proto.visible import visible
@@ -158,14 +159,12 @@ def _opened(args: argparse.Namespace) -> "tuple[Weights, frozenset[int]]":
     from elastic.trainer import checkpoints
     from elastic.trainer.convert import reading
 
-    folder = Path(args.load)
-    if not (folder / reading.CONFIG).is_file():
+    home = folder(args.load)
+    if home is None or not (home / reading.CONFIG).is_file():
         return checkpoints.opened(args.load, args.step), frozenset()
     if args.step is not None:
-        raise UsageError(
-            f"--step {args.step}: {folder} is a folder of Hugging Face's, without steps"
-        )
-    weights, settings = reading.read(folder)
+        raise UsageError(f"--step {args.step}: {home} is a folder of Hugging Face's, without steps")
+    weights, settings = reading.read(home)
     told = settings.get("eos_token_id")
     ends = told if isinstance(told, list) else [told]
     return weights, frozenset(one for one in ends if isinstance(one, int))
@@ -174,8 +173,12 @@ def _opened(args: argparse.Namespace) -> "tuple[Weights, frozenset[int]]":
 def _tokenizer(args: argparse.Namespace) -> "Tokenizer":
     from elastic.trainer.data import tokenizers
 
+    where = args.tokenizer or args.load
+    home = folder(where)
+    if home is None:
+        raise UsageError(f"{where} is no folder: give --tokenizer one that has the tokenizer")
     try:
-        return tokenizers.load(Path(args.tokenizer or args.load))
+        return tokenizers.load(home)
     except UsageError as error:
         if args.tokenizer is not None:
             raise

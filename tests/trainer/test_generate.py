@@ -1,5 +1,6 @@
 """`elasticctl generate`, of a checkpoint as two pipeline stages leave it, or two tensor-parallel ranks."""
 
+from argparse import Namespace
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,12 @@ from elastic.checkpoint.state.collect import Place, collect
 from elastic.checkpoint.storage.folder import Folder
 from elastic.proto import manifest
 from elastic.proto.errors import CheckpointError, NotFound, UsageError
+from elastic.trainer import checkpoints
 from elastic.trainer.checkpoints import identity_of, load_model, opened
 from elastic.trainer.convert.commands import hf
 from elastic.trainer.data.prepare import learn
 from elastic.trainer.data.tokenizers import NullTokenizer
-from elastic.trainer.generate import generate
+from elastic.trainer.generate import _tokenizer, generate
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.model.init import initialize
@@ -152,6 +154,36 @@ def test_a_model_of_bare_ids_is_exported_with_what_generate_reads(path: Path) ->
     (path / "tokenizer_config.json").unlink()
     assert hf(export.context, ["export", str(path), str(path.parent / "bare")]) == 0
     assert f"{path} has no tokenizer: without one" in export.notes[-1]
+
+
+def test_a_folder_as_a_url_is_a_folder(path: Path) -> None:
+    args = ("--prompt", "to be", "--max-new-tokens", 4, "--temperature", 0)
+    ours = told("--load", path, *args).out
+    assert told("--load", f"file://{path}", *args).out == ours
+    theirs, back = path.parent / "hf", path.parent / "new" / "back"
+    for argv in (
+        ["export", f"file://{path}", str(theirs)],
+        ["import", str(theirs), f"file://{back}"],
+    ):
+        out = Told()
+        assert hf(out.context, argv) == 0
+        assert out.notes == []
+    for one in (theirs, f"file://{theirs}", back):
+        assert told("--load", one, *args).out == ours
+    with pytest.raises(UsageError, match=r"^memory://x is no folder: give --tokenizer"):
+        _tokenizer(Namespace(load="memory://x", tokenizer=None))
+
+
+def test_an_import_that_is_killed_leaves_no_model_without_a_tokenizer(
+    theirs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = theirs.parent / "back"
+
+    def save(path: str, *_: object, **__: object) -> None:
+        assert (Path(path) / "tokenizer.json").exists()
+
+    monkeypatch.setattr(checkpoints, "save_model", save)
+    assert hf(Told().context, ["import", str(theirs), str(back)]) == 0
 
 
 def test_words_that_the_tokenizer_has_are_not_cut_off(path: Path) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.checkpoint.storage.protocol import URL, canonical
+from elastic.checkpoint.storage.protocol import canonical, folder
 from elastic.proto.errors import UsageError
 from elastic.trainer.arguments.options import flag_of, spelled
 
@@ -70,5 +70,4 @@ class CheckpointFlags:
     @property
     def folder(self) -> Path | None:
         """`save`, as a folder; None where it is a URL."""
-        where = "" if self.save is None else canonical(self.save)
-        return None if not where or URL.match(where) else Path(where)
+        return None if self.save is None else folder(self.save)

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from elastic.checkpoint.storage.protocol import canonical, folder
 from elastic.proto.errors import UsageError
 from elastic.proto.manifest import MOST_STEP
 from elastic.proto.verbs import Context, Output, of_verbs
@@ -75,9 +76,9 @@ def _export(out: Output, args: argparse.Namespace) -> int:
 
     most = _bytes(args.max_shard_size)
     weights = checkpoints.opened(args.path, args.step)
-    home = args.tokenizer or Path(args.path)
-    files = writing.tokenizer_files(home)
-    found = tokenizers.load(home) if files or args.tokenizer else None
+    home = args.tokenizer or folder(args.path)
+    files = writing.tokenizer_files(home) if home else []
+    found = tokenizers.load(home) if home and (files or args.tokenizer) else None
     kept = args.vocab_size or (found.vocab_size if found else weights.config.vocab_size)
     if found and kept < found.vocab_size:
         raise UsageError(
@@ -95,7 +96,7 @@ def _export(out: Output, args: argparse.Namespace) -> int:
     parameters = weights.config.parameter_count
     message = f"step {weights.step}, {parameters:,} parameters, words: {kept}, files: {count}"
     if found is None:
-        out.note(f"{home} has no tokenizer: without one the folder has the weights alone")
+        out.note(f"{args.path} has no tokenizer: without one the folder has the weights alone")
     elif not isinstance(found, tokenizers.TextTokenizer):
         out.note("NullTokenizer is known to elasticctl generate alone: transformers has none such")
     return _done(out, str(args.dest), message)
@@ -104,7 +105,6 @@ def _export(out: Output, args: argparse.Namespace) -> int:
 def _import(out: Output, args: argparse.Namespace) -> int:
     """Make a checkpoint that training and `generate` start from, of a folder with safetensors."""
     from elastic.checkpoint.storage.connect import connect
-    from elastic.checkpoint.storage.protocol import canonical
     from elastic.checkpoint.tools import inspection
     from elastic.trainer import checkpoints
     from elastic.trainer.convert import reading, writing
@@ -115,11 +115,12 @@ def _import(out: Output, args: argparse.Namespace) -> int:
     tokenizer = writing.tokenizer_files(args.path)
     if any(file.name == tokenizers.MODEL_NAME for file in tokenizer):
         tokenizers.load(args.path)  # what comes along is one
-    if "://" in args.dest and tokenizer:
+    if home := folder(args.dest):
+        home.mkdir(parents=True, exist_ok=True)
+        writing.copy(tokenizer, home)  # before there is a step, which is of no use without
+    elif tokenizer:
         out.note(f"the tokenizer stays in {args.path}: {args.dest} is no folder")
     checkpoints.save_model(args.dest, weights, step=args.step)
-    if "://" not in args.dest:
-        writing.copy(tokenizer, Path(args.dest))
     config = weights.config
     message = (
         f"step {args.step}, {config.parameter_count:,} parameters, words: {weights.vocabulary}, padded to "

@@ -5,6 +5,7 @@ import errno
 import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Protocol
 
 PIECE = 1 << 20
@@ -90,6 +91,12 @@ def canonical(path: str | os.PathLike[str]) -> str:
     elif URL.match(text):
         return text.rstrip("/")
     return os.path.abspath(text)
+
+
+def folder(path: str | os.PathLike[str]) -> Path | None:
+    """The folder that a checkpoint is; None where it lies behind a URL."""
+    where = canonical(path)
+    return None if URL.match(where) else Path(where)
 
 
 def words(error: Exception) -> str:
