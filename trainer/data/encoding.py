@@ -61,21 +61,32 @@ class BadLine(Exception):
 
 
 def encoder(settings: Settings) -> Callable[[bytes], Encoded]:
-    """What encodes blocks. It raises `BadLine`."""
+    """What encodes blocks. It raises `BadLine`, of the first."""
     tokenizer = build(settings.tokenizer)
     dtype = token_dtype(tokenizer.vocab_size)
     encode = _texts_encoder(settings, tokenizer, dtype)
     end = np.array([tokenizer.eod], dtype).tobytes() if settings.append_eod else b""
 
-    def of_block(block: bytes) -> Encoded:
+    def encoded(block: bytes) -> Encoded:
         texts = _texts(block, settings.keys)
         lengths, tokens = [], []
         for column in texts:
-            encoded = [one + end if one else one for one in encode(column)]
-            sizes = np.fromiter(map(len, encoded), np.int32, len(encoded))
+            each = [one + end if one else one for one in encode(column)]
+            sizes = np.fromiter(map(len, each), np.int32, len(each))
             lengths.append(sizes // np.int32(dtype.itemsize))
-            tokens.append(b"".join(encoded))
+            tokens.append(b"".join(each))
         return Encoded(lengths=lengths, tokens=tokens)
+
+    def of_block(block: bytes) -> Encoded:
+        try:
+            return encoded(block)
+        except UsageError:
+            for number, line in enumerate(block.split(b"\n")):
+                try:
+                    encoded(line)
+                except UsageError as error:
+                    raise BadLine(number, str(error)) from error
+            raise
 
     return of_block
 
@@ -89,26 +100,26 @@ def _texts_encoder(
 
 
 def _texts(block: bytes, keys: Sequence[str]) -> list[list[str]]:
-    """The texts of each key; lines of nothing but space are no documents."""
+    """The texts of each key; lines of nothing but space are no documents. UsageError."""
     found: list[list[str]] = [[] for _ in keys]
-    for number, line in enumerate(block.split(b"\n")):
+    for line in block.split(b"\n"):
         if not line or line.isspace():
             continue
         try:
             told = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise BadLine(number, f"no JSON: {error}") from error
+            raise UsageError(f"no JSON: {error}") from error
         if not isinstance(told, dict):
-            raise BadLine(number, "no object of JSON, {...}")
+            raise UsageError("no object of JSON, {...}")
         for texts, key in zip(found, keys, strict=True):
             text = told.get(key)
             if not isinstance(text, str):
                 has = ", ".join(list(told)[:8]) if key not in told else type(text).__name__
-                raise BadLine(number, f"{key!r} is no text in it (there is {has}): see --json-keys")
+                raise UsageError(f"{key!r} is no text in it (there is {has}): see --json-keys")
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise BadLine(number, f"half a character, {text[error.start]!a}") from error
+                raise UsageError(f"half a character, {text[error.start]!a}") from error
             texts.append(text)
     return found
 
@@ -158,9 +169,6 @@ def main(settings: str) -> None:
                 made = encode(block)
             except BadLine as error:
                 send(out, json.dumps(error.args).encode())
-                continue
-            except UsageError as error:  # of a text that NullTokenizer does not take
-                send(out, json.dumps((0, str(error))).encode())
                 continue
             pairs = zip(made.lengths, made.tokens, strict=True)
             send(out, b"null", *(part for one in pairs for part in (one[0].tobytes(), one[1])))

@@ -131,11 +131,6 @@ class Writer:
         self._lengths = array("i")
         self._documents = array("q", [0])
 
-    def add(self, tokens: ArrayLike) -> None:
-        """Add a document of one sequence, [n]; of none, as Megatron does, where there are no tokens."""
-        one = np.asarray(tokens)
-        self.add_document([one] if one.size else [])
-
     def add_document(self, sequences: Iterable[ArrayLike]) -> None:
         """Add a document of any number of sequences. UsageError for an id that the type does not hold."""
         converted = [self._converted(np.asarray(sequence)) for sequence in sequences]

@@ -126,15 +126,7 @@ class _Encoders:
     def __init__(self, settings: Settings, workers: int) -> None:
         self._keys = len(settings.keys)
         command = [sys.executable, "-m", "elastic.trainer.data.encoding", settings.to_json()]
-        self._all = [
-            subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # ^C is for us, who end them; without us their input ends
-            )
-            for _ in range(workers)
-        ]
+        self._all = _started(command, workers)
         self._free: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
         for process in self._all:
             self._free.put(process)
@@ -165,14 +157,44 @@ class _Encoders:
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for process in self._all:
-            process.kill()  # it has nothing that is not here, or not wanted
+        _kill(self._all)
         self._threads.shutdown()
-        for process in self._all:
-            process.wait()
-            for pipe in _pipes(process):
-                with contextlib.suppress(BrokenPipeError):  # of what was never sent
-                    pipe.close()
+        _close(self._all)
+
+
+def _started(command: Sequence[str], count: int) -> "list[subprocess.Popen[bytes]]":
+    found: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(count):
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # ^C is for us, who end them; without us their input ends
+            )
+            found.append(process)
+    except OSError as error:
+        raise UsageError(
+            f"of --workers {count}, {len(found)} could be started: {error.strerror}; give it less"
+        ) from error
+    finally:
+        if len(found) < count:
+            _kill(found)
+            _close(found)
+    return found
+
+
+def _kill(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+    for process in processes:
+        process.kill()  # it has nothing that is not here, or not wanted
+
+
+def _close(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+    for process in processes:
+        process.wait()
+        for pipe in _pipes(process):
+            with contextlib.suppress(BrokenPipeError):  # of what was never sent
+                pipe.close()
 
 
 def _pipes(process: "subprocess.Popen[bytes]") -> tuple[IO[Any], IO[Any]]:

@@ -200,7 +200,12 @@ def load(path: Path) -> Tokenizer:
     folder = path if path.is_dir() else path.parent
     config = _config(folder)
     if config.get("tokenizer_class") == "NullTokenizer":
-        return NullTokenizer(words=int(config["vocab_size"]))
+        words = config.get("vocab_size")
+        if type(words) is not int or words < 1:
+            raise UsageError(
+                f"{folder / CONFIG_NAME} is of a NullTokenizer, and its vocab_size no number from 1 up"
+            )
+        return NullTokenizer(words=words)
     file = path / MODEL_NAME if path.is_dir() else path
     vocabulary, merges = (folder / name for name in GPT2_FILES)
     if not file.exists() and vocabulary.exists() and merges.exists():

@@ -16,7 +16,7 @@ numbers again, and does the same.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from elastic.data import Skips
@@ -162,9 +162,11 @@ def to_json(state: State) -> dict[str, Any]:
 
 
 def from_json(found: Mapping[str, Any]) -> State:
+    """What a later version keeps besides is passed over."""
+    known = {one.name for one in fields(State)}
     return State(
         **{
-            **found,
+            **{name: value for name, value in found.items() if name in known},
             "losses": tuple(found["losses"]),
             "norms": tuple(found["norms"]),
             "bad": None if found["bad"] is None else tuple(found["bad"]),

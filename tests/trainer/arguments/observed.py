@@ -388,7 +388,7 @@ def made(base: Path) -> None:
     for name, first in (("a", 0), ("b", 50)):
         with write(base / name, np.dtype("<u2")) as writer:
             for number in range(60):
-                writer.add([*(first + (number * 7 + k) % 40 for k in range(8)), 100])
+                writer.add_document([[*(first + (number * 7 + k) % 40 for k in range(8)), 100]])
     (base / "c").mkdir()
     for kind in ("bin", "idx"):
         shutil.copy(base / f"b.{kind}", base / "c" / f"a.{kind}")

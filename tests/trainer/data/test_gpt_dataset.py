@@ -34,7 +34,7 @@ def store(prefix: Path, *, documents: int = 60, first: int = 0) -> str:
     """Documents of 9 tokens, from `first` on."""
     with write(prefix, np.dtype("<u2")) as writer:
         for number in range(documents):
-            writer.add([*(first + (number * 8 + k) % 500 for k in range(8)), 599])
+            writer.add_document([[*(first + (number * 8 + k) % 500 for k in range(8)), 599]])
     return str(prefix)
 
 

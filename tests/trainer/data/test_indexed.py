@@ -73,8 +73,7 @@ def test_a_part_of_a_sequence(tmp_path: Path) -> None:
 
 def test_a_document_without_tokens_has_no_sequence(tmp_path: Path) -> None:
     with write(tmp_path / "x", SHORT) as writer:
-        for tokens in ([5], [], np.array([6, 7])):
-            writer.add(tokens)
+        writer.extend(np.array([1, 0, 2], np.int32), np.array([5, 6, 7], SHORT).tobytes())
     assert got(tmp_path / "x") == [[[5]], [], [[6, 7]]]
 
 
@@ -92,7 +91,7 @@ def test_a_token_that_does_not_fit_is_refused_and_nothing_is_left(
         pytest.raises(UsageError, match=f"token id {token} does not fit uint16"),
         write(tmp_path / "x", SHORT) as writer,
     ):
-        writer.add([1, token])
+        writer.add_document([[1, token]])
     assert pair(tmp_path / "x") == before
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import pty
+import resource
 import signal
 import socket
 import subprocess
@@ -182,6 +183,22 @@ def test_the_first_bad_line_is_named_and_nothing_is_left(
     assert [one.name for one in tmp_path.iterdir()] == ["in"]
 
 
+def test_so_is_the_first_text_that_is_no_ids(tmp_path: Path) -> None:
+    null = TokenizerFlags(tokenizer_type="NullTokenizer", vocab_size=9)
+    settings = Settings(tokenizer=null, keys=("text", "other"), append_eod=True)
+    path = tmp_path / "in"
+    good, late, early = (
+        json.dumps({"text": text, "other": other}).encode()
+        for text, other in (("1 2", "3"), ("one", "1"), ("1", "77"))
+    )
+    path.write_bytes(b"\n".join([good, b"", good, early, late, b"worse"]))
+    with pytest.raises(UsageError, match="in, line 4: id 77 is not below"):
+        preprocess([path], f"{tmp_path}/out", settings, workers=1)
+    path.write_bytes(b"\n".join([good, late, b"worse"]))
+    with pytest.raises(UsageError, match="in, line 2: a text for NullTokenizer is whole numbers"):
+        preprocess([path], f"{tmp_path}/out", settings, workers=1)
+
+
 def test_damaged_and_missing_input_is_named(tmp_path: Path) -> None:
     path = tmp_path / "in.gz"
     path.write_bytes(gzip.compress(lines_of(["a"] * 9))[:-9])
@@ -226,18 +243,35 @@ def test_a_disk_that_takes_no_more_is_one_sentence(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["in"]
 
 
+def encoders() -> list[psutil.Process]:  # who serves other tests is a child of ours, too
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it is dead already
+            found += [child] * ("elastic.trainer.data.encoding" in child.cmdline())
+    return found
+
+
+def test_more_workers_than_can_be_started_are_told_and_none_is_left(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(lines_of(["a"]))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 30, before[1]))
+    try:
+        with pytest.raises(
+            UsageError, match=r"of --workers 99, \d+ could be started: Too many open files; give it"
+        ):
+            preprocess([tmp_path / "in"], f"{tmp_path}/out", SETTINGS, workers=99)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not encoders()
+    assert [one.name for one in tmp_path.iterdir()] == ["in"]
+
+
 def test_a_process_that_is_killed_ends_it_with_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "BLOCK", 1000)
     (tmp_path / "in").write_bytes(lines_of(["ab"] * 5000))
-
-    def encoders() -> list[psutil.Process]:  # who serves other tests is a child of ours, too
-        found = []
-        for child in psutil.Process().children():
-            with contextlib.suppress(psutil.Error):  # it is dead already
-                found += [child] * ("elastic.trainer.data.encoding" in child.cmdline())
-        return found
 
     def kill(_: Done) -> None:
         for child in encoders():

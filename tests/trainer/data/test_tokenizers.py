@@ -127,6 +127,16 @@ def test_ids_as_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "size", ["", '"vocab_size": "many"', '"vocab_size": -5', '"vocab_size": true']
+)
+def test_a_size_of_ids_as_text_that_is_none_is_told(tmp_path: Path, size: str) -> None:
+    told = ", ".join(filter(None, ('"tokenizer_class": "NullTokenizer"', size)))
+    (tmp_path / "tokenizer_config.json").write_text(f"{{{told}}}")
+    with pytest.raises(UsageError, match=r"config\.json is of a NullTokenizer, and its vocab_size"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("vocab.json", "{", r"vocab\.json is no vocabulary, a JSON"),

@@ -263,7 +263,7 @@ def test_a_configuration_is_what_the_command_line_says(
 def test_datasets_are_made_as_until_2023_too(run: Callable[..., Current], tmp_path: Path) -> None:
     with write(tmp_path / "text", np.dtype("<u2")) as writer:
         for number in range(20):
-            writer.add(np.arange(40) + number)
+            writer.add_document([np.arange(40) + number])
     found = run(f"--data-path {tmp_path / 'text'} --split 1,1,0 --eod-mask-loss")
     args, numbers = found.args, [5, 3, 0]
     made = build_train_valid_test_datasets(

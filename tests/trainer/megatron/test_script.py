@@ -29,7 +29,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("text", "code", "notes"):
         with write(base / name, np.dtype("<u2")) as writer:
             for length in random.integers(5, 90, size=60):
-                writer.add(np.append(random.integers(0, 300, size=length), 300))
+                writer.add_document([np.append(random.integers(0, 300, size=length), 300)])
     text = re.sub(r"(?m)^(\s*from )megatron\b", r"\1elastic.trainer.megatron", TEAMS.read_text())
     (base / "pretrain_team.py").write_text(text)
     finish(start(base, "ours", *FLAGS, *data(base), nproc=2))

@@ -137,6 +137,11 @@ def test_what_is_not_judged() -> None:
     assert verdicts(early, FLAGS) == []
 
 
+def test_what_a_later_version_saved_besides_is_passed_over() -> None:
+    state, _ = judge(State(), seen(1, 2.0), FLAGS)
+    assert from_json(to_json(state) | {"later": 1}) == state
+
+
 NUMBERS = st.one_of(st.floats(0, 20), st.sampled_from([math.nan, math.inf, 1e300]))
 
 
