@@ -91,13 +91,22 @@ class Checkpoint:
     """The newest that no loss of a single node takes away."""
     unfit: Moment | None = None
     """The last whose replicas could not be made."""
+    savers: int = 0
+    """How many nodes may have ranks that save to it."""
+    read_only: bool = False
+    """There were none when a node spoke last: it is what the job begins from, and nothing of its own."""
 
 
 def hear(state: Checkpoint, said: Said) -> Checkpoint:
     """A node says what it holds now."""
     state = _count(state, state.said.get(said.node_id), said)
     heard = [moment for moment in (state.known, *_on_storage(said)) if moment is not None]
-    state = replace(state, said={**state.said, said.node_id: said}, known=max(heard, default=None))
+    state = replace(
+        state,
+        said={**state.said, said.node_id: said},
+        known=max(heard, default=None),
+        read_only=not state.savers,
+    )
     if state.copying is not None and state.copying.moment in said.unfit:
         state = replace(state, copying=None, unfit=state.copying.moment)
     for moment in sorted(said.holdings, reverse=True):
@@ -143,10 +152,11 @@ def forget(state: Checkpoint, node_id: NodeId, incarnation: Incarnation) -> Chec
 def _count(state: Checkpoint, before: Said | None, after: Said | None) -> Checkpoint:
     """What is told by thousands is counted as it comes, not each time anew."""
     images, due, asking = dict(state.images), dict(state.due), dict(state.asking)
-    marked = dict(state.marked)
+    marked, savers = dict(state.marked), state.savers
     for said, sign in ((before, -1), (after, 1)):
         if said is None:
             continue
+        savers += sign * (not said.read_only)
         for moment, holding in said.holdings.items():
             images[moment] = images.get(moment, 0) + sign * len(holding.ranks)
             due[moment] = due.get(moment, 0) + sign * holding.persist
@@ -160,6 +170,7 @@ def _count(state: Checkpoint, before: Said | None, after: Said | None) -> Checkp
         due={moment: count for moment, count in due.items() if count},
         marked={moment: count for moment, count in marked.items() if count},
         asking={load: count for load, count in asking.items() if count},
+        savers=savers,
     )
 
 

@@ -119,6 +119,8 @@ class Said:
     """What is never whole for want of its ranks' images, and why."""
     left_out: tuple[Span, ...] = ()
     """What its ranks have taken no snapshots of."""
+    read_only: bool = False
+    """Its ranks only load from it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,6 +224,7 @@ def said(message: pb.Snapshots, node_id: NodeId, incarnation: Incarnation) -> Sa
         unfit=frozenset(moment(at) for at in message.unfit[:MOST_HOLDINGS]),
         lost={moment(one.moment): one.reason[:MAX_TEXT] for one in message.lost[-MOST_LOST:]},
         left_out=tuple(Span(s.round, s.first, s.last) for s in message.left_out[-MOST_SPANS:]),
+        read_only=message.read_only,
     )
 
 

@@ -70,7 +70,7 @@ class Snapshots:
             self._shell.fold(doubted)
         current = self._shell.job.round
         if current is not None and not current.saves:
-            used = told.asks == current.number
+            used = told.asks == current.number and not told.read_only
             if used or any(moment.round == current.number for moment in told.holdings):
                 self._shell.fold(ev.Saving(current.number))
 
@@ -118,13 +118,14 @@ class Snapshots:
         return [one for one in self._shell.job.damaged if one.checkpoint == name]
 
     async def find(self, step: int) -> tuple[tuple[str, int, int], ...]:
-        """That step of every checkpoint, on storage: name, round and step. Raises `NotFound`."""
+        """That step of every checkpoint that is saved to, on storage: name, round and step. Raises `NotFound`."""
         job = self._shell.job
         head = self._sessions.get(job.round.seats[0].node_id) if job.round is not None else None
-        if head is None or not self._checkpoints:
-            raise NotFound("no ranks use a checkpoint now, so there is none to go back to")
+        saved = self._saved_to
+        if head is None or not saved:
+            raise NotFound("no ranks save to a checkpoint now, so there is none to go back to")
         found: list[tuple[str, int, int]] = []
-        for name in sorted(self._checkpoints):
+        for name in sorted(saved):
             self._looks += 1
             look = pb.Look(request=self._looks, checkpoint=name, step=step)
             answer = self._looking[look.request] = asyncio.get_running_loop().create_future()
@@ -143,6 +144,11 @@ class Snapshots:
             found.append((name, told.moment.round, told.moment.step))
         return tuple(found)
 
+    @property
+    def _saved_to(self) -> dict[str, Checkpoint]:
+        """Those that are not only loaded from."""
+        return {name: one for name, one in self._checkpoints.items() if not one.read_only}
+
     def found(self, message: pb.Found) -> None:
         """A node has looked on storage."""
         look = self._looking.get(message.request)
@@ -151,10 +157,10 @@ class Snapshots:
 
     def newest_of(self, number: int) -> tuple[str, int] | None:
         """The checkpoint of which that round has saved most, and the step beyond what is known of it;
-        None where nobody has spoken of one."""
+        None where nobody has spoken of one that is saved to."""
         steps = {
             name: max((m.step for m in {*state.images, *state.due} if m.round == number), default=0)
-            for name, state in self._checkpoints.items()
+            for name, state in self._saved_to.items()
         }
         if not steps:
             return None
@@ -169,7 +175,7 @@ class Snapshots:
                 memory=None if state.whole is None else state.whole.moment.step,
                 storage=None if state.known in (None, held.NOTHING) else state.known.step,
             )
-            for state in self._checkpoints.values()
+            for state in self._saved_to.values()
         ]
         return max(found, key=lambda one: (one.memory or 0, one.storage or 0), default=Saved())
 
@@ -199,7 +205,7 @@ class Snapshots:
         if without != self._without:
             self._without = without
             for name, state in list(self._checkpoints.items()):
-                self._checkpoints[name] = Checkpoint()
+                self._checkpoints[name] = Checkpoint(read_only=state.read_only)
                 for said in state.said.values():
                     said = self._sound(name, said)
                     self._checkpoints[name] = core.hear(self._checkpoints[name], said)

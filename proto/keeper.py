@@ -59,6 +59,8 @@ class Open:
     """Another node keeps a copy, where there is one."""
     bandwidth: int | None = None
     """Bytes a second that a node may take in of such copies; None: no limit."""
+    read_only: bool = False
+    """It only loads, so its terms count for nothing."""
     terms: Terms = field(default_factory=Terms)
 
 
@@ -321,6 +323,7 @@ def opening(
     terms: Terms,
     replicate: bool = True,
     bandwidth: int | None = None,
+    read_only: bool = False,
 ) -> Open:
     """Of this version."""
     return Open(
@@ -333,6 +336,7 @@ def opening(
         terms=terms,
         replicate=replicate,
         bandwidth=bandwidth,
+        read_only=read_only,
     )
 
 

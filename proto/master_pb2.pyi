@@ -469,7 +469,7 @@ class Moment(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Snapshots(_message.Message):
-    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer", "base", "replicas", "unfit", "load", "looked", "committed", "damaged", "lost", "left_out", "doubts")
+    __slots__ = ("checkpoint", "holdings", "asks", "wanted", "answer", "base", "replicas", "unfit", "load", "looked", "committed", "damaged", "lost", "left_out", "doubts", "read_only")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
@@ -485,6 +485,7 @@ class Snapshots(_message.Message):
     LOST_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     DOUBTS_FIELD_NUMBER: _ClassVar[int]
+    READ_ONLY_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
     asks: int
@@ -500,7 +501,8 @@ class Snapshots(_message.Message):
     lost: _containers.RepeatedCompositeFieldContainer[Lost]
     left_out: _containers.RepeatedCompositeFieldContainer[Span]
     doubts: _containers.RepeatedCompositeFieldContainer[Doubt]
-    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ..., base: _Optional[str] = ..., replicas: bool = ..., unfit: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., load: _Optional[int] = ..., looked: _Optional[_Union[Looked, _Mapping]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., damaged: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[Lost, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., doubts: _Optional[_Iterable[_Union[Doubt, _Mapping]]] = ...) -> None: ...
+    read_only: bool
+    def __init__(self, checkpoint: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., asks: _Optional[int] = ..., wanted: _Optional[int] = ..., answer: _Optional[_Union[Restore, _Mapping]] = ..., base: _Optional[str] = ..., replicas: bool = ..., unfit: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., load: _Optional[int] = ..., looked: _Optional[_Union[Looked, _Mapping]] = ..., committed: _Optional[_Union[Moment, _Mapping]] = ..., damaged: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[Lost, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., doubts: _Optional[_Iterable[_Union[Doubt, _Mapping]]] = ..., read_only: bool = ...) -> None: ...
 
 class Lost(_message.Message):
     __slots__ = ("moment", "reason")

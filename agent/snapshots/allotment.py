@@ -104,6 +104,13 @@ class Allotment:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         return self._shelf.make(known.name, "copy", rank, size)
 
+    def forget_unused(self, known: Checkpoint) -> None:
+        """Nobody has it open. Where nothing was ever saved, its slots are given back; else they are for who
+        goes on with it, as memory that is touched already."""
+        if not known.slots.held():
+            for one in [one for slots in known.slots.own.values() for one in slots]:
+                self._shelf.drop(one)
+
     def forget_spent(self, known: Checkpoint) -> None:
         """Give back slots that this node has no more to do with, once what replaces them is there:
         replicas of ranks that it keeps none of now, what ranks held beyond those of this round, and

@@ -18,6 +18,8 @@ class Loads:
     by; a load is the node's once all of its ranks have come to it."""
 
     round: int = 0
+    read_only: bool = False
+    """Who has opened it in this round only loads."""
     counts: dict[int, int] = field(default_factory=dict[int, int])
     """How many each local rank has asked for."""
     looked: pb.Looked | None = None
@@ -58,6 +60,7 @@ class Loads:
 
     def state(self, clients: Sequence[Client], told: pb.Snapshots) -> None:
         """Add to what the master is told."""
+        told.read_only = self.read_only
         told.damaged.extend(self.damaged)
         told.doubts.extend(self.doubts)
         if self.looked is not None:

@@ -100,6 +100,8 @@ class Snapshots:
         if client in known.clients:
             known.clients.remove(client)
             self._mark_whole(known, known.slots.own.get(client.said.local_rank, []))
+        if not known.clients:
+            self._allotment.forget_unused(known)
 
     def _take(self, client: Client, message: keeper.ToKeeper) -> None:
         if isinstance(message, keeper.Open):
@@ -117,8 +119,10 @@ class Snapshots:
             if known.leaving.round != client.round:
                 known.leaving = Leaving(client.round)
             if known.loads.round != client.round:
-                known.loads = Loads(client.round)
-            self._keep_terms(known, message.terms)
+                known.loads = Loads(client.round, read_only=True)
+            known.loads.read_only &= message.read_only
+            if not message.read_only:
+                self._keep_terms(known, message.terms)
             self._inform(client)
             return
         if client.said is None:

@@ -60,6 +60,7 @@ class Checkpointer:
         snapshot: SnapshotPath = "auto",
         replicate: bool = True,
         replica_bandwidth: int | None = None,
+        read_only: bool = False,
     ) -> None:
         """path: the folder on storage, or a URL of what fsspec speaks (`s3://bucket/run`); it also
         tells two checkpoints of one job apart.
@@ -74,6 +75,8 @@ class Checkpointer:
         "sync" for tensors on the CPU, else "shadow", or "stream" where the device has no room.
         replicate: with several nodes, what would be lost with one is copied to another's memory.
         replica_bandwidth: bytes a second of such copies that each node takes in; None: no limit.
+        read_only: to load alone, such as what another run has saved: it takes no memory for snapshots, and
+        `elasticctl restart --from` asks for no step of it.
         Without `elastic-run` all ranks wait for each other here. Raises `CheckpointError`, also where
         there is no driver for the path, and `UsageError`.
         """
@@ -96,6 +99,7 @@ class Checkpointer:
             last=keep or 0, every=keep_every or 0, best=keep_best or 0, highest=best == "max"
         )
         self._persist_every = persist_every
+        self._read_only = read_only
         self._complained: set[str] = set()
         """What was logged of storage since the last commit."""
         self._committed: Moment | None = None
@@ -122,6 +126,7 @@ class Checkpointer:
                 terms=Terms(storage_options=options, retention=retention),
                 replicate=replicate,
                 bandwidth=replica_bandwidth,
+                read_only=read_only,
             )
         )
 
@@ -146,9 +151,10 @@ class Checkpointer:
         persist: write it to storage too, in the background; None: if it is due by `persist_every`.
         value: by which the best are kept, such as a loss, the same on every rank; one that is not
         finite is none.
-        Raises `CheckpointError` for what a checkpoint cannot keep, for a step that is not greater, and
-        for what went wrong with an earlier snapshot.
+        Raises `CheckpointError` for what a checkpoint cannot keep, for a step that is not greater, for
+        one that is `read_only`, and for what went wrong with an earlier snapshot.
         """
+        self._check_writable()
         step = arguments.whole("a step", step)
         arguments.named(state)
         if persist is None:
@@ -159,6 +165,10 @@ class Checkpointer:
         save = Save(step=step, persist=persist, value=number)
         self._saver.take(save, state)
         self._keeping.stay(step, lambda: self._saver.keep(save, state))
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise CheckpointError(f"{self.path} is opened read_only: nothing is changed there")
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all snapshots are in host memory, and what was to be written to storage is there,
@@ -225,8 +235,9 @@ class Checkpointer:
     def pin(self, step: int, on: bool = True) -> None:
         """Keep a step on storage, whatever the rules say, also in later runs; or, `on=False`, no more.
 
-        Raises `CheckpointError` where that step is not on storage.
+        Raises `CheckpointError` where that step is not on storage, and for a checkpoint that is `read_only`.
         """
+        self._check_writable()
         step = arguments.whole("a step", step)
         try:
             if on:
@@ -299,7 +310,8 @@ class Checkpointer:
                 self._restore(state, answer, fds, step, strict, only)
             elif step:
                 raise CheckpointError(f"{self.path} has no step {step}")
-            self._saver.prepare(state)
+            if not self._read_only:
+                self._saver.prepare(state)
             return answer.step
         finally:
             for fd in fds:

@@ -6,7 +6,8 @@ import pytest
 
 from tests.e2e.harness import FORK, ROOT, Job, Node, processes
 
-SCRIPT = Path(__file__).parent / "harness" / "scripts" / "saves.py"
+SCRIPTS = Path(__file__).parent / "harness" / "scripts"
+SCRIPT = SCRIPTS / "saves.py"
 
 
 def start(job: Job, *flags: str, script: tuple[str, ...] = (), **more: object) -> Node:
@@ -151,3 +152,27 @@ def test_back_to_an_older_checkpoint(job: Job) -> None:
     for line in job.told("step"):
         step = line.fields["step"]
         assert digest.setdefault(step, line.fields["digest"]) == line.fields["digest"]
+
+
+def test_a_checkpoint_that_is_only_begun_from(job: Job) -> None:
+    """What an earlier round has saved there is loaded from memory; a planned end waits in no save of it, and
+    going back asks for no step of it."""
+    node = job.start(FORK, nproc=1, entry=(str(SCRIPTS / "begins.py"), str(job.folder)))
+    job.wait_for_steps(1)
+    job.kill(1, 0)
+    job.wait_for("what it begins from", lambda: job.told("loaded", round=2) or None)
+    job.ctl("restart")
+    (job.folder / "go").touch()
+    job.wait_for_steps(1, after=2, count=3)
+    storage = job.folder / "checkpoint" / "step-00000005" / "manifest.json"
+    job.wait_for("step 5 on storage", lambda: storage.exists() or None)
+    assert "has no step 9999" in job.ctl_fails("restart", "--from", "9999")
+    job.ctl("restart", "--from", "5")
+    job.wait_for_steps(1, after=3)
+    job.finish()
+    job.ends(0)
+    assert f"{job.folder}/other: round 2 goes on from step 3, in memory" in node.said(), job.dump()
+    (begun,), (left,) = job.told("loaded", round=2), job.told("loaded", round=3)
+    assert begun.fields["own"] == [3.0] * 3, job.dump()
+    assert job.told("computed", round=2)[-1].fields["step"] == left.fields["step"], job.dump()
+    assert job.told("loaded", round=4)[0].fields["step"] == 5, job.dump()

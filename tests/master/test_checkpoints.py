@@ -115,6 +115,17 @@ def test_what_ranks_have_left_out_is_told_to_all_of_its_round() -> None:
     assert whole.left_out == told
 
 
+def test_it_is_read_only_where_all_who_speak_say_so_and_stays_it_when_they_go() -> None:
+    reads, saves = says(A, {}, read_only=True), says(B, {})
+    assert not Checkpoint().read_only
+    assert heard(reads).read_only
+    assert forget(heard(reads), A, LIFE).read_only
+    assert not heard(reads, saves).read_only
+    assert not forget(heard(saves), B, LIFE).read_only
+    assert not hear(heard(reads), replace(reads, read_only=False)).read_only
+    assert heard(reads, saves, replace(saves, read_only=True)).read_only
+
+
 def test_what_is_damaged_on_one_node_is_not_lost_while_another_has_it() -> None:
     lost = {Moment(1, 5): "rank 0: its slot is damaged"}
     state = heard(says(A, {}, lost=lost), says(B, {(1, 5): holds(0, 1)}))

@@ -4,10 +4,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elastic.master.launcher import Master, Saved
 from elastic.master.policy import Policy
 from elastic.proto import master_pb2 as pb
 from elastic.proto.calls import MasterClient
+from elastic.proto.errors import NotFound
 from tests.master.serving import NO_SECURITY, Agent, master, noted, within
 
 TWO = Policy(min_nodes=2, max_nodes=2)
@@ -214,3 +217,36 @@ async def test_ranks_leave_one_step_on_where_theirs_is_never_whole_and_at_once_w
         stand.MergeFrom(pb.Stand(order=again.order, waits=10, lost="no space"))
         await a.say(stand=stand)
         assert "save of step 10, in vain: no space" in await noted(address, "in vain")
+
+
+@within(60)
+async def test_what_is_only_loaded_from_is_gone_back_in_and_waited_in_by_nobody(
+    tmp_path: Path,
+) -> None:
+    """Nor is it what the job has saved."""
+    seen = Onlooker()
+    async with (
+        master(tmp_path, launcher=seen) as address,
+        Agent(address) as a,
+        MasterClient(address, NO_SECURITY) as client,
+    ):
+        await a.ordered(RUN)
+        other = pb.Snapshots(
+            checkpoint="/other", asks=1, load=1, committed=pb.Moment(step=1000), read_only=True
+        )
+        await a.say(snapshots=other)
+        with pytest.raises(NotFound, match="no ranks save to a checkpoint now"):
+            await client.restart("back", from_step=4)
+        await a.say(snapshots=pb.Snapshots(checkpoint="/data/run", asks=1, load=1))
+        while not (await order(a)).HasField("look"):
+            pass
+        assert seen.master.saved == Saved()
+        back = asyncio.create_task(client.restart("back", from_step=4))
+        while not (message := await a.hear()).HasField("look"):
+            pass
+        assert message.look.checkpoint == "/data/run"
+        await a.say(found=pb.Found(request=message.look.request, error="it has no step 4"))
+        with pytest.raises(NotFound, match="it has no step 4"):
+            await back
+        await client.restart("by hand")
+        assert (await leave(a)).checkpoint == "/data/run"

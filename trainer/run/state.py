@@ -205,7 +205,7 @@ def begin(state: State, flags: CheckpointFlags) -> tuple[int, list[str]]:
     assert flags.load is not None
     if flags.goes_on:  # where there was nothing
         return 0, [_missing(flags, flags.load)]
-    with Checkpointer(flags.load) as other:
+    with Checkpointer(flags.load, read_only=True) as other:
         said: list[str] = []
 
         def attempt(wanted: int | None) -> int:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,22 +48,23 @@ class Rank:
     """A checkpointer, by hand."""
 
     def __init__(
-        self, node: "Node", rank: int, round_: int, world: int, local: int, of: int
+        self, node: "Node", rank: int, round_: int, world: int, local: int, of: int, **more: Any
     ) -> None:
         self.rank, self.round, self.world, self.local, self.of = rank, round_, world, local, of
         self.end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.end.setblocking(False)
         self.fds: list[int] = []
         self.generation = 0
-        node.snapshots.open(theirs, round_)
+        self.closed = node.snapshots.open(theirs, round_)
         self.tell(
             keeper.opening(
-                terms=Terms(),
-                checkpoint=NAME,
+                terms=more.pop("terms", Terms()),
+                checkpoint=more.pop("name", NAME),
                 rank=rank,
                 world_size=world,
                 local_rank=local,
                 local_world_size=of,
+                **more,
             )
         )
 
@@ -139,9 +141,16 @@ class Node:
         self.news.set()
 
     def opens(
-        self, rank: int, *, round_: int = 1, world: int = 2, local: int = 0, of: int = 1
+        self,
+        rank: int,
+        *,
+        round_: int = 1,
+        world: int = 2,
+        local: int = 0,
+        of: int = 1,
+        **more: Any,
     ) -> Rank:
-        self.ranks.append(Rank(self, rank, round_, world, local, of))
+        self.ranks.append(Rank(self, rank, round_, world, local, of, **more))
         return self.ranks[-1]
 
     async def says(self, what: Callable[[pb.Snapshots], object]) -> pb.Snapshots:
@@ -681,6 +690,48 @@ async def test_memory_that_is_short_is_reckoned_once_for_all_ranks_of_a_node(
         await a.says(lambda told: len(a.slots("own")) == memory.SLOTS)
     assert caplog.text.count("none are taken") == 1
     assert "there is memory for snapshots again" in caplog.text
+
+
+@within(60)
+async def test_slots_of_what_nobody_has_open_or_saved_to_are_anothers_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    room = memory.SLOTS * SIZE
+    monkeypatch.setattr(memory, "available", lambda: room)
+    async with nodes(1, several_nodes=False) as (a,):
+        both = [a.opens(local, local=local, of=2, name="/other") for local in (0, 1)]
+        for one in both:
+            await one.slots()
+        both[0].end.close()
+        await both[0].closed
+        assert len(a.snapshots._shelf.of("/other").own[0]) == 2
+        both[1].end.close()
+        await both[1].closed
+        rank = await saved(a, 0, 5)
+        assert len(rank.fds) == memory.SLOTS
+        rank.end.close()
+        await rank.closed
+        assert len(a.slots("own")) == memory.SLOTS, "who goes on with it has them"
+
+
+@within(60)
+async def test_what_all_ranks_of_a_round_open_to_load_alone_is_said_to_be_that() -> None:
+    kept = Terms(retention=Retention(last=3))
+    async with nodes(1, several_nodes=False) as (a,):
+        assert not a.snapshots._of(NAME).loads.read_only
+
+        async def says(round_: int, local: int, **more: Any) -> bool:
+            rank = a.opens(local, round_=round_, local=local, **more)
+            a.said.clear()
+            rank.tell(keeper.Load(question=1))
+            return (await a.says(lambda _: True)).read_only
+
+        assert not await says(1, 0, terms=kept)
+        assert await says(2, 0, read_only=True)
+        assert await says(2, 1, read_only=True)
+        assert a.snapshots._of(NAME).flushes.terms == kept, "as who saves to it wants it"
+        assert not await says(2, 0)
+        assert not await says(2, 1, read_only=True)
 
 
 @within(60)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from elastic.checkpoint import Checkpointer
+from elastic.checkpoint.save.saving import Saver
 from elastic.data import Skips
 from elastic.proto.errors import CheckpointError, UsageError
 from elastic.trainer.arguments.checkpointing import CheckpointFlags
@@ -69,6 +70,14 @@ def test_samples_that_were_left_out_stay_so_where_a_run_is_begun_from_another(
     assert guard.from_json(now["guard"]).skips.ranges == ((8, 16),)
     assert now["conditions"] == {"tensor parallel": "of now"}
     assert torch.equal(now["model"].weight, before["model"].weight)
+
+
+def test_what_a_run_is_begun_from_gets_no_memory_for_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path)
+    monkeypatch.delattr(Saver, "prepare")
+    assert states.begin(state("of now"), CheckpointFlags(load=str(tmp_path)))[0] == 3
 
 
 @pytest.mark.parametrize(("launch", "same"), [("a", True), ("b", False), ("", False)])

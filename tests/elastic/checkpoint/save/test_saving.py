@@ -110,6 +110,24 @@ def test_a_step_is_a_whole_number_of_any_kind(machine: Machine) -> None:
     assert machine.loaded() == (4, [4.0] * 3)
 
 
+def test_one_that_is_read_only_is_loaded_from_without_slots_and_refuses_to_change_it(
+    machine: Machine,
+) -> None:
+    with machine.checkpoint() as checkpoint:
+        checkpoint.save(3, state(3))
+        checkpoint.wait()
+    with machine.checkpoint(snapshot="shadow", read_only=True) as checkpoint:
+        found = state(0)
+        assert checkpoint.load(found) == 3
+        assert found["w"].tolist() == [3.0] * 3
+        assert checkpoint._saver._slots is None
+        with pytest.raises(CheckpointError, match="is opened read_only: nothing is changed there"):
+            checkpoint.save(4, state(4))
+        with pytest.raises(CheckpointError, match="is opened read_only"):
+            checkpoint.pin(3)
+    assert machine.steps() == [3]
+
+
 @pytest.mark.parametrize("snapshot", ["sync", "stream"])
 def test_the_same_step_again_is_the_same_snapshot_and_may_go_to_storage(
     machine: Machine, snapshot: Any
