@@ -33,7 +33,7 @@ def test_samples_that_spoil_steps_are_left_out_in_any_world(tmp_path: Path) -> N
     probes.write_text('{"name": "count", "prompt": "3 4 5 6 7", "continuation": " 8 9"}\n')
     watched = (
         f"--probe-file={probes}", "--probe-interval=8", f"--trace-phases={tmp_path / 'trace'}",
-        f"--tensorboard-dir={tmp_path / 'board'}", "--log-progress", "--save-interval=8",
+        f"--tensorboard-dir={tmp_path / 'board'}", "--log-progress", "--save-interval=25",
         "--log-params-norm", "--log-num-zeros-in-grad", "--timing-log-level=2",
         "--log-timers-to-tensorboard",
     )  # fmt: skip
@@ -73,7 +73,10 @@ def test_samples_that_spoil_steps_are_left_out_in_any_world(tmp_path: Path) -> N
     progress = (tmp_path / "one" / "progress.txt").read_text().splitlines()
     told = [line.split("\t")[3:5] for line in progress]
     assert told[0] == ["Starting job"]
-    assert told[1] == ["Saved checkpoint", "Iteration: 8"]
+    assert told[1] == ["Saved checkpoint", "Iteration: 26"], "step 25 was odd, and not to be saved"
+    assert [step.name for step in sorted((tmp_path / "one").glob("step-*"))] == [
+        "step-00000026", "step-00000032",
+    ]  # fmt: skip
     (trace,) = (tmp_path / "trace").iterdir()
     phases = {event["name"] for event in json.loads(trace.read_text())[:-1]}
     assert {"data", "forward", "backward", "reduce", "clip", "optimizer", "save"} <= phases

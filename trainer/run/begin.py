@@ -202,7 +202,7 @@ def checkpointer(settings: Settings) -> Checkpointer | None:
     flags = settings.checkpointing
     if flags.save is None:
         return None
-    return Checkpointer(flags.save, persist_every=flags.save_interval, keep=flags.keep)
+    return Checkpointer(flags.save, keep=flags.keep)
 
 
 def make_folder(flags: CheckpointFlags) -> None:
@@ -347,7 +347,6 @@ def start(
     if finished == 0 and flags.load is not None:
         finished, said = states.begin(state, flags)
         notes += said
-    state["job"].setdefault("first", finished)
     notes.append(f"resumed from step {finished}" if finished else "starting from step 0")
     if settings.evaluation.skip_train and not finished and not flags.finetune:
         notes.append("--skip-train without a checkpoint: what is evaluated are first weights")

@@ -1,12 +1,10 @@
 """The steps of a run, from where it goes on to its end."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 
 from elastic import session
 from elastic.checkpoint import Checkpointer
@@ -17,6 +15,8 @@ from elastic.trainer.parallel.layout import Laid
 from elastic.trainer.run import garbage
 from elastic.trainer.run import optimizer as optimizers
 from elastic.trainer.run import state as states
+from elastic.trainer.run.deadline import Deadline
+from elastic.trainer.run.due import due
 from elastic.trainer.run.evaluating import evaluate, probe
 from elastic.trainer.run.feed import Feed
 from elastic.trainer.run.loss_scale import LossScale
@@ -83,14 +83,17 @@ class Loop:
         self._numbers = Numbers(
             run.settings, run.plan, run.reporter, run.timers, saves=run.checkpoint is not None
         )
-        self._again = 0
-        """Steps up to it were to be saved before the run went back behind them."""
-        self._asked_to_end = False
+        minutes = run.settings.checkpointing.exit_duration_in_mins
+        ends = None if minutes is None else run.state["job"]["began"] / 1000 + minutes * 60
+        self._deadline = None if ends is None else Deadline(ends, run.laid.device)
+        self._settled = 0
+        """The last step that was saved, where anything is; a run that has gone back further computes it again."""
 
     def train(self, start: int) -> int:
         """The steps after the first `start`; returns how many are finished then."""
         run, step = self._run, start
-        ends = start >= run.plan.steps or (start > run.state["job"]["first"] and self._stops(start))
+        self._settled = start
+        ends = start >= run.plan.steps or run.state["job"].get("ends", False)
         try:
             with garbage.collected() as collect:
                 while not ends:
@@ -181,10 +184,12 @@ class Loop:
             if run.replicas is not None and run.replicas.due(step):
                 with self._paused():
                     self._compare(step)
-            self._save(step)  # last: ranks may leave in it, and from it nothing above is done again
+            ends = self._settle(
+                step
+            )  # last: ranks may leave in it, and nothing above is done again
             session.step(step)
             collect(step)
-            if self._ends(step):
+            if ends:
                 return step, True
         return step, True
 
@@ -243,19 +248,27 @@ class Loop:
             if run.reporter is not None and names:
                 say(f" reported later than the rest, and told from here on: {', '.join(names)}")
 
-    def _save(self, step: int) -> None:
-        run = self._run
-        if run.checkpoint is None or self._guard.holds or step <= self._again:
-            return
+    def _settle(self, step: int) -> bool:
+        """Save it, if it may be; returns whether the run ends behind it, which ranks of this job that begin again from it
+        find in it."""
+        run, flags = self._run, self._run.settings.checkpointing
+        over = self._deadline is not None and self._deadline.passed()
+        found = due(step, self._settled, flags, holds=self._guard.holds, over=over)
+        if not found.settle:
+            return False
+        self._settled = step
+        if run.checkpoint is None:
+            return found.end
+        run.state["job"]["ends"] = found.end
         timer = run.timers("save-checkpoint", log_level=1)
         timer.start()
         with run.clock.inside("save"):
-            run.checkpoint.save(step, run.state)
+            run.checkpoint.save(step, run.state, persist=found.persist)
         timer.stop()
-        interval = run.settings.checkpointing.save_interval
-        if run.progress is not None and interval and step % interval == 0:
+        if run.progress is not None and found.persist:
             tokens = run.plan.consumed(step) * run.settings.schedules.seq_length
             run.progress.saved(step, tokens)
+        return found.end
 
     def _compare(self, step: int) -> None:
         """Replicas with one another; step: finished ones. Raises UsageError where they differ."""
@@ -293,7 +306,6 @@ class Loop:
                 run.replicas.forget()
             if run.loss_scale is not None:
                 run.loss_scale.stuck = 0
-            self._again = max(self._again, verdict.restore or 0)
             self._numbers.back(step, run.plan.consumed(step))
             verdict = replace(verdict, restore=step)
         self._numbers.say(verdict)
@@ -330,22 +342,3 @@ class Loop:
             yield
         if reporter is not None:
             reporter.begin()
-
-    def _stops(self, step: int) -> bool:
-        """Whether the job is to end behind this step. Ranks that find it saved by their own job ended there before they
-        could."""
-        interval = self._run.settings.checkpointing.exit_interval
-        return interval is not None and step % interval == 0
-
-    def _ends(self, step: int) -> bool:
-        """Whether it is over as it was asked to be; not before it is clear that it need not go back, nor where
-        it has gone back and the step cannot be saved."""
-        flags = self._run.settings.checkpointing
-        self._asked_to_end |= self._stops(step)
-        if flags.exit_duration_in_mins is not None:
-            took = time.time() - self._run.state["job"]["began"] / 1000
-            over = took > flags.exit_duration_in_mins * 60
-            agreed = torch.tensor(float(over), device=self._run.laid.device)
-            dist.all_reduce(agreed, dist.ReduceOp.MAX)  # ranks' clocks differ
-            self._asked_to_end |= bool(agreed)
-        return self._asked_to_end and not self._guard.holds and step > self._again

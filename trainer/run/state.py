@@ -95,8 +95,8 @@ def _digest(value: Any) -> int:
 
 
 def job() -> dict[str, Any]:
-    """The job that trains, as it is saved: by which launch, when that began (Unix, ms), and, later, with how many
-    finished steps. Ranks that are started anew in it find this again. The same on all ranks, which all call it: else
+    """The job that trains, as it is saved: by which launch, when that began (Unix, ms), and, later, whether it ends
+    behind the step. Ranks that are started anew in it find this again. The same on all ranks, which all call it: else
     what replicas save would not be."""
     found = session.current()
     began = -_largest(-int(1000 * time.time()))  # the first rank's

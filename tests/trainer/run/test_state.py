@@ -85,14 +85,14 @@ def test_ranks_that_are_started_anew_know_when_their_job_began(
     tmp_path: Path, launch: str, same: bool
 ) -> None:
     held, now = state("of now"), state("of now")
-    held["job"] = {"launch": launch and "a", "began": 7000, "first": 2}
+    held["job"] = {"launch": launch and "a", "began": 7000, "ends": True}
     now["job"]["launch"] = launch
     with Checkpointer(tmp_path) as checkpoint:
         checkpoint.save(3, held, persist=True)
         checkpoint.wait()
         flags = CheckpointFlags(save=str(tmp_path))
         assert states.resume(checkpoint, now, flags, exact=True) == (3, [])
-    assert now["job"].get("first") == (2 if same else None)
+    assert now["job"].get("ends", False) == same
     assert (now["job"]["began"] == 7000) == same
 
 

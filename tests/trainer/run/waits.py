@@ -21,6 +21,7 @@ from elastic.trainer.model.init import initialize
 from elastic.trainer.parallel.layout import Layout, lay_out
 from elastic.trainer.parallel.program import Batch, ForwardStep, LossFunction
 from elastic.trainer.run import optimizer as optimizers
+from elastic.trainer.run.deadline import Deadline
 from elastic.trainer.run.step import Share, Stepper
 from elastic.trainer.run.told import Coming
 from elastic.trainer.run.totals import num_zeros, params_norm
@@ -60,6 +61,7 @@ def steps(config: GPTConfig, layout: Layout, forward_step: ForwardStep) -> None:
     batch = {name: one.to(device) for name, one in program.batch(drawn).items()}
     mine = Share(LEAVES.of(0, 0, 1), batch)
     coming: list[tuple[Coming, ToHost]] = []
+    deadline = Deadline(math.inf, device)
     for step in range(2 * WARM):
         torch.cuda.set_sync_debug_mode("error" if step >= WARM else "default")
         sums = stepper.accumulate(mine, LEAVES)
@@ -69,6 +71,7 @@ def steps(config: GPTConfig, layout: Layout, forward_step: ForwardStep) -> None:
         adam.step()
         adam.zero_grad()
         coming.append((numbers, ToHost(params_norm(laid))))
+        assert not deadline.passed()
     torch.cuda.set_sync_debug_mode("default")
     for numbers, of_params in coming:
         means = numbers.means()
