@@ -69,7 +69,7 @@ class Settings:
             )
         layout = self.parallel()
         # With a vocabulary that fits; the tokenizer's own is checked when it is known.
-        self.config(vocab_size=layout.tp).check_split(layout.tp)
+        self.config(vocab_size=layout.tp).check_split(layout.tp, sequence=layout.sequence)
 
     def config(self, *, vocab_size: int) -> GPTConfig:
         """The model's shape, with so many token ids, padding among them."""

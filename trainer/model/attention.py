@@ -82,14 +82,8 @@ def use(
     """From now on this process computes attention with `kernel`, which is returned.
 
     None: the first of cuDNN's (or flex, if `exact`), flash and efficient that takes this shape. Raises
-    `UsageError` where it does not take the shape or dtype, or could end with other bits when it is run
-    again, and `exact` forbids it.
+    `UsageError` where it does not take the shape or dtype.
     """
-    if kernel == "cudnn" and exact:
-        raise UsageError(
-            "--attention-backend fused (cuDNN's) may end with other bits each time, which --reduction "
-            "exact forbids: take --attention-backend flash"
-        )
     choices: tuple[Kernel, ...] = (
         ("flex", "flash", "efficient") if exact else ("cudnn", "flash", "efficient")
     )

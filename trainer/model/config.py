@@ -137,12 +137,15 @@ class GPTConfig:
         learned = self.positions * hidden * (self.position == "learned")
         return self.num_layers * block + norm + words + learned
 
-    def check_split(self, tp: int) -> None:
-        """Raises `UsageError` where `tp` ranks cannot share out each layer."""
+    def check_split(self, tp: int, *, sequence: bool = False) -> None:
+        """Raises `UsageError` where `tp` ranks cannot share out each layer, or with `sequence` the residual stream's
+        positions."""
         parts = {
             "num_attention_heads": self.num_attention_heads, "num_query_groups": self.groups,
             "ffn_hidden_size": self.mlp_width, "the padded vocabulary": self.vocab_size,
         }  # fmt: skip
+        if sequence:
+            parts["--sequence-parallel's seq_length"] = self.seq_length
         for name, count in parts.items():
             if count % tp:
                 raise UsageError(

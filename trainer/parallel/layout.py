@@ -57,7 +57,8 @@ class Layout:
     compile: bool = False
     """Whether each block is compiled."""
     attention: Kernel | None = None
-    """What computes attention; None: the first fused kernel that takes it."""
+    """What computes attention; None: the first fused kernel that takes it and, if `exact`, ends with the same bits
+    again."""
     offload: Offload = "none"
     """What is in host memory: nothing, the optimizer's moments (`run/host_adamw.py`), or with them
     parameters and gradients, which the optimizer then steps on the CPU."""
@@ -69,6 +70,11 @@ class Layout:
             raise UsageError("sequence parallelism needs tensor-model-parallel-size above 1")
         if self.pp > 1 and self.zero > 1:
             raise UsageError(f"ZeRO {self.zero} would reduce every leaf of a pipeline: take 0 or 1")
+        if self.attention == "cudnn" and self.exact:
+            raise UsageError(
+                "--attention-backend fused (cuDNN's) may end with other bits each time, which --reduction "
+                "exact forbids: take --attention-backend flash"
+            )
         if self.schedule == "zero-bubble" and self.compile:
             raise UsageError(
                 "zero-bubble would run compiled blocks' backward twice: take interleaved"
@@ -140,14 +146,14 @@ def lay_out(
     device: torch.device,
     clock: Clock | None = None,
 ) -> Laid:
-    """Make this rank's part of the model, with any weights. All ranks of the world call it.
+    """Make this rank's part of the model, which `tp` ranks can share out (`GPTConfig.check_split`), with any weights. All
+    ranks of the world call it.
 
     make: a part of the model, of parameters on the meta device; forward_step: what a leaf does with it;
     leaf_size: samples of a leaf; leaves: the most that a batch of the run has; seed: of dropout; clock: of
     a step's phases. Raises `UsageError` where the model, the layout and the world do not fit.
     """
     grid, clock = Grid.of(dist.get_world_size(), tp=layout.tp, pp=layout.pp), clock or NoClock()
-    _check(config, layout)
     if layout.exact:
         deterministic(device)
     kernel = attention.use(
@@ -255,14 +261,6 @@ def _merged(parts: Sequence[nn.Module]) -> nn.Module:
                 whole.add_module(name, child)
     whole.add_module(BLOCKS, blocks)
     return whole
-
-
-def _check(config: GPTConfig, layout: Layout) -> None:
-    config.check_split(layout.tp)
-    if layout.sequence and config.seq_length % layout.tp:
-        raise UsageError(
-            f"--sequence-parallel: {layout.tp} does not divide seq_length {config.seq_length}"
-        )
 
 
 def _tied(grid: Grid, place: Place, mesh: DeviceMesh) -> tuple[int, dist.ProcessGroup] | None:

@@ -158,10 +158,12 @@ def _told(data: Dataset | None) -> list[Any]:
 
 
 def introduce(settings: Settings, *, world_size: int, rank: int) -> None:
-    """From now on the script's functions may ask for the run (`current`)."""
+    """From now on the script's functions may ask for the run (`current`). UsageError where its vocabulary cannot be
+    shared out."""
     words, flags = tokenizers.build(settings.tokenizer), settings.logging
     multiple = settings.tokenizer.make_vocab_size_divisible_by
     config = settings.config(vocab_size=tokenizers.padded(words.vocab_size, multiple))
+    config.check_split(settings.parallel().tp)
     args = namespace(
         settings, world_size=world_size, rank=rank, padded_vocab_size=config.vocab_size
     )

@@ -155,6 +155,14 @@ def test_help_is_by_subject_and_names_every_field(capsys: pytest.CaptureFixture[
         ("--fp16 --bf16", "give one of them"),
         ("--hidden-size 65", "give kv_channels"),
         ("--tensor-model-parallel-size 3", "does not divide num_attention_heads 4"),
+        (
+            "--tensor-model-parallel-size 4 --sequence-parallel --seq-length 30",
+            "size 4 does not divide --sequence-parallel's seq_length 30",
+        ),
+        (
+            "--attention-backend fused --attention-dropout 0",
+            "exact forbids: take --attention-backend flash",
+        ),
         ("--pipeline-model-parallel-size 5", "4 layers are too few for 5"),
         (
             "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3",

@@ -93,11 +93,6 @@ def test_flex_sees_what_the_others_see(groups: int) -> None:
     assert not torch.equal(found, wanted), "one kernel was called for both"
 
 
-def test_in_exact_mode_what_may_differ_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="exact forbids: take --attention-backend flash"):
-        use("cudnn", exact=True)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("exact", "compiled", "kernel"),

@@ -100,3 +100,10 @@ def test_data_that_are_too_few_are_found_before_the_first_step() -> None:
         begin.checked((DATA, [DATA, []], None), SETTINGS, PLAN)
     with pytest.raises(UsageError, match="and the data have 1: make it shorter"):
         begin.checked((DATA[:1], None, None), SETTINGS, PLAN)
+
+
+def test_words_that_cannot_be_shared_out_are_told_before_data_are_opened() -> None:
+    shape = "--num-attention-heads 5 --hidden-size 40 --vocab-size 300 --make-vocab-size-divisible-by 128"
+    settings = run(f"{shape} --tensor-model-parallel-size 5")
+    with pytest.raises(UsageError, match="size 5 does not divide the padded vocabulary 384"):
+        begin.introduce(settings, world_size=5, rank=0)
