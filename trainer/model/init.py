@@ -3,12 +3,14 @@
 import hashlib
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from elastic.proto.errors import UsageError
 from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.tensor_parallel import local
 
@@ -20,43 +22,76 @@ def initialize(model: nn.Module, config: GPTConfig, seed: int, std: float) -> No
     """Set every parameter in place; `std` is the matrices' deviation.
 
     Matrices that write to the residual stream have std / sqrt(2 L), so that its variance does not grow
-    with depth (GPT-2). Norms are identity, biases 0.
+    with depth (GPT-2). Norms are identity, biases 0. Modules that are not GPT's own may set theirs by
+    `reset_parameters`, as torch's do. UsageError for a parameter of which nobody knows what it begins with.
     """
     residual = std / (2 * config.num_layers) ** 0.5
     with torch.no_grad(), ThreadPoolExecutor() as threads:
         for name, parameter in model.named_parameters():
+            place, _, last = name.rpartition(".")
+            module, own = model.get_submodule(place), local(parameter)
             if config.tied and name == "head.weight":  # of a stage without the embedding
                 name = "embedding.words.weight"
-            own = local(parameter)
-            if name.endswith(".bias"):
+            if hasattr(module, "reset_parameters"):
+                own.copy_(_reset(module, seed, place)[last][_slices(parameter)])
+            elif last == "bias":
                 own.zero_()
-            elif parameter.dim() == 1:
-                own.fill_(1.0)
-            else:
+            elif parameter.dim() == 2:
                 scale = residual if name.endswith(".output.weight") else std
                 own.copy_(_drawn(parameter, seed, name, threads) * scale)
+            elif parameter.dim() == 1 and last == "weight":
+                own.fill_(1.0)
+            else:
+                raise UsageError(
+                    f"nobody knows what the parameter {name} begins with, since models are made without memory: give its "
+                    "module a `reset_parameters()` that sets it"
+                )
+
+
+def _reset(module: Any, seed: int, name: str) -> dict[str, Tensor]:
+    """Whole parameters of the module itself, as it sets them; its random numbers follow from `seed` and `name`."""
+    kept = module._parameters
+    module._parameters = {
+        key: None if one is None else nn.Parameter(torch.empty(one.shape))
+        for key, one in kept.items()
+    }
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(_number(seed, name))
+            module.reset_parameters()
+        return module._parameters  # type: ignore[no-any-return]
+    finally:
+        module._parameters = kept
+
+
+def _slices(parameter: Tensor) -> tuple[slice, ...]:
+    """This rank's part of it."""
+    if not isinstance(parameter, DTensor):
+        return tuple(slice(0, size) for size in parameter.shape)
+    shape, offset = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    return tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))
 
 
 def _drawn(parameter: Tensor, seed: int, name: str, threads: Executor) -> Tensor:
     """This rank's part of the normal numbers of `name`."""
-    shape, offset = tuple(parameter.shape), (0,) * parameter.dim()
-    if isinstance(parameter, DTensor):
-        shape, offset = compute_local_shape_and_global_offset(
-            parameter.shape, parameter.device_mesh, parameter.placements
-        )
-    if 0 in shape:
-        return torch.empty(shape)
-    first, last = offset[0], offset[0] + shape[0]
-    numbers = range(first // ROWS, (last - 1) // ROWS + 1)
+    mine, columns = _slices(parameter)
+    if mine.start == mine.stop or columns.start == columns.stop:
+        return torch.empty(mine.stop - mine.start, columns.stop - columns.start)
+    numbers = range(mine.start // ROWS, (mine.stop - 1) // ROWS + 1)
     blocks = threads.map(partial(_block, parameter.shape, seed, name), numbers)
-    start = first - first // ROWS * ROWS
-    rows = torch.cat(list(blocks))[start : start + shape[0]]
-    return rows[:, offset[1] : offset[1] + shape[1]]
+    before = numbers.start * ROWS
+    return torch.cat(list(blocks))[mine.start - before : mine.stop - before, columns]
 
 
 def _block(shape: torch.Size, seed: int, name: str, number: int) -> Tensor:
     # Always drawn on the CPU in fp32: a GPU's generator gives other numbers.
-    digest = hashlib.sha256(f"{seed}/{name}/{number}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    generator = torch.Generator().manual_seed(_number(seed, f"{name}/{number}"))
     rows = min(ROWS, shape[0] - number * ROWS)
     return torch.randn((rows, shape[1]), generator=generator, dtype=torch.float32)
+
+
+def _number(seed: int, name: str) -> int:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

@@ -94,7 +94,7 @@ def test_what_a_leaf_leaves_without_a_gradient_is_named() -> None:
 
     def make(part: Part) -> GPT:
         model = GPT(GPT2, part.tp, part.layers)
-        model.blocks["0"].spare = nn.Parameter(torch.zeros(3))
+        model.blocks["0"].spare = nn.Parameter(torch.zeros(3, 3))
         return model
 
     laid = lay_out(
