@@ -63,9 +63,9 @@ def limits(proc: Path = Path("/proc/self")) -> list[tuple[int, int]]:
             with contextlib.suppress(OSError, ValueError):
                 most = int((folder / version.most).read_text())  # "max" is no number
                 stat = (folder / "memory.stat").read_text()
-                cache = re.search(rf"^{version.cache} (\d+)", stat, re.MULTILINE)
+                cache = re.findall(rf"^{version.cache} (\d+)", stat, re.MULTILINE)
                 used = int((folder / version.used).read_text())
-                found.append((most, used - (int(cache[1]) if cache else 0)))
+                found.append((most, used - sum(map(int, cache))))
     return found
 
 
@@ -100,7 +100,7 @@ _UNIFIED = _Hierarchy(
     entry=r"^0::(\S*)",
     most="memory.max",
     used="memory.current",
-    cache="inactive_file",
+    cache="(?:in)?active_file",
 )
 """Version 2, where one can be made for an agent."""
 _MEMORY = _Hierarchy(
@@ -108,7 +108,7 @@ _MEMORY = _Hierarchy(
     entry=r"^\d+:(?:[^:\s]+,)?memory(?:,[^:\s]+)?:(\S*)",
     most="memory.limit_in_bytes",
     used="memory.usage_in_bytes",
-    cache="total_inactive_file",
+    cache="total_(?:in)?active_file",
 )
 """Version 1's, which has one for each of its controllers."""
 

@@ -105,8 +105,8 @@ class Allotment:
         return self._shelf.make(known.name, "copy", rank, size)
 
     def forget_unused(self, known: Checkpoint) -> None:
-        """Nobody has it open. Where nothing was ever saved, its slots are given back; else they are for who
-        goes on with it, as memory that is touched already."""
+        """Nobody has it open, and others want memory. Where nothing was ever saved, its slots are given back; else they
+        are for who goes on with it, as memory that is touched already."""
         if not known.slots.held():
             for one in [one for slots in known.slots.own.values() for one in slots]:
                 self._shelf.drop(one)

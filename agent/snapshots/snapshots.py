@@ -100,8 +100,6 @@ class Snapshots:
         if client in known.clients:
             known.clients.remove(client)
             self._mark_whole(known, known.slots.own.get(client.said.local_rank, []))
-        if not known.clients:
-            self._allotment.forget_unused(known)
 
     def _take(self, client: Client, message: keeper.ToKeeper) -> None:
         if isinstance(message, keeper.Open):
@@ -187,6 +185,9 @@ class Snapshots:
         self, client: Client, said: keeper.Open, known: Checkpoint, need: keeper.Need
     ) -> None:
         """Show a rank the slots that it has."""
+        for other in self._checkpoints.values():
+            if other is not known and not other.clients:
+                self._allotment.forget_unused(other)
         try:
             slots, refused = self._allotment.own(known, said, need.bytes)
         except OSError as error:

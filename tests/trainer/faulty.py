@@ -39,6 +39,7 @@ PHASES: dict[str, tuple[object, str]] = {
     "save": (Checkpointer, "save"),
     "restore": (Checkpointer, "load"),
     "evaluate": (Loop, "evaluate"),
+    "end": (Checkpointer, "wait"),
     "node": (torch.autograd, "_engine_run_backward"),
     "pause": (Program, "forward"),
 }

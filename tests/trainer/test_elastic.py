@@ -63,7 +63,7 @@ def assert_consumed(base: Path) -> None:
 Part = tuple[int, str, int]
 """Replicas, faults, and the steps that are finished when it ends."""
 RESIZED: dict[str, tuple[Part, ...]] = {
-    "2, 3": ((2, "evaluate@2:1 restore@0:0", 5), (3, "save@6:2", STEPS)),
+    "2, 3": ((2, "evaluate@2:1 restore@0:0 end@5:0", 5), (3, "save@6:2", STEPS)),
     "4, 5, 7, 3": (
         (4, "forward@1:3", 3), (5, "backward@4:1 restore@0:2", 6), (7, "optimizer@7:6 evaluate@8:2", 9),
         (3, "save@10:0", STEPS),
@@ -87,6 +87,9 @@ def test_any_number_of_replicas_with_a_kill_in_many_phases(
             tmp_path, "resized", ranks, faults, *length, COMPARED, f"--exit-interval={until}"
         )
         assert f"iteration {until:8d}/" in output
+        assert f"iteration {until + 1:8d}/" not in output, (
+            "ranks that are killed at its end go no further"
+        )
         assert f"Weight hashes match after {until} iterations" in output
     wanted = [fault.partition("@")[0] for fault in faults.split()]
     assert struck(tmp_path / "resized-faults") == wanted

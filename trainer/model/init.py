@@ -26,6 +26,9 @@ def initialize(model: nn.Module, config: GPTConfig, seed: int, std: float) -> No
     `reset_parameters`, as torch's do. UsageError for a parameter of which nobody knows what it begins with.
     """
     residual = std / (2 * config.num_layers) ** 0.5
+    _check(model)
+    begun: dict[str, dict[str, Tensor]] = {}
+    """By the module that was set last: a module's parameters come one after the other."""
     with torch.no_grad(), ThreadPoolExecutor() as threads:
         for name, parameter in model.named_parameters():
             place, _, last = name.rpartition(".")
@@ -33,8 +36,10 @@ def initialize(model: nn.Module, config: GPTConfig, seed: int, std: float) -> No
             if config.tied and name == "head.weight":  # of a stage without the embedding
                 name = "embedding.words.weight"
             if hasattr(module, "reset_parameters"):
-                own.copy_(_reset(module, seed, place)[last][_slices(parameter)])
-            elif last == "bias":
+                if place not in begun:
+                    begun = {place: _reset(module, seed, place)}
+                own.copy_(begun[place][last][_slices(parameter)])
+            elif last.endswith("bias"):
                 own.zero_()
             elif parameter.dim() == 2:
                 scale = residual if name.endswith(".output.weight") else std
@@ -46,6 +51,17 @@ def initialize(model: nn.Module, config: GPTConfig, seed: int, std: float) -> No
                     f"nobody knows what the parameter {name} begins with, since models are made without memory: give its "
                     "module a `reset_parameters()` that sets it"
                 )
+
+
+def _check(model: nn.Module) -> None:
+    """Only a module's own parameters are set by it, whole and wherever they are shared out."""
+    for name, module in model.named_modules():
+        below = (one for child in module.children() for one in child.parameters())
+        if hasattr(module, "reset_parameters") and any(True for _ in below):
+            raise UsageError(
+                f"{name or 'the model'} has a reset_parameters() and modules below it, whose parameters it cannot set: give each "
+                "module its own"
+            )
 
 
 def _reset(module: Any, seed: int, name: str) -> dict[str, Tensor]:

@@ -329,6 +329,6 @@ class _Rank:
         working = self._tokens() * mlp * self.width + self._stream() + self.width * self._block()
         if self.layout.zero > 1:
             working += self.reduced * self._block()
-            if self.layout.sequence:  # made as wide first
+            if self.layout.sequence and self.layout.exact:  # made as wide first
                 working += (self.reduced - self.width) * self._block()
         return again * self._of_block() + working

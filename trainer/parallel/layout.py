@@ -218,7 +218,12 @@ def _mesh(grid: Grid, device: torch.device) -> DeviceMesh:
 
 
 def _prepare(program: Program, layout: Layout, mesh: DeviceMesh, device: torch.device) -> None:
-    """Recompute, compile, FSDP2 and memory, in this order. mesh: of data parallelism."""
+    """Recompute, compile, FSDP2 and memory, in this order. mesh: of data parallelism. UsageError for a buffer."""
+    for name, _ in program.model.named_buffers():
+        raise UsageError(
+            f"the model's buffer {name} would be lost, since models are made without memory: compute it in "
+            "forward, or have a parameter that is not trained"
+        )
     if layout.recompute.granularity != "none":
         program.model.recompute(layout.recompute)  # type: ignore[operator]
     if layout.compile:

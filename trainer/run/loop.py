@@ -184,9 +184,8 @@ class Loop:
             if run.replicas is not None and run.replicas.due(step):
                 with self._paused():
                     self._compare(step)
-            ends = self._settle(
-                step
-            )  # last: ranks may leave in it, and nothing above is done again
+            # Last: ranks may leave in it, and from it nothing above is done again.
+            ends = self._settle(step)
             session.step(step)
             collect(step)
             if ends:

@@ -130,11 +130,14 @@ def resume(
 
 def _others(found: State, state: State) -> list[str]:
     """What a run that goes on has otherwise than what it goes on from, as far as that says it."""
-    known = found["conditions"]
-    conditions = {name: one for name, one in state["conditions"].items() if name in known}
+    known, now = found["conditions"], state["conditions"]
+    both = known.keys() & now.keys()  # other versions have others
+    before, after = (
+        {name: one for name, one in told.items() if name in both} for told in (known, now)
+    )
     said = {
         "resumed with another recipe": recipe.changed(found["recipe"], state["recipe"]),
-        "resumed under other conditions": recipe.changed(found["conditions"], conditions),
+        "resumed under other conditions": recipe.changed(before, after),
     }
     return [f"{what}: {which}" for what, which in said.items() if which]
 

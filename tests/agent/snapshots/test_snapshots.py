@@ -707,6 +707,7 @@ async def test_slots_of_what_nobody_has_open_or_saved_to_are_anothers_memory(
         assert len(a.snapshots._shelf.of("/other").own[0]) == 2
         both[1].end.close()
         await both[1].closed
+        assert len(a.snapshots._shelf.of("/other").own[0]) == 2, "who opens it again has them"
         rank = await saved(a, 0, 5)
         assert len(rank.fds) == memory.SLOTS
         rank.end.close()

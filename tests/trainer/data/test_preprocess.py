@@ -4,6 +4,7 @@ import bz2
 import contextlib
 import errno
 import gzip
+import itertools
 import json
 import os
 import pty
@@ -254,8 +255,9 @@ def encoders() -> list[psutil.Process]:  # who serves other tests is a child of 
 def test_more_workers_than_can_be_started_are_told_and_none_is_left(tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(lines_of(["a"]))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 30, before[1]))
+    taken = set(map(int, os.listdir("/proc/self/fd")))
+    free = (number for number in itertools.count() if number not in taken)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, 30, None)), before[1]))
     try:
         with pytest.raises(
             UsageError, match=r"of --workers 99, \d+ could be started: Too many open files; give it"

@@ -90,6 +90,29 @@ def test_they_are_the_same_however_they_are_shared_out(rank: int, size: int) -> 
         assert torch.equal(part[name], parameter[rank * each : (rank + 1) * each]), name
 
 
+def test_a_module_that_would_set_those_below_it_is_refused_by_name() -> None:
+    class Adapter(nn.Sequential):
+        def reset_parameters(self) -> None:
+            nn.init.zeros_(next(self[1].parameters()))
+
+    model = GPT(GPT2)
+    model.blocks["0"].adapter = Adapter(nn.Linear(8, 2), nn.Linear(2, 8))
+    with pytest.raises(
+        UsageError, match=r"blocks\.0\.adapter has a reset_parameters\(\) and modules"
+    ):
+        initialize(model, GPT2, 1, 0.02)
+
+
+def test_what_is_called_a_bias_with_more_words_is_one() -> None:
+    """Torch's attention has `in_proj_bias`."""
+    model = GPT(GPT2)
+    model.blocks["0"].more = nn.MultiheadAttention(8, 2)
+    initialize(model, GPT2, 1, 0.02)
+    found = dict(model.blocks["0"].more.named_parameters())
+    assert not found["in_proj_bias"].any()
+    assert found["in_proj_weight"].all()
+
+
 @pytest.mark.parametrize("shape", [(5,), (3, 2, 2), ()])
 def test_what_nobody_knows_is_refused_by_name(shape: tuple[int, ...]) -> None:
     model = GPT(GPT2)

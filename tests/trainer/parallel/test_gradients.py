@@ -109,6 +109,21 @@ def test_what_a_leaf_leaves_without_a_gradient_is_named() -> None:
         stepper.accumulate(share(LEAVES, 0, 1), LEAVES)
 
 
+def test_a_buffer_is_refused_by_name() -> None:
+    """It would begin as whatever lay there, and again after each restart."""
+
+    def make(part: Part) -> GPT:
+        model = GPT(GPT2, part.tp, part.layers)
+        model.blocks["0"].register_buffer("slopes", torch.ones(3), persistent=False)
+        return model
+
+    with pytest.raises(UsageError, match=r"buffer blocks\.0\.slopes would be lost"):
+        lay_out(
+            GPT2, PLAIN, make=make, forward_step=forward_step, leaf_size=2, leaves=LEAVES.count,
+            seed=1, device=torch.device("cpu"),
+        )  # fmt: skip
+
+
 def test_fp16s_gradients_are_those_of_fp32_and_an_overflow_is_seen() -> None:
     def found(compute: torch.dtype, scale: float) -> tuple[Tensor, dict[str, Tensor]]:
         laid = lay_out(

@@ -292,10 +292,11 @@ def test_fp32_that_is_multiplied_in_less_is_another_condition(device: str) -> No
     assert others == same
 
 
-def test_a_condition_that_a_checkpoint_does_not_say_is_none_of_it(tmp_path: Path) -> None:
+def test_a_condition_that_one_side_does_not_know_is_none_of_it(tmp_path: Path) -> None:
+    """Of another version."""
     before, now = state(""), state("")
     before["conditions"], now["conditions"] = conditions(), conditions()
-    now["conditions"]["of later"] = 1
+    before["conditions"]["of before"], now["conditions"]["of later"] = 1, 1
     with Checkpointer(tmp_path) as checkpoint:
         checkpoint.save(3, before, persist=True)
         checkpoint.wait()
