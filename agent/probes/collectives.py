@@ -72,27 +72,31 @@ class Group:
         clock.note("init", self._met)
         count = COUNT[self._device.type, level]
         with clock.part("all_reduce"):
-            reduced = self._all_reduce(count, level)
+            reduced, of_sum = self._all_reduce(count, level)
         with clock.part("all_gather"):
-            gathered = self._all_gather(count // self._world, level)
+            gathered, of_parts = self._all_gather(count // self._world, level)
+        if wrong := of_sum or of_parts:  # now: else the others would wait for us in the second
+            raise Fault(wrong)
         share = (self._world - 1) / self._world
         return {
             "all_reduce_gb_s": 4 * count / 1e9 / reduced * 2 * share,
             "all_gather_gb_s": 4 * (count // self._world) * self._world / 1e9 / gathered * share,
         }
 
-    def _all_reduce(self, count: int, level: str) -> float:
+    def _all_reduce(self, count: int, level: str) -> tuple[float, str]:
+        """Seconds, and what is wrong with what came of it."""
         index = torch.arange(count, dtype=torch.int32, device=self._device) % 65536
         mine = torch.empty_like(index)
         seconds = []
         for _ in range(REPETITIONS[level]):
             torch.mul(index, self._rank + 1, out=mine)
             seconds.append(timed(lambda: dist.all_reduce(mine), self._device))
-        if what := changed(mine, index * (self._world * (self._world + 1) // 2)):
-            raise Fault(f"of an all-reduce {what.replace('was written', 'the sum is')}")
-        return statistics.median(seconds)
+        what = changed(mine, index * (self._world * (self._world + 1) // 2))
+        wrong = f"of an all-reduce {what.replace('was written', 'the sum is')}" if what else ""
+        return statistics.median(seconds), wrong
 
-    def _all_gather(self, count: int, level: str) -> float:
+    def _all_gather(self, count: int, level: str) -> tuple[float, str]:
+        """The same."""
         index = torch.arange(count, dtype=torch.int32, device=self._device)
         mine = index + self._rank
         every = torch.zeros(count * self._world, dtype=torch.int32, device=self._device)
@@ -100,7 +104,9 @@ class Group:
             timed(lambda: dist.all_gather_into_tensor(every, mine), self._device)
             for _ in range(REPETITIONS[level])
         ]
-        for rank, part in enumerate(every.chunk(self._world)):
-            if what := changed(part, index + rank):
-                raise Fault(f"of what an all-gather brought from rank {rank} {what}")
-        return statistics.median(seconds)
+        wrong = (
+            f"of what an all-gather brought from rank {rank} {what}"
+            for rank, part in enumerate(every.chunk(self._world))
+            if (what := changed(part, index + rank))
+        )
+        return statistics.median(seconds), next(wrong, "")
