@@ -335,10 +335,8 @@ class Ranks:
         folder = rank.streams.folder if rank.streams else None
         struck = self.strikes.recent
         message = "" if rank.error is None else rank.error.message
-        by_kill = rank.exit_code in (
-            -signal.SIGKILL,
-            128 + signal.SIGKILL,
-        )  # a shell says so of what it ran
+        # A shell says 128 more of what it ran.
+        by_kill = rank.exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL)
         told = pb.RankFailure(
             rank=rank.number,
             local_rank=rank.local_rank,

@@ -16,7 +16,7 @@ from elastic.k8s.resources import ELASTICJOBS
 from elastic.k8s.rules import violations
 from elastic.k8s.submission import Nodes, Submission, Volume
 from elastic.proto.errors import UsageError
-from elastic.proto.verbs import Context, Output, forms, said
+from elastic.proto.verbs import Context, Output, count, forms, said
 
 NOT_FOUND, TIMED_OUT, NOT_ALLOWED = 3, 4, 5
 """Exit codes, beside 0 done, 1 it could not be done or the job failed, 2 usage, 130 ^C."""
@@ -82,7 +82,7 @@ def scale(context: Context, argv: Sequence[str]) -> int:
     """Give an ElasticJob another number of worker pods, within its range."""
     parser = _parser("scale", scale)
     parser.add_argument("name", type=said, help="the job")
-    parser.add_argument("nodes", type=_count, help="worker pods that it should have")
+    parser.add_argument("nodes", type=count, help="worker pods that it should have")
     _add_write(parser, "until so many are ready")
     args = parser.parse_args(argv)
 
@@ -146,9 +146,9 @@ def _submit_parser() -> argparse.ArgumentParser:
     add("--name", type=said, help="the job's name (made from the script's)")
     add("--image", default="", help="what the pods run")
     add("--nodes", default="1", metavar="N|MIN:MAX", help="worker pods (1)")
-    add("--node-unit", type=_count, default=1, metavar="N", help="only multiples of N pods (1)")
-    add("--spares", type=_count, default=0, metavar="N", help="hot spares beside them (0)")
-    add("--gpus", type=_count, default=0, metavar="N", help="GPUs of each pod (0)")
+    add("--node-unit", type=count, default=1, metavar="N", help="only multiples of N pods (1)")
+    add("--spares", type=count, default=0, metavar="N", help="hot spares beside them (0)")
+    add("--gpus", type=count, default=0, metavar="N", help="GPUs of each pod (0)")
     add(
         "--gpu-resource",
         type=said,
@@ -201,12 +201,6 @@ def _add_follow(parser: argparse.ArgumentParser, words: str) -> None:
         parser.add_argument(
             "--timeout", type=_seconds, metavar="SECONDS", help="of --follow (none)"
         )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 up")
-    return int(text)
 
 
 def _seconds(text: str) -> float:

@@ -110,6 +110,20 @@ def text(argument: str) -> str:
     return argument
 
 
+def count(argument: str) -> int:
+    """An argument from 0 up."""
+    if not argument.isdecimal():
+        raise argparse.ArgumentTypeError(f"{argument!r} is no number from 0 up")
+    return int(argument)
+
+
+def positive(argument: str) -> int:
+    """An argument from 1 up, of 64 bits."""
+    if not argument.isdecimal() or not 1 <= int(argument) < 2**63:
+        raise argparse.ArgumentTypeError(f"{argument!r} is no number from 1 up")
+    return int(argument)
+
+
 def age(seconds: float) -> str:
     """As kubectl writes it: 42s, 4m12s, 3h5m, 2d4h."""
     rest = int(max(0.0, seconds))

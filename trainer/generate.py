@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elastic.checkpoint.storage.protocol import folder
 from elastic.proto.errors import UsageError
-from elastic.proto.verbs import Context, Output, text
+from elastic.proto.verbs import Context, Output, count, positive, text
 from elastic.proto.visible import visible
 
 if TYPE_CHECKING:  # what needs torch is imported once there is something to do
@@ -66,19 +66,19 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--load", required=True, metavar="DIR", type=text,
         help="the checkpoint's folder or URL, what --save was in training; or a folder of Hugging Face's",
     )  # fmt: skip
-    add("--step", type=_positive, metavar="N", help="which one (the newest)")
+    add("--step", type=positive, metavar="N", help="which one (the newest)")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--prompt", action="append", metavar="TEXT", type=text, help="what to go on with; may be repeated"
     )  # fmt: skip
     what.add_argument("--prompts", metavar="FILE", type=Path, help="one on each line")
-    add("--max-new-tokens", type=_positive, default=128, metavar="N", help="at most (128)")
+    add("--max-new-tokens", type=positive, default=128, metavar="N", help="at most (128)")
     add(
         "--temperature", type=_scale, default=0.8, metavar="T", help="0: always the likeliest (0.8)"
     )
-    add("--top-k", type=_whole, default=40, metavar="K", help="of the K likeliest; 0: of all (40)")
+    add("--top-k", type=_long, default=40, metavar="K", help="of the K likeliest; 0: of all (40)")
     add("--top-p", type=_part, default=1.0, metavar="P", help="of those that together have P (1)")
-    add("--seed", type=_whole, default=0, metavar="N", help="decides what is drawn (0)")
+    add("--seed", type=_long, default=0, metavar="N", help="decides what is drawn (0)")
     add("--num-samples", type=_few, default=1, metavar="N", help="texts of each prompt (1)")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (cuda where there is one)")
     add(
@@ -89,16 +89,10 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _positive(argument: str) -> int:
-    if not argument.isdecimal() or not 1 <= int(argument) < 2**63:
-        raise argparse.ArgumentTypeError(f"{argument!r} is no number from 1 up")
-    return int(argument)
-
-
-def _whole(argument: str) -> int:
-    if not argument.isdecimal() or not int(argument) < 2**63:
-        raise argparse.ArgumentTypeError(f"{argument!r} is no whole number from 0 up")
-    return int(argument)
+def _long(argument: str) -> int:
+    if (number := count(argument)) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{argument} is more than 64 bits hold")
+    return number
 
 
 def _scale(argument: str) -> float:
@@ -121,7 +115,7 @@ def _number(argument: str) -> float:
 
 
 def _few(argument: str) -> int:
-    if (number := _positive(argument)) > MOST_SAMPLES:
+    if (number := positive(argument)) > MOST_SAMPLES:
         raise argparse.ArgumentTypeError(f"{argument} is more than {MOST_SAMPLES}")
     return number
 

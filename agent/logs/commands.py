@@ -38,22 +38,16 @@ def logs(context: Context, argv: Sequence[str]) -> int:
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="elasticctl logs", description=logs.__doc__)
-    parser.add_argument("--rank", type=_count, default=0, metavar="N", help="global rank (0)")
+    parser.add_argument("--rank", type=verbs.count, default=0, metavar="N", help="global rank (0)")
     parser.add_argument(
-        "--attempt", type=_count, metavar="K", help="number of the start, from 0 (the newest)"
+        "--attempt", type=verbs.count, metavar="K", help="number of the start, from 0 (the newest)"
     )
     parser.add_argument(
         "--stream", choices=("stdout", "stderr"), default="stdout", help="which one (stdout)"
     )
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the job is over")
-    parser.add_argument("--tail", type=_count, metavar="N", help="the last N lines only (all)")
+    parser.add_argument("--tail", type=verbs.count, metavar="N", help="the last N lines only (all)")
     return parser.parse_args(argv)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 up")
-    return int(text)
 
 
 def _check(status: pb.Status, args: argparse.Namespace) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from elastic.checkpoint.storage.protocol import canonical, folder
 from elastic.proto.errors import UsageError
-from elastic.proto.manifest import MOST_STEP
-from elastic.proto.verbs import Context, Output, of_verbs
+from elastic.proto.verbs import Context, Output, of_verbs, positive
 
 DTYPES = ("float32", "bfloat16", "float16")
 SHARD = "5GB"
@@ -28,11 +27,11 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="PATH", help="the checkpoint's folder or URL: what --save was")
     add("dest", metavar="DEST", type=Path, help="a folder to be made")
-    add("--step", type=number, metavar="N", help="which one (the newest)")
+    add("--step", type=positive, metavar="N", help="which one (the newest)")
     add("--dtype", choices=DTYPES, default="float32", help="of the weights (float32, as trained)")
     add("--tokenizer", type=Path, metavar="DIR", help="folder with the tokenizer's files (PATH)")
     add(
-        "--vocab-size", type=number, metavar="N",
+        "--vocab-size", type=positive, metavar="N",
         help="words that are kept, without those that pad (the tokenizer's; without one, all)",
     )  # fmt: skip
     add("--max-shard-size", default=SHARD, metavar="SIZE", help=f"of a file, at most ({SHARD})")
@@ -43,8 +42,13 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="PATH", type=Path, help="a folder that save_pretrained wrote")
     add("dest", metavar="DEST", help="a folder to be made, or a URL: --load with --finetune")
-    add("--step", type=number, default=1, metavar="N", help="which it is to be (1)")
-    add("--seq-length", type=number, metavar="N", help="of the samples to train on (all positions)")
+    add("--step", type=positive, default=1, metavar="N", help="which it is to be (1)")
+    add(
+        "--seq-length",
+        type=positive,
+        metavar="N",
+        help="of the samples to train on (all positions)",
+    )
     add(
         "--make-vocab-size-divisible-by", type=_divisor, default=128, metavar="N", dest="divisible_by",
         help="words are made up until this divides them (128, as in training)",
@@ -52,15 +56,8 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(verb=_import, parser=parser)
 
 
-def number(argument: str) -> int:
-    """An argument from 1 up."""
-    if not argument.isdecimal() or not 1 <= int(argument) <= MOST_STEP:
-        raise argparse.ArgumentTypeError(f"{argument!r} is no number from 1 up")
-    return int(argument)
-
-
 def _divisor(argument: str) -> int:
-    found = number(argument)
+    found = positive(argument)
     if found > MOST_DIVISOR:
         raise argparse.ArgumentTypeError(f"{found} would make up more words than there are")
     return found

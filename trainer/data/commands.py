@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic.proto.errors import UsageError
-from elastic.proto.verbs import Context, Output, of_verbs
+from elastic.proto.verbs import Context, Output, count, of_verbs
 from elastic.trainer.arguments.data import TOKENIZER_TYPES, TokenizerFlags
 from elastic.trainer.extra import extra
 
@@ -249,15 +249,9 @@ def _merge(out: Output, args: argparse.Namespace) -> int:
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prefix", metavar="PREFIX", help="of a .bin and an .idx")
     parser.add_argument(
-        "--documents", type=_count, default=5, metavar="N", help="that are shown (5)"
+        "--documents", type=count, default=5, metavar="N", help="that are shown (5)"
     )
     _add_tokenizer(parser)
-
-
-def _count(argument: str) -> int:
-    if not argument.isdecimal():
-        raise argparse.ArgumentTypeError(f"{argument!r} is no whole number from 0 up")
-    return int(argument)
 
 
 def _inspect(out: Output, args: argparse.Namespace) -> int:

@@ -95,8 +95,7 @@ class Accumulator:
         gradients = [local(one.unsharded_param.grad).view(-1) for one in every]
         sums = [one.unsharded_accumulated_grad for one in every]
         if all(one is None for one in sums):
-            exact = self._grids is not None
-            if self._group.reduce_grads and not (exact and any(map(_is_part, every))):
+            if self._group.reduce_grads and not (self._grids and any(map(_is_part, every))):
                 # Nothing to add them to, as with one leaf, or ZeRO 2 and 3.
                 if self._grids is not None:
                     self._kernels.round(gradients, *self._grids)

@@ -16,7 +16,7 @@ from elastic.checkpoint.tools import inspection
 from elastic.checkpoint.tools.inspection import Step, Tensor, ranks
 from elastic.proto.errors import CheckpointError, NotFound
 from elastic.proto.manifest import MOST_STEP
-from elastic.proto.verbs import Context, Output, age, of_verbs
+from elastic.proto.verbs import Context, Output, age, count, of_verbs
 
 WIDEST = 60
 """Letters of a value in a table."""
@@ -80,14 +80,8 @@ def _named(url: str) -> Iterator[None]:
         raise CheckpointError(f"{url}: {words(error)}") from error
 
 
-def _number(argument: str) -> int:
-    if not argument.isdecimal():
-        raise argparse.ArgumentTypeError(f"{argument!r} is no number from 0 up")
-    return int(argument)
-
-
 def _add_step(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--step", type=_number, metavar="N", help="which one (the newest)")
+    parser.add_argument("--step", type=count, metavar="N", help="which one (the newest)")
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +98,7 @@ def _add_to(parser: argparse.ArgumentParser) -> None:
         help="one set as Hugging Face has it; torch's DCP; ours, from a folder of DCP",
     )  # fmt: skip
     parser.add_argument(
-        "--step", type=_number, metavar="N",
+        "--step", type=count, metavar="N",
         help="which one (the newest); with --to elastic, which it is to be",
     )  # fmt: skip
     parser.add_argument(

@@ -397,7 +397,7 @@ def test_inspect_says_what_is_there(tmp_path: Path, ask: Ask) -> None:
     assert "token id 50256 is not below the tokenizer's 50001: these are another" in small.err
     wrong = ask("data", "inspect", prefix, "--documents=-5")
     assert (wrong.code, wrong.out) == (2, "")
-    assert "--documents: '-5' is no whole number from 0 up" in wrong.err
+    assert "--documents: '-5' is no number from 0 up" in wrong.err
     (tmp_path / "x_text_document.bin").write_bytes(b"12")
     assert "x_text_document.bin has 2 bytes where" in ask("data", "inspect", prefix).err
 
