@@ -2,7 +2,8 @@
 
 `shadow`: tensors are copied on their device first, which takes milliseconds, and from there to the
 host while training goes on. `stream`: no memory for that; they are copied to the host from where they
-are, and an optimizer's step waits until what it changes is through.
+are, and an optimizer's step waits until what it changes is through. So is what is in host memory
+already beside a device's tensors, as an offloaded optimizer's moments are.
 """
 
 import logging
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from threading import Event, Lock
 from typing import Any, Literal
 
@@ -30,10 +32,16 @@ log = logging.getLogger(__name__)
 
 BUCKET = 64 << 20
 """Bytes that are waited for together, or more."""
+SMALL = 64 << 10
+"""Bytes in host memory that are sooner cloned than waited for, where the rest is in a shadow: an AdamW's steps."""
+_ALIGNED = 512
+"""Bytes; more than any dtype needs."""
 
 
 Move = tuple[int, torch.Tensor]
 """Where bytes begin in the image, and the bytes."""
+Run = Mapping[str, torch.Tensor]
+"""Tensors of a device whose bytes follow one another in the image."""
 
 
 class Void(Exception):
@@ -195,65 +203,63 @@ class Behind:
         """
         if self._last is not None and self._shadow is not None:
             self._last.read.wait()
-        named = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
-        straight: dict[str, torch.Tensor] = {}
-        moves: Iterable[Move]
-        if self.path == "shadow" and self._make_shadow(image, list(named.values())):
-            moves = self._to_shadow(image, named)
-        else:
-            unchanged = steady()
-            straight = {
-                name: tensor
-                for name, tensor in named.items()
-                if memory(tensor) in unchanged and name not in self._cloned and _plain(tensor)
-            }
-            moves = [
-                (image.starts[name], _bytes(tensor, clone=name not in straight))
-                for name, tensor in _in_order(image, named)
-            ]
+        named = _in_order(image, tensors)
+        runs = _runs(named) if self.path == "shadow" else []
+        if not self._make_shadow(runs):
+            runs = []
+        shadowed = {name for run in runs for name in run}
+        left = {name: tensor for name, tensor in named.items() if name not in shadowed}
+        unchanged = steady() if left else set[int]()
+        straight = {
+            name: tensor
+            for name, tensor in left.items()
+            if memory(tensor) in unchanged
+            and name not in self._cloned
+            and _plain(tensor)
+            and (not shadowed or tensor.nbytes >= SMALL)
+        }
+        moves = [
+            (image.starts[name], _bytes(tensor, clone=name not in straight))
+            for name, tensor in left.items()
+        ]
+        moves += self._to_shadow(image, runs)
+        moves.sort(key=lambda move: move[0])
         self._last = Copy(self.lane, image, values, moves)
         self._last.watch(straight)
         return self._last
 
-    def _make_shadow(self, image: Image, tensors: Sequence[torch.Tensor]) -> bool:
-        """Device memory for the tensors of an image, if it can be had; else they are streamed."""
-        size = image.values_at - len(image.header)
-        if self._shadow is not None and len(self._shadow) >= size:
+    def _make_shadow(self, runs: Sequence[Run]) -> bool:
+        """Device memory for them, if it can be had; else they are streamed."""
+        size = sum(map(_size, runs))
+        if not size or (self._shadow is not None and len(self._shadow) >= size):
             return True
         self._shadow = None  # before there is another
+        (device,) = {tensor.device for run in runs for tensor in run.values()}
         try:
-            self._shadow = torch.empty(size, dtype=torch.uint8, device=lanes.device_of(tensors))
+            self._shadow = torch.empty(size, dtype=torch.uint8, device=device)
         except torch.OutOfMemoryError:
             log.warning("no room for a shadow of %.1f GiB on the device any more", size / (1 << 30))
             self.path = "stream"
         return self._shadow is not None
 
-    def _to_shadow(self, image: Image, tensors: Mapping[str, torch.Tensor]) -> list[Move]:
-        """Copies on the device of what is there, laid out as in the image, so that what lies together
-        is one move; and of the rest."""
-        assert self._shadow is not None
-        begin, device = len(image.header), self._shadow.device
+    def _to_shadow(self, image: Image, runs: Sequence[Run]) -> list[Move]:
+        """Copies on the device, each run laid out as in the image, so that it is one move."""
         moves: list[Move] = []
-        first = end = begin
-        """Of what goes together."""
         groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for name, tensor in _in_order(image, tensors):
-            start = image.starts[name]
-            stop = start + tensor.nbytes
-            if tensor.device != device:
-                if first < start:
-                    moves.append((first, self._shadow[first - begin : start - begin]))
-                moves.append((start, _bytes(tensor, clone=True)))
-                first = end = stop
-                continue
-            source = copy_cpu.words(tensor.resolve_conj().resolve_neg())
-            target = self._shadow[start - begin : stop - begin]
-            targets, sources = groups.setdefault(source.dtype, ([], []))
-            targets.append(target.view(source.dtype).view(source.shape))
-            sources.append(source)
-            end = stop
-        if first < end:
-            moves.append((first, self._shadow[first - begin : end - begin]))
+        at = 0
+        for run in runs:
+            assert self._shadow is not None
+            here = self._shadow[at : at + _size(run)]
+            begin = end = image.starts[next(iter(run))]
+            for tensor in run.values():
+                start, end = end, end + tensor.nbytes
+                source = copy_cpu.words(tensor.resolve_conj().resolve_neg())
+                target = here[start - begin : end - begin]
+                targets, sources = groups.setdefault(source.dtype, ([], []))
+                targets.append(target.view(source.dtype).view(source.shape))
+                sources.append(source)
+            moves.append((begin, here[: end - begin]))
+            at += len(here)
         for targets, sources in groups.values():
             torch._foreach_copy_(targets, sources)
         return moves
@@ -355,11 +361,23 @@ def _tensors(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
                     yield value
 
 
-def _in_order(
-    image: Image, tensors: Mapping[str, torch.Tensor]
-) -> Iterable[tuple[str, torch.Tensor]]:
-    """As they lie in the image."""
-    return sorted(tensors.items(), key=lambda item: image.starts[item[0]])
+def _in_order(image: Image, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As they lie in the image, without those that have no bytes."""
+    some = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
+    return dict(sorted(some.items(), key=lambda item: image.starts[item[0]]))
+
+
+def _runs(tensors: Mapping[str, torch.Tensor]) -> list[Run]:
+    """The device's tensors; where there are only the host's, they are taken for one's. tensors: in order."""
+    device = lanes.device_of(list(tensors.values()))
+    grouped = groupby(tensors.items(), key=lambda item: item[1].device == device)
+    return [dict(run) for here, run in grouped if here]
+
+
+def _size(run: Run) -> int:
+    """Bytes in a shadow."""
+    size = sum(tensor.nbytes for tensor in run.values())
+    return size + -size % _ALIGNED
 
 
 def _plain(tensor: torch.Tensor) -> bool:

@@ -387,8 +387,9 @@ class Saver:
 
     def _choose(self, behind: Behind, share: Share) -> None:
         """The way to host memory; what training needs of the device is known by the first save."""
-        device = lanes.device_of(list(share.tensors.values()))
-        need = share.image.nbytes
+        tensors = list(share.tensors.values())
+        device = lanes.device_of(tensors)
+        need = sum(tensor.nbytes for tensor in tensors if tensor.device == device)
         behind.path = "shadow" if lanes.room(device) >= need else "stream"
         size = need / (1 << 30)
         log.info("%s: %s, %.1f GiB of %s a snapshot", self._name, behind.path, size, device)

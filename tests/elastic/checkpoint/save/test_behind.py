@@ -46,8 +46,11 @@ class Run:
         self.train()
         self.images: list[bytearray] = []
 
+    def inputs(self) -> torch.Tensor:
+        return torch.randn(4, 8, device=self.linear.weight.device)
+
     def train(self) -> None:
-        torch.autograd.backward(self.model(torch.randn(4, 8)).square().sum())
+        torch.autograd.backward(self.model(self.inputs()).square().sum())
         self.optimizer.step()
 
     def take(self) -> tuple[Image, Copy]:
@@ -116,6 +119,28 @@ def test_a_snapshot_is_of_when_it_was_taken(behind: Behind, path: Any) -> None:
         assert run.values() != before
 
 
+@pytest.mark.gpu
+def test_what_is_in_host_memory_has_no_shadow_on_the_device() -> None:
+    """Moments of an offloaded optimizer, say: its step waits until they are copied."""
+    behind = Behind(lanes.Cuda(torch.device("cuda")))
+    behind.path = "shadow"
+    run = Run(behind)
+    run.model.cuda()
+    offloaded = nn.Parameter(torch.zeros(1 << 20))
+    run.state["offloaded"] = nn.ParameterList([offloaded])
+    run.optimizer = torch.optim.AdamW([*run.model.parameters(), offloaded], lr=0.1)
+    run.state["optimizer"] = run.optimizer
+    for _ in range(3):
+        offloaded.grad = torch.randn_like(offloaded)
+        run.train()
+        before, free = run.values(), torch.cuda.memory_allocated()
+        image, copy = run.take()
+        assert torch.cuda.memory_allocated() - free < 1 << 20
+        assert step_waits(run, copy, image, Event())
+        run.check(image, run.images[-1], before)
+    behind.close()
+
+
 def test_a_change_by_something_else_makes_a_streamed_snapshot_void(
     behind: Behind, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,7 +193,7 @@ def test_what_no_optimizer_changes_is_kept_at_once(behind: Behind) -> None:
     run = Run(behind)
     before = run.values()
     image, copy = run.take()
-    run.model(torch.randn(4, 8))  # the running mean of a batch norm
+    run.model(run.inputs())  # the running mean of a batch norm
     behind.submit(copy, lambda: run.run(image, copy))
     assert behind.finish()
     run.check(image, run.images[-1], before)
