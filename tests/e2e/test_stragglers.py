@@ -107,14 +107,15 @@ def test_a_limited_link_is_named(job: Job, network: Network) -> None:
 @pytest.mark.parametrize(
     ("fault", "part"),
     [
-        ({"products": 20}, "on the device: its host is ahead of it"),
+        ({"products": 100}, "on the device: its host is ahead of it"),
         ({"sleep": 0.05}, "for the device waits for its host"),
     ],
 )
 def test_of_a_rank_on_a_gpu_its_device_or_its_host_is_named(
     job: Job, fault: dict[str, float], part: str
 ) -> None:
-    """Twice as much to do, or data that come late. On one GPU two ranks share it."""
+    """Much more to do, or data that come late. On one GPU two ranks share it, and who has more to do is alone in its
+    backward pass: with twice as much it would take no longer than the other's."""
     entry = (str(GPU_SCRIPT), str(job.folder), "4096", "20")
     job.start("--straggler-interval", INTERVAL, nproc=2, entry=entry)
     job.wait_for_steps(2)
