@@ -281,10 +281,10 @@ class Behind:
                     "now on it is copied on its device first",
                     error,
                 )
-            finally:
-                copy.over()
 
-        self._copies.append(self._copying.submit(one))
+        future = self._copying.submit(one)
+        future.add_done_callback(lambda _: copy.over())  # of a thread that cannot begin, too
+        self._copies.append(future)
 
     def prepare(self, slots: Slots) -> None:
         """Touch and register their memory, one slot after the other."""

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures.thread import BrokenThreadPool
 from functools import partial
 from threading import Event, Thread, local
 from typing import Any
@@ -122,7 +123,7 @@ def test_a_snapshot_is_of_when_it_was_taken(behind: Behind, path: Any) -> None:
 @pytest.mark.gpu
 def test_what_is_in_host_memory_has_no_shadow_on_the_device() -> None:
     """Moments of an offloaded optimizer, say: its step waits until they are copied."""
-    behind = Behind(lanes.Cuda(torch.device("cuda")))
+    behind = Behind(lanes.Cuda(torch.device("cuda", 0)))
     behind.path = "shadow"
     run = Run(behind)
     run.model.cuda()
@@ -272,6 +273,22 @@ def test_what_goes_wrong_behind_is_raised_once_and_stops_nobody(behind: Behind, 
     behind.submit(copy, lambda: run.run(image, copy))
     assert behind.finish()
     run.check(image, run.images[-1], before)
+
+
+class Broken(lanes.Host):
+    def enter(self) -> None:
+        raise RuntimeError("no context")
+
+
+def test_a_thread_that_cannot_begin_stops_nobody() -> None:
+    behind = Behind(Broken())
+    run = Run(behind)
+    image, copy = run.take()
+    behind.submit(copy, lambda: run.run(image, copy))
+    run.train()
+    with pytest.raises(BrokenThreadPool):
+        behind.finish()
+    behind.close()
 
 
 def test_every_dtype_and_stride_is_kept(behind: Behind) -> None:
