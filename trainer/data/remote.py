@@ -105,12 +105,12 @@ def _ensure(url: str, copy: Path, options: str) -> None:
             raise
         log.warning("%s cannot be looked at, its copy on this node is used: %s", url, words(error))
         return
-    if not original.version:
-        log.warning("%s has no ETag and no time: only another size tells that it has changed", url)
     if note is not None and (note.size, note.version) == (original.size, original.version):
         return
     if note is not None:
         log.warning("%s has changed since it was copied to this node: it is copied again", url)
+    if not original.version:
+        log.warning("%s has no ETag and no time: only another size tells that it has changed", url)
     _copy(fs, path, original, copy)
 
 
