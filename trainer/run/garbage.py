@@ -3,6 +3,7 @@
 Left to itself each rank stops to collect when it happens to, and all others wait for it.
 """
 
+import atexit
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ def collected() -> Iterator[Callable[[int], None]]:
     """As long as it lasts, what is yielded collects: called behind each step, with the number of finished ones.
 
     What is there after the first of them, compiled graphs included, stays to the end and is not looked at again.
+    Nor is anything when the process ends: among all that torch has made, that takes each rank a second or two.
     """
     first = True
 
@@ -28,6 +30,7 @@ def collected() -> Iterator[Callable[[int], None]]:
         first = False
 
     gc.disable()
+    atexit.register(gc.freeze)
     try:
         yield collect
     finally:

@@ -1,6 +1,8 @@
 """Who collects garbage, and when."""
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -38,3 +40,22 @@ def test_it_is_python_again_afterwards() -> None:
         fails()
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+
+
+def test_nothing_is_looked_for_when_the_process_ends() -> None:
+    text = """
+from elastic.trainer.run import garbage
+
+class Circle:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        print("found")
+
+with garbage.collected() as collect:
+    Circle()
+    collect(1)
+Circle()
+"""
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert ended.stdout == "found\n", "of the first step, and no other"
