@@ -210,12 +210,14 @@ class _Finder:
             with contextlib.suppress(AttributeError):
                 del loader.exec_module
             _quietly(self._before)
-            # What an import makes stays; to look for garbage in it, again and again, is an eighth of torch's.
+            # What an import makes stays; to look for garbage in it, again and again, is an eighth of torch's
+            # time, and a second of each rank's when it ends.
             collects = gc.isenabled()
             gc.disable()
             try:
                 execute(module)
             finally:
+                gc.freeze()
                 if collects:
                     gc.enable()
             with contextlib.suppress(ValueError):
