@@ -173,8 +173,7 @@ def _settle() -> None:
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType):  # a rank warns once of what we have warned of already
             vars(module).pop("__warningregistry__", None)
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # without a collection, which takes half a second and finds next to nothing
 
 
 if __name__ == "__main__":
