@@ -20,10 +20,15 @@ settings.register_profile("elastic", settings.get_profile("default"), deadline=N
 settings.load_profile("elastic")
 
 
+def pytest_collection() -> None:
+    """All that is imported stays: to look for garbage meanwhile takes a quarter of its time."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """All that is imported by now stays: looking at it again in each collection takes 0.3 s."""
-    gc.collect()
+    """Looking at it again in each collection takes 0.3 s."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
