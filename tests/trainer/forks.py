@@ -1,6 +1,7 @@
 """Programs that try something in worlds of many sizes. Ranks are forks of the program's process, so that
 torch is imported once; each leaves what it found in FOLDER/<name>.<rank>.json."""
 
+import gc
 import json
 import logging
 import os
@@ -22,12 +23,18 @@ from torch.distributed.tensor import DTensor
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = timedelta(seconds=120)
+_RUN = """
+import gc, runpy, sys
+gc.disable()  # an import's objects stay: to look for garbage among them takes a fifth of its time
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 
 
 def told(program: str, folder: Path, sizes: Mapping[str, int], *words: str) -> dict[str, list[Any]]:
-    """Run `python -m program FOLDER words`; what each rank of each name found."""
+    """Run `program FOLDER words`; what each rank of each name found."""
     done = subprocess.run(
-        [sys.executable, "-m", program, folder, *words],
+        [sys.executable, "-c", _RUN, program, folder, *words],
         cwd=ROOT,
         env=os.environ
         | {
@@ -52,6 +59,8 @@ def main(sizes: Mapping[str, int], find: Callable[[str], Any]) -> None:
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # a fork has no pool of threads
+    gc.freeze()
+    gc.enable()
     folder = Path(sys.argv[1])
 
     def act(name: str) -> None:
