@@ -28,7 +28,7 @@ from tests.trainer.program import forward_step
 from tests.trainer.run.worlds import share
 
 STEPS = 3
-LEAVES = Leaves(batch_size=24, leaf_size=2)
+LEAVES = Leaves(batch_size=8, leaf_size=2)
 WORD = "embedding.words.weight"
 UP = "blocks.0.mlp.up.weight"
 
