@@ -39,7 +39,6 @@ def told(program: str, folder: Path, sizes: Mapping[str, int], *words: str) -> d
         env=os.environ
         | {
             "GLOO_SOCKET_IFNAME": "lo",
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a fork has no pool of processes, either
             "TORCHINDUCTOR_VEC_ISA_OK": "1",  # else each kind of vectors is tried by three compiles
         },
