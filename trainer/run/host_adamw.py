@@ -24,7 +24,7 @@ class HostAdamW(torch.optim.Optimizer):
     """torch's AdamW, bit for bit: fused on GPUs, and not on CPUs, where the fused one rounds the last few
     elements of a shard otherwise, so that bits would follow from the number of shards.
 
-    `state` has the same names, and is there from the beginning.
+    `state` has the same names, and is there from the beginning; as torch's, of what is trained alone.
     """
 
     def __init__(
@@ -41,10 +41,11 @@ class HostAdamW(torch.optim.Optimizer):
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         )
         for parameter in self._parameters():
-            self.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32),
-                **{name: _on_host(parameter) for name in _MOMENTS},
-            }
+            if parameter.requires_grad:
+                self.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32),
+                    **{name: _on_host(parameter) for name in _MOMENTS},
+                }
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -82,7 +83,7 @@ class HostAdamW(torch.optim.Optimizer):
         parameters = dict(zip(numbers, self._parameters(), strict=True))
         for number, parameter in parameters.items():
             saved = state_dict["state"].get(number)
-            for name, held in self.state[parameter].items():
+            for name, held in self.state.get(parameter, {}).items():
                 held.copy_(saved[name]) if saved else held.zero_()
 
     def _parameters(self) -> Iterator[Tensor]:

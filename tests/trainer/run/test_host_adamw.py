@@ -111,6 +111,19 @@ def test_what_had_no_moments_when_it_was_saved_has_none_again() -> None:
         assert not any(value.any() for value in state.values())
 
 
+def test_what_is_not_trained_has_no_moments_as_with_torchs() -> None:
+    held = parameters()
+    held[1].requires_grad_(False)
+    hosted, plain = HostAdamW(groups(held), **OPTIONS), torch.optim.AdamW(groups(held), **OPTIONS)
+    held[0].grad, held[2].grad, held[3].grad = (torch.ones_like(held[n]) for n in (0, 2, 3))
+    hosted.step()
+    plain.step()
+    assert held[1] not in hosted.state
+    assert hosted.state_dict()["state"].keys() == plain.state_dict()["state"].keys()
+    hosted.load_state_dict(plain.state_dict())
+    assert hosted.state_dict()["state"].keys() == plain.state_dict()["state"].keys()
+
+
 def assert_equal(ours: list[torch.nn.Parameter], theirs: list[torch.nn.Parameter]) -> None:
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one, other)
