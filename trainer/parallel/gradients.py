@@ -129,9 +129,10 @@ class Gradients:
 
     def join(self) -> None:
         """Once they are reduced: what is tied over stages has the gradients of both."""
-        if self._tied is not None:
-            words = self._parameters["head.weight" if self.copied else WORDS]
-            assert words.grad is not None
+        if self._tied is None:
+            return
+        words = self._parameters["head.weight" if self.copied else WORDS]
+        if words.grad is not None:  # else neither end is trained
             own = local(words.grad)
             sent = own.to(self._device)
             there = torch.empty_like(sent)

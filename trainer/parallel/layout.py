@@ -20,7 +20,7 @@ from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.dropout import Keys
 from elastic.trainer.model.recompute import Recompute
 from elastic.trainer.model.tensor_parallel import TensorParallel
-from elastic.trainer.parallel.gradients import Gradients
+from elastic.trainer.parallel.gradients import WORDS, Gradients
 from elastic.trainer.parallel.grid import Grid, Place
 from elastic.trainer.parallel.kernels import compile_each, deterministic
 from elastic.trainer.parallel.pipeline import Pipeline, Schedule, cut
@@ -165,20 +165,25 @@ def lay_out(
     place = grid.place(dist.get_rank())
     mesh = _mesh(grid, device)
     tp = TensorParallel(mesh=mesh["tp"] if layout.tp > 1 else None, sequence=layout.sequence)
+    whole = Part(tp=TensorParallel(), layers=range(config.num_layers), first=True, last=True)
+    with torch.device("meta"):
+        named = dict(make(whole).named_parameters())
     programs = []
     for number in range(place.pp, count, layout.pp):
         part = Part(tp=tp, layers=stages[number], first=number == 0, last=number == count - 1)
         with torch.device("meta"):
             program = Program(make(part), forward_step, last=part.last, clock=clock)
+        for name, parameter in program.model.named_parameters():
+            if (
+                name not in named
+            ):  # a head that is another stage's embedding, and is trained where that is
+                parameter.requires_grad_(named[WORDS].requires_grad)
         _prepare(program, layout, mesh["dp"], device)
         programs.append(program)
-    whole = Part(tp=TensorParallel(), layers=range(config.num_layers), first=True, last=True)
-    with torch.device("meta"):
-        names = [name for name, _ in make(whole).named_parameters()]
     sums = leaves * layout.tp * (2 if config.tied else 1)
     gradients = Gradients(
         programs,
-        names,
+        list(named),
         leaves=sums if layout.exact else None,
         tied=_tied(grid, place, mesh["pp"]) if config.tied and layout.pp > 1 else None,
         every_leaf=layout.zero > 1,

@@ -91,6 +91,7 @@ def test_blocks_have_one_graph_between_them(told: Told) -> None:
         assert {one["graphs"] for one in ranks} == {5 if name in compiled else 0}, name
 
 
-def test_what_is_tied_over_stages_stays_the_same(told: Told) -> None:
-    found = told.parameters("pp2-dp2")
+@pytest.mark.parametrize("name", ["pp2-dp2", "frozen-pp2-dp1"])
+def test_what_is_tied_over_stages_stays_the_same(told: Told, name: str) -> None:
+    found = told.parameters(name)
     assert found["head.weight"] == found["embedding.words.weight"]

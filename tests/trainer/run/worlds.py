@@ -13,10 +13,11 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from elastic.data import Leaf, Leaves
+from elastic.trainer.model.config import GPTConfig
 from elastic.trainer.model.gpt import GPT
 from elastic.trainer.model.init import initialize
 from elastic.trainer.model.recompute import Recompute
-from elastic.trainer.parallel.layout import Layout, lay_out
+from elastic.trainer.parallel.layout import Layout, Part, lay_out
 from elastic.trainer.parallel.pipeline import legal
 from elastic.trainer.run.host_adamw import HostAdamW
 from elastic.trainer.run.loss_scale import LossScale, Policy
@@ -40,6 +41,8 @@ class World(NamedTuple):
     """What losses are multiplied by at first."""
     leaves: int = 12
     """Of a step, over all replicas."""
+    frozen: tuple[str, ...] = ()
+    """What the names of parameters begin with that are not trained."""
 
 
 FP32 = Layout(compute=torch.float32)
@@ -78,6 +81,12 @@ WORLDS = {
     "tp2-dp2-one-leaf-zero0": World(2, replace(BF16_TP2, zero=0), leaves=2),
     "pp2-dp1": World(1, PP2),
     "pp2-dp2": World(2, PP2),
+    "frozen-pp2-dp1": World(1, PP2, frozen=("embedding", "blocks.0.mlp")),
+    "frozen-pp2-zb-dp2-host-adamw": World(
+        2,
+        replace(PP2, schedule="zero-bubble", offload="optimizer"),
+        frozen=("embedding", "blocks.0.mlp"),
+    ),
     "pp2-gpipe-dp1": World(1, replace(PP2, schedule="gpipe")),
     "pp2-interleaved-dp1": World(1, Layout(pp=2, virtual=2, schedule="interleaved"), 4),
     "pp2-interleaved-dp2-recompute": World(
@@ -120,6 +129,7 @@ ALIKE = [
     {"tp2-dp1", "tp2-dp2-recompute", "tp2-dp2-zero3"},
     {"tp2-dp1-two-leaves", "tp2-dp2-one-leaf", "tp2-dp2-one-leaf-zero0"},
     {"pp2-dp1", "pp2-dp2", "pp2-gpipe-dp1"},
+    {"frozen-pp2-dp1", "frozen-pp2-zb-dp2-host-adamw"},
     {
         "pp2-interleaved-dp1",
         "pp2-interleaved-dp2-recompute",
@@ -156,7 +166,7 @@ def train(world: World) -> dict[str, object]:
     laid = lay_out(
         config,
         world.layout,
-        make=lambda part: GPT(config, part.tp, part.layers),
+        make=lambda part: made(config, part, world.frozen),
         forward_step=forward_step,
         leaf_size=LEAF_SIZE,
         leaves=leaves.count,
@@ -189,6 +199,13 @@ def train(world: World) -> dict[str, object]:
         "graphs": counters["stats"]["unique_graphs"],
         "phases": clock.take(),
     }
+
+
+def made(config: GPTConfig, part: Part, frozen: tuple[str, ...]) -> GPT:
+    model = GPT(config, part.tp, part.layers)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen))
+    return model
 
 
 def share(leaves: list[Leaf]) -> Share:
