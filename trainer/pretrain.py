@@ -184,7 +184,9 @@ def _run(
             print_rank_0(note)
     run = Run(
         settings=settings, plan=plan, laid=laid,
-        stepper=Stepper(laid, leaf_tokens=plan.leaf_size * config.seq_length),
+        stepper=Stepper(
+            laid, leaf_tokens=plan.leaf_size * config.seq_length, names=state["reports"]
+        ),
         optimizer=adam, loss_scale=scale, state=state,
         train=data.train, validation=data.validation, test=data.test,
         checkpoint=checkpoint, replicas=replicas, reporter=told, clock=clock, timers=current().timers,

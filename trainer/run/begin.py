@@ -304,6 +304,7 @@ def state_of(
         "optimizer": adam,
         "tops": laid.gradients.tops,
         "guard": guard.to_json(guard.State()),
+        "reports": [],
         "job": states.job(),
     } | ({} if scale is None else {"loss_scale": scale.state})
 

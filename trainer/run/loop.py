@@ -113,7 +113,7 @@ class Loop:
         with run.clock.paused():
             self._compare(step)
             if run.checkpoint is not None and step > start:
-                run.checkpoint.save(step, run.state, persist=True)
+                self._save(run.checkpoint, step, persist=True)
                 run.checkpoint.wait()
         return step
 
@@ -262,12 +262,17 @@ class Loop:
         timer = run.timers("save-checkpoint", log_level=1)
         timer.start()
         with run.clock.inside("save"):
-            run.checkpoint.save(step, run.state, persist=found.persist)
+            self._save(run.checkpoint, step, persist=found.persist)
         timer.stop()
         if run.progress is not None and found.persist:
             tokens = run.plan.consumed(step) * run.settings.schedules.seq_length
             run.progress.saved(step, tokens)
         return found.end
+
+    def _save(self, checkpoint: Checkpointer, step: int, *, persist: bool) -> None:
+        # Else a run that goes on would tell of others from there on, and its guard might look at another loss.
+        self._run.state["reports"] = self._run.stepper.names
+        checkpoint.save(step, self._run.state, persist=persist)
 
     def _compare(self, step: int) -> None:
         """Replicas with one another; step: finished ones. Raises UsageError where they differ."""

@@ -186,17 +186,17 @@ def _largest(number: int) -> int:
 
 def load(checkpoint: Checkpointer, state: State, step: int | None = None) -> int:
     """Load the newest, or that of `step`; its number, 0 without any. What the run is, its conditions, its recipe and its
-    job stay its own: what is saved from then on is made by them. A loss scale begins anew where there was none."""
+    job stay its own: what is saved from then on is made by them. A loss scale begins anew where there was none, and so do
+    the names of reports."""
     own = ("identity", "conditions", "recipe", "job")
     wanted = {name: one for name, one in state.items() if name not in own}
-    if "loss_scale" in wanted:
-        scaled: State = {"loss_scale": None}
-        _alike(lambda: checkpoint.load(scaled, step=step, strict=False))
-        if scaled["loss_scale"] is None:
-            del wanted["loss_scale"]
-    found = checkpoint.load(wanted, step=step)
+    maybe: State = {name: None for name in ("loss_scale", "reports") if name in wanted}
+    _alike(lambda: checkpoint.load(maybe, step=step, strict=False))
+    for name in (name for name, found in maybe.items() if found is None):
+        del wanted[name]
+    loaded = checkpoint.load(wanted, step=step)
     state.update(wanted)
-    return found
+    return loaded
 
 
 def begin(state: State, flags: CheckpointFlags) -> tuple[int, list[str]]:

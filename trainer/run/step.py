@@ -48,13 +48,18 @@ class Sums(NamedTuple):
 class Stepper:
     """Runs batches through a model that is laid out."""
 
-    def __init__(self, laid: Laid, *, leaf_tokens: int) -> None:
-        """leaf_tokens: of a leaf, b x S."""
+    def __init__(self, laid: Laid, *, leaf_tokens: int, names: Sequence[str] = ()) -> None:
+        """leaf_tokens: of a leaf, b x S; names: as they were, of a run that goes on."""
         self._laid, self._leaf_tokens = laid, leaf_tokens
-        self._names: list[str] | None = None
+        self._names: list[str] | None = list(names) or None
         """Of reports, as the ranks have agreed on them."""
         self._new: dict[str, tuple[int, int]] = {}
         """What this rank has seen since, and where first: the leaf's number, and the place among its reports."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of the reports that are told, on every rank."""
+        return list(self._names or ())
 
     def accumulate(self, share: Share, leaves: Leaves, *, loss_scale: float | Tensor = 1.0) -> Sums:
         """Forward and backward of a batch, again where its sums would not be exact.

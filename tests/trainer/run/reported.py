@@ -35,11 +35,11 @@ class Reporting:
         ]  # fmt: skip
 
 
-def stepper(steps: Sequence[Sequence[Reports]]) -> Stepper:
+def stepper(steps: Sequence[Sequence[Reports]], names: Sequence[str] = ()) -> Stepper:
     laid: Any = SimpleNamespace(
         device=torch.device("cpu"), grid=SimpleNamespace(tp=1), runner=Reporting(steps)
     )
-    return Stepper(laid, leaf_tokens=2)
+    return Stepper(laid, leaf_tokens=2, names=names)
 
 
 def share() -> Share:

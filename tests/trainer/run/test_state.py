@@ -160,6 +160,20 @@ def test_a_loss_scale_begins_anew_where_there_was_none(tmp_path: Path, scaled: b
     assert torch.equal(now["model"].weight, before["model"].weight)
 
 
+def test_the_names_of_reports_go_on_and_are_none_where_none_were_saved(tmp_path: Path) -> None:
+    before, told = state(""), ["loss of code", "loss of text"]
+    flags = CheckpointFlags(save=str(tmp_path))
+    for step, names in ((3, []), (4, told)):
+        with Checkpointer(tmp_path) as checkpoint:
+            checkpoint.save(step, before, persist=True)
+            checkpoint.wait()
+        now = state("") | {"reports": []}
+        with Checkpointer(tmp_path) as checkpoint:
+            assert states.resume(checkpoint, now, flags, exact=True)[0] == step
+        assert now["reports"] == names
+        before["reports"] = told
+
+
 @pytest.mark.parametrize("exact", [True, False])
 def test_another_recipe_is_said_and_not_refused(tmp_path: Path, exact: bool) -> None:
     before, now = state(""), state("")

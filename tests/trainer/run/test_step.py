@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from elastic.proto.errors import UsageError
 from elastic.trainer.run import evaluating
 from elastic.trainer.run.step import Share, Stepper
+from elastic.trainer.run.told import watched
 from elastic.trainer.watch.evaluation import Piece, Reading
 from tests.trainer.run import reported
 from tests.trainer.run.reported import HEARD, LEAVES, Reports
@@ -58,6 +59,22 @@ def evaluated(stepper: Stepper, samples: int) -> dict[str, float]:
 def test_reports_may_be_missing_and_come_later() -> None:
     """What no leaf has is of nothing; what comes later is told of, and agreed on."""
     assert reported.heard() == HEARD
+
+
+def test_a_run_that_goes_on_tells_of_the_same_reports_and_the_guard_looks_at_the_same_loss() -> (
+    None
+):
+    """Whatever its next step has: one that was not killed has agreed on them before."""
+    first: Sequence[Reports] = [{"loss of code": 2.0}] * 4
+    then: Sequence[Reports] = [{"loss of text": 1.0}, *[{"loss of code": 4.0}] * 3]
+    whole = reported.stepper([first, then])
+    whole.evaluate(reported.share(), LEAVES)
+    wanted = whole.evaluate(reported.share(), LEAVES)
+    resumed = reported.stepper([then], names=whole.names)
+    found = resumed.evaluate(reported.share(), LEAVES)
+    assert list(found.totals) == list(wanted.totals) == ["loss of code"]
+    assert watched(found.totals, "--guard") == "loss of code"
+    assert found.unnamed == wanted.unnamed == 1
 
 
 def test_an_evaluation_agrees_once_a_set_and_again_where_a_batch_has_more(
