@@ -12,6 +12,7 @@ Shapes: n tensors of a group, which FSDP gathers and reduces at once.
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -125,6 +126,42 @@ class Accumulator:
         found = [one.unsharded_accumulated_grad for one in every]
         torch._foreach_zero_([local(one) for one in found])
         return found
+
+
+class Forwards:
+    """Of a program's leaves: each has to run all that is trained. What FSDP reduces at once it reduces where it has
+    run: a replica whose leaf leaves it out would meet the others in another collective than they are in."""
+
+    def __init__(self, program: nn.Module) -> None:
+        """program: sharded."""
+        self._trained = {
+            name: group
+            for name, part in program.named_modules()
+            if isinstance(part, FSDPModule)
+            for group in groups_of(part)
+            if any(one.sharded_param.requires_grad for one in group.fsdp_params)
+        }
+
+    @contextmanager
+    def leaf(self) -> Iterator[None]:
+        """Around its forward. UsageError where it leaves something out."""
+        before = len(self._order())
+        yield
+        ran = set(map(id, self._order()[before:]))
+        for name, group in self._trained.items():
+            if id(group) not in ran:
+                raise UsageError(
+                    f"a leaf did not run {name.removeprefix('model.')}, whose gradients replicas add up where they "
+                    "run it: have every leaf run every block"
+                )
+
+    def _order(self) -> Sequence[Any]:
+        """FSDP's groups as they have run forward, and as often, since a step's last backward."""
+        for group in self._trained.values():
+            return getattr(
+                group.comm_ctx, "post_forward_order", ()
+            )  # which its first forward makes
+        return ()
 
 
 def _is_part(parameter: Any) -> bool:

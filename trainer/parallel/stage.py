@@ -9,17 +9,24 @@ memory that ran out, for what it is.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
+from elastic.trainer.parallel.accumulators import Forwards
+
 _META = torch.device("meta")
 
 
 class LeanStage(PipelineStage):
     """One of a schedule of any kind."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._forwards = Forwards(self.submod)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         self._take(self.args_recv_info[fwd_chunk_id])
@@ -31,8 +38,10 @@ class LeanStage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         found, raised = None, None
+        whole = self._forwards.leaf() if self.has_backward else nullcontext()
         try:
-            found = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            with whole:
+                found = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         except RuntimeError as error:
             raised = error.__cause__ or error
         if raised is not None:  # not in `except`, where torch's would be shown with it

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from elastic.trainer.parallel.accumulators import Forwards
 from elastic.trainer.parallel.program import Batch, Program, Told
 from elastic.trainer.parallel.sharding import begin_leaf, reshard
 
@@ -17,13 +18,16 @@ class Whole:
     def __init__(self, program: Program, *, stage: int, tokens: int) -> None:
         """stage: ZeRO's; tokens: of a leaf."""
         self._program, self._stage, self._tokens = program, stage, tokens
+        self._forwards = Forwards(program)
 
     def run(self, batch: Batch, weights: Tensor, keys: Tensor | None = None) -> list[Told]:
         self._program.begin(weights, self._tokens, keys)
         for number, leaf in enumerate(_cut(batch, len(weights)), 1):
             last = number == len(weights)
             begin_leaf(cast(FSDPModule, self._program), stage=self._stage, last=last)
-            self._program(**leaf).backward()
+            with self._forwards.leaf():
+                loss = self._program(**leaf)
+            loss.backward()
         return self._program.told
 
     @torch.no_grad()

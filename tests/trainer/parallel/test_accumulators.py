@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from elastic.data import exact
 from elastic.proto.errors import UsageError
 from elastic.trainer.parallel import accumulators
-from elastic.trainer.parallel.accumulators import Accumulator, Grids, Kernels, groups
+from elastic.trainer.parallel.accumulators import Accumulator, Forwards, Grids, Kernels, groups
 from tests.trainer.forks import whole
 
 LEAVES = 4
@@ -163,3 +163,24 @@ def test_on_a_gpu_what_is_compiled_is_what_is_not() -> None:
     for eager, compiled in zip(*found, strict=True):
         assert torch.equal(eager, compiled)
     assert not torch.equal(found[0][3], first[3] * 6), "tops that round nothing"
+
+
+def test_a_leaf_that_does_not_run_what_is_reduced_by_itself_is_refused() -> None:
+    """Before its backward, in which other replicas' ranks would wait for this one; what is not trained may be left out."""
+    given = torch.randn(3, 8)
+    for trained in (True, False):
+        model, mesh = Model(), init_device_mesh("cpu", (1,))
+        model.second.requires_grad_(trained)
+        fully_shard(model.second, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        forwards = Forwards(model)
+        for _ in range(2):  # as a pipeline's leaves follow one another
+            with forwards.leaf():
+                hidden = model(given, both=True)
+        hidden.sum().backward()
+        if not trained:
+            with forwards.leaf():
+                model(given, both=False)
+            continue
+        with pytest.raises(UsageError, match="did not run second, whose"), forwards.leaf():
+            model(given, both=False)
