@@ -157,11 +157,9 @@ class Forwards:
 
     def _order(self) -> Sequence[Any]:
         """FSDP's groups as they have run forward, and as often, since a step's last backward."""
-        for group in self._trained.values():
-            return getattr(
-                group.comm_ctx, "post_forward_order", ()
-            )  # which its first forward makes
-        return ()
+        group = next(iter(self._trained.values()), None)
+        shared = None if group is None else group.comm_ctx
+        return getattr(shared, "post_forward_order", ())  # which its first forward makes
 
 
 def _is_part(parameter: Any) -> bool:

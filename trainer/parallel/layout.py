@@ -174,9 +174,7 @@ def lay_out(
         with torch.device("meta"):
             program = Program(make(part), forward_step, last=part.last, clock=clock)
         for name, parameter in program.model.named_parameters():
-            if (
-                name not in named
-            ):  # a head that is another stage's embedding, and is trained where that is
+            if name not in named:  # a copy of another stage's embedding, as the head
                 parameter.requires_grad_(named[WORDS].requires_grad)
         _prepare(program, layout, mesh["dp"], device)
         programs.append(program)

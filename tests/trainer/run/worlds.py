@@ -39,8 +39,8 @@ class World(NamedTuple):
     dropout: float = 0.0
     scale: float = 1.0
     """What losses are multiplied by at first."""
-    leaves: int = 12
-    """Of a step, over all replicas."""
+    leaves: int = 8
+    """Of a step, over all replicas, of which three and five take some that only pad."""
     frozen: tuple[str, ...] = ()
     """What the names of parameters begin with that are not trained."""
 
