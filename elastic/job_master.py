@@ -272,8 +272,7 @@ class JobMaster:
             now = self._newest(accepted)
             if now.wanted != "Suspend" or not self._is_meant(now):
                 return False
-            with contextlib.suppress(TimeoutError):  # what could not be written is, after a while
-                await asyncio.wait_for(self._stirred.wait(), EVERY)
+            await self._stir()  # what could not be written is, after a while
 
     async def _say_the_end(self, uid: str, accepted: Accepted, state: JobState) -> bool:
         """Until it is written: who does not hear of an end begins another attempt. Of a job that is deleted it may be
@@ -289,8 +288,13 @@ class JobMaster:
             gone = gone or (self._is_deleted() and isinstance(refused, (Forbidden, Unauthorized)))
             if gone or not self._is_meant(self._newest(accepted)):
                 return self._leave()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stirred.wait(), EVERY)
+            await self._stir()
+
+    async def _stir(self) -> None:
+        """Wait until something has changed, or for a while."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EVERY):  # of Python 3.11 `wait_for` may lose a cancellation
+                await self._stirred.wait()
 
     def _leave(self) -> bool:
         """For good, with nothing said of how the job ended."""

@@ -64,6 +64,7 @@ def killed(shared: Path) -> Path:
         async with Agent(address) as agent:
             await agent.ordered(pb.Directive.RUN)
             await noted(address, "round 1")
+        await noted(address, "node-a left")  # with which the round ended
 
     with reserved() as address, MasterProcess(shared / "killed", address) as process:
         asyncio.run(run(address))

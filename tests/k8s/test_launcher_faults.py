@@ -277,6 +277,25 @@ def test_a_master_that_is_ended_as_it_begins_leaves_nothing_unawaited(tmp_path: 
     assert [str(one.message) for one in said] == []
 
 
+def test_a_master_that_is_ended_as_something_changes_ends(tmp_path: Path) -> None:
+    """Python 3.11's `asyncio.wait_for` loses a cancellation that comes with what was waited for."""
+
+    async def main() -> None:
+        async with serve() as server, server.api() as api:
+            place = Serving(
+                namespace=SPACE, name=NAME, folder=tmp_path, pod=f"{NAME}-master-r1", address="127.0.0.1:1"
+            )  # fmt: skip
+            master = JobMaster(api, place, Security(), make)
+            waits = asyncio.create_task(master._stir())
+            await asyncio.sleep(0)
+            master._stirred.set()
+            waits.cancel()
+            await asyncio.wait([waits])
+            assert waits.cancelled()
+
+    asyncio.run(main())
+
+
 def test_a_pod_that_came_and_went_while_no_watch_told_it_is_replaced(tmp_path: Path) -> None:
     """What was made counts until a list says that it is no more, and no longer."""
 
