@@ -272,7 +272,7 @@ class JobMaster:
             now = self._newest(accepted)
             if now.wanted != "Suspend" or not self._is_meant(now):
                 return False
-            await self._stir()  # what could not be written is, after a while
+            await self._stirred_or_late()  # what could not be written is, after a while
 
     async def _say_the_end(self, uid: str, accepted: Accepted, state: JobState) -> bool:
         """Until it is written: who does not hear of an end begins another attempt. Of a job that is deleted it may be
@@ -288,12 +288,12 @@ class JobMaster:
             gone = gone or (self._is_deleted() and isinstance(refused, (Forbidden, Unauthorized)))
             if gone or not self._is_meant(self._newest(accepted)):
                 return self._leave()
-            await self._stir()
+            await self._stirred_or_late()
 
-    async def _stir(self) -> None:
+    async def _stirred_or_late(self) -> None:
         """Wait until something has changed, or for a while."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(EVERY):  # of Python 3.11 `wait_for` may lose a cancellation
+            async with asyncio.timeout(EVERY):
                 await self._stirred.wait()
 
     def _leave(self) -> bool:

@@ -258,13 +258,20 @@ def test_everything_goes_wrong_at_once(tmp_path: Path) -> None:
         raise AssertionError(f"seed {seed}: {errors.exceptions}") from errors
 
 
+@contextlib.asynccontextmanager
+async def lone(folder: Path) -> AsyncIterator[JobMaster]:
+    """A master that has no job."""
+    async with serve() as server, server.api() as api:
+        place = Serving(
+            namespace=SPACE, name=NAME, folder=folder, pod=f"{NAME}-master-r1", address="127.0.0.1:1"
+        )  # fmt: skip
+        yield JobMaster(api, place, Security(), make)
+
+
 def test_a_master_that_is_ended_as_it_begins_leaves_nothing_unawaited(tmp_path: Path) -> None:
     async def main() -> None:
-        async with serve() as server, server.api() as api:
-            place = Serving(
-                namespace=SPACE, name=NAME, folder=tmp_path, pod=f"{NAME}-master-r1", address="127.0.0.1:1"
-            )  # fmt: skip
-            master = asyncio.create_task(JobMaster(api, place, Security(), make).run())
+        async with lone(tmp_path) as serving:
+            master = asyncio.create_task(serving.run())
             await asyncio.sleep(0)  # it has begun, and what it waits for has not
             master.cancel()
             await asyncio.wait([master])
@@ -281,12 +288,8 @@ def test_a_master_that_is_ended_as_something_changes_ends(tmp_path: Path) -> Non
     """Python 3.11's `asyncio.wait_for` loses a cancellation that comes with what was waited for."""
 
     async def main() -> None:
-        async with serve() as server, server.api() as api:
-            place = Serving(
-                namespace=SPACE, name=NAME, folder=tmp_path, pod=f"{NAME}-master-r1", address="127.0.0.1:1"
-            )  # fmt: skip
-            master = JobMaster(api, place, Security(), make)
-            waits = asyncio.create_task(master._stir())
+        async with lone(tmp_path) as master:
+            waits = asyncio.create_task(master._stirred_or_late())
             await asyncio.sleep(0)
             master._stirred.set()
             waits.cancel()

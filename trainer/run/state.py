@@ -25,6 +25,10 @@ from elastic.trainer.watch.reporter import say
 
 State = dict[str, Any]
 
+OWN = ("identity", "conditions", "recipe", "job")
+"""What stays a run's own, whatever it goes on from."""
+LATER = ("loss_scale", "reports")
+"""What a checkpoint may lack."""
 MEGATRONS = "latest_checkpointed_iteration.txt"
 """Which a folder of its checkpoints has."""
 
@@ -114,7 +118,7 @@ def resume(
     said: list[str] = []
 
     def attempt(wanted: int | None) -> int:
-        found: State = {"identity": None, "conditions": None, "recipe": None, "job": None}
+        found: State = dict.fromkeys((*OWN, *LATER))
         step = _alike(lambda: checkpoint.load(found, step=wanted, strict=False))
         if step == 0:
             return 0
@@ -123,7 +127,7 @@ def resume(
             state["job"] = dict(before)
         _check(found, state, step, checkpoint.path, conditions=exact and not flags.other_conditions)
         said[:] = _others(found, state)
-        return load(checkpoint, state, step)
+        return _load(checkpoint, state, step, found)
 
     return _sound(attempt, checkpoint.path), said
 
@@ -188,12 +192,15 @@ def load(checkpoint: Checkpointer, state: State, step: int | None = None) -> int
     """Load the newest, or that of `step`; its number, 0 without any. What the run is, its conditions, its recipe and its
     job stay its own: what is saved from then on is made by them. A loss scale begins anew where there was none, and so do
     the names of reports."""
-    own = ("identity", "conditions", "recipe", "job")
-    wanted = {name: one for name, one in state.items() if name not in own}
-    maybe: State = {name: None for name in ("loss_scale", "reports") if name in wanted}
-    _alike(lambda: checkpoint.load(maybe, step=step, strict=False))
-    for name in (name for name, found in maybe.items() if found is None):
-        del wanted[name]
+    found: State = dict.fromkeys(LATER)
+    _alike(lambda: checkpoint.load(found, step=step, strict=False))
+    return _load(checkpoint, state, step, found)
+
+
+def _load(checkpoint: Checkpointer, state: State, step: int | None, found: State) -> int:
+    """found: what is there of `LATER`."""
+    without = {*OWN, *(name for name in LATER if found[name] is None)}
+    wanted = {name: one for name, one in state.items() if name not in without}
     loaded = checkpoint.load(wanted, step=step)
     state.update(wanted)
     return loaded
@@ -237,7 +244,7 @@ def _take(
     other: Checkpointer, state: State, flags: CheckpointFlags, wanted: int | None
 ) -> tuple[int, list[str]]:
     """Load what the run begins from; the step that it is of, 0 without any, and what is to be said."""
-    found: State = {"identity": None, "conditions": None, "recipe": None}
+    found: State = dict.fromkeys((*OWN, *LATER))
     step = _alike(lambda: other.load(found, step=wanted, strict=False))
     if step == 0:
         return 0, []
@@ -249,7 +256,7 @@ def _take(
     taken = dict(state)
     if flags.no_load_optim:
         taken.pop("optimizer")
-    load(other, taken, step)
+    _load(other, taken, step, found)
     state.update(taken)
     return step, _others(found, state)
 

@@ -49,9 +49,10 @@ class Stepper:
     """Runs batches through a model that is laid out."""
 
     def __init__(self, laid: Laid, *, leaf_tokens: int, names: Sequence[str] = ()) -> None:
-        """leaf_tokens: of a leaf, b x S; names: as they were, of a run that goes on."""
+        """leaf_tokens: of a leaf, b x S; names: of reports, as they were, of a run that goes on."""
         self._laid, self._leaf_tokens = laid, leaf_tokens
-        self._names: list[str] | None = list(names) or None
+        self._saved = tuple(names)
+        self._names: list[str] | None = None
         """Of reports, as the ranks have agreed on them."""
         self._new: dict[str, tuple[int, int]] = {}
         """What this rank has seen since, and where first: the leaf's number, and the place among its reports."""
@@ -59,7 +60,7 @@ class Stepper:
     @property
     def names(self) -> list[str]:
         """Of the reports that are told, on every rank."""
-        return list(self._names or ())
+        return list(self._names or self._saved)
 
     def accumulate(self, share: Share, leaves: Leaves, *, loss_scale: float | Tensor = 1.0) -> Sums:
         """Forward and backward of a batch, again where its sums would not be exact.
@@ -118,11 +119,12 @@ class Stepper:
     @contextmanager
     def anew(self) -> Iterator[None]:
         """In it the names of reports are agreed on anew: an evaluation's may be others than training's."""
-        before, self._names, self._new = (self._names, self._new), None, {}
+        before = (self._names, self._new, self._saved)
+        self._names, self._new, self._saved = None, {}, ()
         try:
             yield
         finally:
-            self._names, self._new = before
+            self._names, self._new, self._saved = before
 
     def agree(self) -> list[str]:
         """On the names of all reports that any rank has seen so far, in an order that no rank's share changes; returns
@@ -135,6 +137,13 @@ class Stepper:
         new = sorted(seen.keys() - set(names), key=lambda name: (seen[name], name))
         self._names, self._new = names + new, {}
         return new
+
+    def _begin(self) -> None:
+        """With the names that the run has told of, unless its loss function is another by now, and has none of them."""
+        mine, seen = self._new, self.agree()
+        if not set(self._saved).isdisjoint(seen):
+            self._names = list(self._saved)
+            self._new = {name: at for name, at in mine.items() if name not in self._saved}
 
     def _summed(self, mine: Sequence[Leaf], told: Sequence[Told], count: int) -> Sums:
         names, rows = self._rows(mine, told, count)
@@ -155,7 +164,7 @@ class Stepper:
                 if self._names is None or name not in self._names:
                     self._new.setdefault(name, (number, place))
         if self._names is None:
-            self.agree()
+            self._begin()
         assert self._names is not None
         # Each leaf has a row of its own, so that they are added up in one order in any world.
         rows = torch.zeros(

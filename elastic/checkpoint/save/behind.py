@@ -209,15 +209,15 @@ class Behind:
             runs = []
         shadowed = {name for run in runs for name in run}
         left = {name: tensor for name, tensor in named.items() if name not in shadowed}
-        unchanged = steady() if left else set[int]()
+        least = SMALL if shadowed else 0
         straight = {
             name: tensor
             for name, tensor in left.items()
-            if memory(tensor) in unchanged
-            and name not in self._cloned
-            and _plain(tensor)
-            and (not shadowed or tensor.nbytes >= SMALL)
+            if tensor.nbytes >= least and name not in self._cloned and _plain(tensor)
         }
+        if straight:
+            unchanged = steady()
+            straight = {name: one for name, one in straight.items() if memory(one) in unchanged}
         moves = [
             (image.starts[name], _bytes(tensor, clone=name not in straight))
             for name, tensor in left.items()

@@ -77,6 +77,12 @@ def test_a_run_that_goes_on_tells_of_the_same_reports_and_the_guard_looks_at_the
     assert found.unnamed == wanted.unnamed == 1
 
 
+def test_a_run_that_goes_on_with_another_loss_function_tells_of_its_reports() -> None:
+    """Else its guard would look at a loss that never comes."""
+    resumed = reported.stepper([[{"xent": 2.0}] * 4], names=["loss of code"])
+    assert list(resumed.evaluate(reported.share(), LEAVES).totals) == resumed.names == ["xent"]
+
+
 def test_an_evaluation_agrees_once_a_set_and_again_where_a_batch_has_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
